@@ -1,0 +1,31 @@
+"""acceptlib: the verification step of speculative decoding, as a framework of acceptance rules."""
+
+from acceptlib import ops
+from acceptlib.config import from_config
+from acceptlib.errors import AcceptlibError
+from acceptlib.hookspecs import hookimpl
+from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.registry import available, create
+from acceptlib.rng import Rng, Uniforms
+from acceptlib.rules import row_sum, rule
+from acceptlib.sampling import SamplingParams
+from acceptlib.strategy import AcceptanceStrategy, Options, Traits
+
+__all__ = [
+    "PLACEHOLDER_TOKEN_ID",
+    "AcceptanceStrategy",
+    "AcceptlibError",
+    "Options",
+    "Rng",
+    "SamplingParams",
+    "Traits",
+    "Uniforms",
+    "VerifyResult",
+    "available",
+    "create",
+    "from_config",
+    "hookimpl",
+    "ops",
+    "row_sum",
+    "rule",
+]

@@ -1,0 +1,155 @@
+"""The commands, and those that look things up; the ones that run models have modules of their own."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from acceptlib import config, registry
+from acceptlib.cli import compare, describe, generate
+from acceptlib.cli.console import Group, stdout
+from acceptlib.cli.format import Column, Format, github, plain, show, stdout_write, to_csv, to_json
+from acceptlib.cli.options import FormatOption
+from acceptlib.errors import AcceptlibError
+
+GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
+
+app = typer.Typer(
+    cls=Group,
+    name="acceptlib",
+    help="Acceptance rules of speculative decoding: look them up, try them, compare them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(generate.command)
+app.command("compare")(compare.command)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
+    if value:
+        from importlib.metadata import version  # noqa: PLC0415 - for this alone
+
+        stdout_write(f"acceptlib {version('acceptlib')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[  # noqa: ARG001 - its callback does the work
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("list")
+def list_command(form: FormatOption = Format.plain) -> None:
+    """List the strategies: built-in ones and those of installed packages."""
+    entries = [registry.find(name) for name in registry.available()]
+    entries.sort(key=lambda entry: (GUARANTEE_ORDER.index(entry.strategy.traits.guarantee), entry.name))
+    records = [
+        {
+            "name": entry.name,
+            "aliases": list(entry.strategy.aliases),
+            "guarantee": entry.strategy.traits.guarantee,
+            "origin": entry.distribution,
+            "summary": describe.summary(entry.strategy),
+        }
+        for entry in entries
+    ]
+    columns = (Column("name"), Column("guarantee"), Column("origin"), Column("aliases"), Column("summary", wraps=True))
+    rows = [
+        [entry.name, entry.strategy.traits.guarantee, entry.distribution, ", ".join(entry.strategy.aliases),
+         describe.summary(entry.strategy)]
+        for entry in entries
+    ]
+    show(columns, rows, records, form)
+
+
+@app.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name or alias of a strategy.")],
+    form: FormatOption = Format.plain,
+) -> None:
+    """Show what a strategy guarantees, its formula, source, traits and options."""
+    entry = registry.find(name)
+    try:
+        strategy = entry.strategy()
+    except AcceptlibError:  # an option without a default: what depends on options is left out
+        strategy = None
+    record = describe.record(entry, strategy)
+    if form in {Format.json, Format.csv}:
+        stdout_write(to_json(record) if form is Format.json else to_csv(record["options"]))
+        return
+    marks = ("# ", "## ") if form is Format.github else ("", "")
+    console = stdout()
+    title = entry.strategy.name + (f" (also {', '.join(entry.strategy.aliases)})" if entry.strategy.aliases else "")
+
+    def heading(text: str, level: int = 1) -> None:
+        console.print(Text(f"\n{marks[level]}{text}" if level else f"{marks[0]}{text}", style="bold"), soft_wrap=True)
+
+    heading(title, 0)
+    for part, text in describe.parts(entry.strategy).items():
+        if part != "Summary":
+            heading(part)
+        console.print(Text(text))
+    heading("Options")
+    options = describe.options(entry.strategy)
+    if options:
+        columns = [
+            Column("option"), Column("type", wraps=True), Column("bounds"), Column("default"),
+            Column("description", wraps=True),
+        ]
+        rows = [[option.name, option.type, option.bounds, option.default, option.description] for option in options]
+        if form is Format.github:
+            stdout_write(github(columns, rows))
+        else:
+            for line in plain(columns, rows, console.width)[0]:
+                console.print(Text(line), soft_wrap=True)
+    else:
+        console.print("None.")
+    for header, mapping in (("Traits", describe.traits(strategy) if strategy else {}), ("Origin", record["origin"])):
+        heading(header)
+        length = max(map(len, mapping), default=0)
+        for key, value in mapping.items():
+            line = f"- {key}: {value}" if form is Format.github else f"{key:{length}}  {value}"
+            console.print(Text(line), soft_wrap=True)
+    heading("Reads")
+    console.print(Text(", ".join(record["reads"]) or "whatever its own verify reads"))
+
+
+@app.command("plugins")
+def plugins_command(form: FormatOption = Format.plain) -> None:
+    """List the sources of strategies, and what went wrong with them."""
+    records = [
+        {
+            "entry_point": plugin.name,
+            "distribution": plugin.distribution,
+            "strategies": [strategy.name for strategy in plugin.strategies],
+            "problems": list(plugin.problems),
+        }
+        for plugin in registry.loaded_plugins()
+    ]
+    columns = (
+        Column("entry point"), Column("distribution"), Column("strategies", wraps=True), Column("problems", wraps=True)
+    )
+    rows = [
+        [str(record["entry_point"]), str(record["distribution"]), ", ".join(record["strategies"]),
+         "; ".join(record["problems"]) or "none"]
+        for record in records
+    ]
+    show(columns, rows, records, form)
+
+
+@app.command("schema")
+def schema_command() -> None:
+    """Print the JSON Schema of a config's `acceptance` table."""
+    stdout_write(json.dumps(config.json_schema(), indent=2))

@@ -1,0 +1,61 @@
+"""What every command shares: consoles, the error of a command line, and how errors leave the program."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rich.console import Console
+from rich.text import Text
+from typer import Exit
+from typer.core import TyperGroup
+
+from acceptlib.errors import AcceptlibError
+
+FAILED: Final = 1
+"""Exit code where a part of the work failed."""
+
+REFUSED: Final = 2
+"""Exit code where nothing was done, as for any other usage error."""
+
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
+
+
+class CommandError(AcceptlibError):
+    """A command line that cannot be carried out."""
+
+
+class Group(TyperGroup):
+    """Commands whose errors are one line on stderr, not a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command and turn what acceptlib raises on purpose into an exit code."""
+        try:
+            return super().invoke(ctx)
+        except AcceptlibError as error:
+            complain(str(error))
+            raise Exit(REFUSED) from None
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise Exit(INTERRUPTED) from None
+
+
+def stdout() -> Console:
+    """Return a console on the present stdout."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """Return a console on the present stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def complain(message: str) -> None:
+    """Print an error as one line, which the terminal may fold but we do not."""
+    text = Text("Error: ", style="bold red").append(" ".join(message.split()), style="not bold default")
+    stderr().print(text, soft_wrap=True)
+
+
+def require(extra: str, error: ImportError) -> CommandError:
+    """Return the error for a package that only an extra installs."""
+    return CommandError(f"{error.name or error} is not installed: pip install 'acceptlib[{extra}]'")

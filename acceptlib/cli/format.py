@@ -1,0 +1,213 @@
+"""Tables and files: one set of rows in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from rich.text import Text
+from tabulate import tabulate
+
+from acceptlib.cli.console import CommandError, stdout
+
+NARROWEST_COLUMN: Final = 24
+"""A column that wraps is never narrower than this, however narrow the terminal."""
+
+GAP: Final = 2
+"""Blanks between the columns of a plain table."""
+
+
+class Format(str, Enum):
+    """How a table is written."""
+
+    plain = "plain"
+    github = "github"
+    json = "json"
+    csv = "csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table for people.
+
+    Attributes:
+        header: Its heading.
+        align: `left` or `right`.
+        wraps: Whether its text is folded to fit the terminal.
+        expendable: Columns with the highest number go first where the terminal is too narrow; 0 never goes.
+    """
+
+    header: str
+    align: str = "left"
+    wraps: bool = False
+    expendable: int = 0
+
+
+def show(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], records: Sequence[Mapping[str, Any]], form: Format
+) -> None:
+    """Print a table on stdout: `rows` for people, `records` for programs."""
+    if form in {Format.json, Format.csv}:
+        stdout_write(to_json(records) if form is Format.json else to_csv(records))
+        return
+    if form is Format.github:
+        stdout_write(github(columns, rows))
+        return
+    console = stdout()
+    # A pipe has no width: there each row stays one line.
+    width = console.width if console.is_terminal else None
+    lines, left_out = plain(columns, rows, width)
+    for number, line in enumerate(lines):
+        style = ("bold", "dim")[number] if number < 2 else ""  # noqa: PLR2004 - the heading and the rule beneath
+        console.print(Text(line, style=style), soft_wrap=True)
+    if left_out:
+        note(f"Left out at this width: {', '.join(left_out)}.")
+
+
+def note(text: str) -> None:
+    """Print a remark beneath a table."""
+    stdout().print(Text(text, style="dim"))
+
+
+def stdout_write(text: str) -> None:
+    """Print `text` on stdout as it is."""
+    stdout().out(text.rstrip("\n"), highlight=False)
+
+
+def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> tuple[list[str], list[str]]:
+    """Return the lines of a table that fits in `width`, and the headings of columns left out for that."""
+    columns, rows = list(columns), [list(row) for row in rows]
+    left_out: list[str] = []
+
+    def widths() -> list[int]:
+        cells = zip(*([column.header for column in columns], *rows), strict=True)
+        return [max(map(len, column)) for column in cells]
+
+    folded: list[int | None] = [None] * len(columns)
+    while width is not None and sum(widths()) + GAP * (len(columns) - 1) > width:
+        wrapping = [index for index, column in enumerate(columns) if column.wraps]
+        if wrapping:
+            fixed = sum(length for index, length in enumerate(widths()) if index not in wrapping)
+            room = (width - fixed - GAP * (len(columns) - 1)) // len(wrapping)
+            for index in wrapping:
+                folded[index] = max(room, NARROWEST_COLUMN)
+            break
+        index = max(range(len(columns)), key=lambda index: columns[index].expendable)
+        if not columns[index].expendable:
+            break
+        left_out.append(columns.pop(index).header)
+        for row in rows:
+            row.pop(index)
+        folded.pop(index)
+    text = _tabulate(columns, rows, "simple", folded)
+    return text.splitlines(), left_out
+
+
+def github(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in GitHub's Markdown."""
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return _tabulate(columns, escaped, "github", [None] * len(columns)) + "\n"
+
+
+def spread(lines: list[str], column: int, messages: Mapping[int, str]) -> list[str]:
+    """Return a plain table whose rows in `messages` hold one text from `column` to the end."""
+    start = [match.start() for match in re.finditer("-+", lines[1])][column]
+    body = [
+        line[:start] + messages[number] if number in messages else line for number, line in enumerate(lines[2:])
+    ]
+    return lines[:2] + body
+
+
+def _tabulate(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], table: str, folded: Sequence[int | None]
+) -> str:
+    if not rows:
+        return tabulate([], [column.header for column in columns], tablefmt=table)
+    return tabulate(
+        rows,
+        [column.header for column in columns],
+        tablefmt=table,
+        disable_numparse=True,
+        colalign=[column.align for column in columns],
+        maxcolwidths=list(folded) if any(folded) else None,
+    )
+
+
+def to_json(records: object) -> str:
+    """Return JSON that any parser reads: numbers that are not finite become null."""
+    return json.dumps(_finite(records), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return CSV with a heading; lists are joined by blanks, and what is missing or not finite is empty."""
+    file = io.StringIO()
+    names = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    for record in records:
+        writer.writerow([_cell(record.get(name)) for name in names])
+    return file.getvalue()
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: an interruption leaves what was there before.
+
+    Raises:
+        CommandError: The folder does not exist or cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    # Beside the file, since a rename is atomic within one file system only.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)  # noqa: PTH105 - the call that is atomic, by its name
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        msg = f"{path}: cannot be written: {error.strerror}"
+        raise CommandError(msg) from error
+
+
+def check_ending(path: Path | None, endings: Sequence[str], option: str) -> None:
+    """Refuse a path of another format, before any work is done for it.
+
+    Raises:
+        CommandError: The ending is unknown, or the folder does not exist.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in endings:
+        msg = f"{option}: expected a file ending in {', '.join(endings)}, got {str(path)!r}"
+        raise CommandError(msg)
+    if not path.absolute().parent.is_dir():
+        msg = f"{option}: folder {str(path.absolute().parent)!r} does not exist"
+        raise CommandError(msg)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def _cell(value: object) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, list | tuple):
+        return " ".join(_cell(entry) for entry in value)
+    return str(value)

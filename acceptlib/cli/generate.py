@@ -1,0 +1,164 @@
+"""`acceptlib generate`: text whose colours say where each token came from."""
+
+from __future__ import annotations
+
+import sys
+import time
+import unicodedata
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from acceptlib.cli import models
+from acceptlib.cli.console import INTERRUPTED, complain, stdout
+from acceptlib.cli.options import ConfigOption, DraftOption, SeedOption, TargetOption, TemperatureOption, strategy_of
+from acceptlib.metrics import AcceptanceMetrics
+
+if TYPE_CHECKING:
+    from acceptlib.integrations.transformers import Step
+
+# Okabe and Ito's colours that read on black and on white; underline and bold say the same without any colour.
+STYLES: Final = {"accepted": "#0072b2", "recovered": "underline #d55e00", "bonus": "bold #009e73"}
+
+REPLACEMENT: Final = "\ufffd"
+BAR_WIDTH: Final = 24
+
+CONTEXT_TOKENS: Final = 8
+"""Tokens that a new one is decoded with; more than any one character is split into."""
+
+
+class TextStream:
+    """Turns tokens into text one by one, holding back bytes that do not make a character yet.
+
+    A token is decoded together with those before it: a byte-level tokenizer splits characters, and others put blanks
+    between pieces that they would drop at the start of a text.
+    """
+
+    def __init__(self, tokenizer: Any, prompt_ids: list[int]) -> None:
+        """Start after a prompt."""
+        self._tokenizer = tokenizer
+        self._ids = prompt_ids[-CONTEXT_TOKENS:]
+        self._shown = len(self._ids)
+
+    def add(self, token_id: int) -> str:
+        """Return the text that `token_id` completes, perhaps none."""
+        self._ids.append(token_id)
+        return self._complete(final=False)
+
+    def finish(self) -> str:
+        """Return what was held back."""
+        return self._complete(final=True)
+
+    def _complete(self, *, final: bool) -> str:
+        known = self._decode(self._ids[: self._shown])
+        text = self._decode(self._ids)
+        if not final and text.endswith(REPLACEMENT):
+            return ""
+        # The newest tokens are the context of the next one.
+        self._ids = self._ids[-CONTEXT_TOKENS:]
+        self._shown = len(self._ids)
+        return printable(text[len(known) :])
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def printable(text: str) -> str:
+    """Return `text` without control characters: a model may write any, and a terminal would obey them."""
+    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc")
+
+
+def command(  # noqa: PLR0913 - one argument an option
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from stdin.")],
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", "-s", metavar="NAME", help="Strategy; rejection if left out.")
+    ] = None,
+    config: ConfigOption = None,
+    option: Annotated[
+        list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the strategy, as TOML.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, K.")] = 4,
+    temperature: TemperatureOption = 1.0,
+    seed: SeedOption = 0,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+) -> None:
+    """Continue a text and show which tokens were accepted, recovered and bonus."""
+    chosen = strategy_of(strategy, config, option or [], "rejection")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    pair = models.load(target, draft)
+    input_ids = models.encode(pair, text)
+    console = stdout()
+    metrics = AcceptanceMetrics()
+    stream = TextStream(pair.tokenizer, input_ids[0].tolist())
+    console.print(Text(printable(text), style="dim"), end="", soft_wrap=True)
+    seconds, tokens, interrupted = 0.0, 0, False
+    kind = "accepted"
+    try:
+        steps = models.steps(
+            pair, chosen, input_ids, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
+            temperature=temperature, seed=seed,
+        )  # fmt: skip
+        while True:
+            start = time.perf_counter()
+            step = next(steps, None)
+            seconds += time.perf_counter() - start
+            if step is None:
+                break
+            step.result.raise_for_status()
+            tokens += len(step.token_ids)
+            metrics.update(step.result, torch.tensor([step.num_draft_tokens]))
+            for index, token_id in enumerate(step.token_ids):
+                kind = kind_of(step, index)
+                _print_piece(console, stream.add(token_id), kind)
+    except KeyboardInterrupt:
+        interrupted = True
+    _print_piece(console, stream.finish(), kind)
+    console.print("\n")
+    _print_figures(console, repr(chosen), metrics, tokens / seconds if seconds else 0.0)
+    if interrupted:
+        complain("interrupted")
+        raise typer.Exit(INTERRUPTED)
+
+
+def kind_of(step: Step, index: int) -> str:
+    """Return whether the emitted token at `index` is `accepted`, `recovered` or `bonus`."""
+    if index < step.num_accepted:
+        return "accepted"
+    return "bonus" if step.num_accepted == step.num_draft_tokens else "recovered"
+
+
+def _print_piece(console: Console, piece: str, kind: str) -> None:
+    if piece:
+        # A blank cannot be seen in colour, and an underlined one looks like a character.
+        console.print(Text(piece, style=STYLES[kind] if piece.strip() else ""), end="", soft_wrap=True)
+
+
+def _print_figures(console: Console, call: str, metrics: AcceptanceMetrics, tokens_per_second: float) -> None:
+    if console.is_terminal:
+        legend = Text("  ").join(Text(kind, style=style) for kind, style in STYLES.items())
+        console.print(legend)
+    console.print(Text(call, style="dim"), soft_wrap=True)
+    if not metrics.num_steps:
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("tau", f"{metrics.mean_acceptance_length:.2f}", f"emitted tokens a step, {metrics.num_steps} steps")
+    if metrics.num_draft_tokens:
+        counts = f"{metrics.num_accepted_tokens} of {metrics.num_draft_tokens} drafted tokens"
+        table.add_row("accepted", f"{metrics.draft_acceptance_rate:.1%}", counts)
+    table.add_row("speed", f"{tokens_per_second:.0f}", "tokens per second")
+    console.print(table)
+    if not metrics.drafted_at:
+        return
+    console.print("\nacceptance by position")
+    for position, share in enumerate(metrics.acceptance_by_position, start=1):
+        bar = "█" * round(share * BAR_WIDTH)
+        console.print(f"{position:3}  {share:6.1%}  {bar}")

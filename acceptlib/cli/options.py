@@ -1,0 +1,88 @@
+"""Options that several commands share, and the strategy that they ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from acceptlib import config, registry
+from acceptlib.cli.console import CommandError
+from acceptlib.cli.format import Format
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from acceptlib.strategy import AcceptanceStrategy
+
+FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="How the table is written.")]
+ConfigOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="File with a table `acceptance` (.toml, .json, .yaml).")
+]
+TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Of both models; 0 is greedy.")]
+SeedOption: TypeAlias = Annotated[int, typer.Option(help="Of the drafts and the decisions.")]
+TargetOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Target model: folder or hub name. The bundled one if left out.")
+]
+DraftOption: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Draft model: folder or hub name. The bundled one if left out.")
+]
+
+
+def parse_value(text: str) -> Any:
+    """Return `text` as the TOML value it is, or as a string where it is none, so that `a=word` needs no quotes."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the options given as `key=value`.
+
+    Raises:
+        CommandError: One has no `=` or no key, or a key is given twice.
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            msg = f"-o: expected key=value, got {assignment!r}"
+            raise CommandError(msg)
+        if key in values:
+            msg = f"-o: option {key!r} is given twice"
+            raise CommandError(msg)
+        values[key] = parse_value(text.strip())
+    return values
+
+
+def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str], default: str) -> AcceptanceStrategy:
+    """Return the strategy of `--strategy` or `--config`, with the options of `-o` on top.
+
+    Raises:
+        CommandError: Both were given.
+    """
+    options = parse_assignments(assignments)
+    if file is None:
+        return registry.create(name or default, **_without_backend(options))
+    if name is not None:
+        msg = "--strategy and --config both name a strategy: give one"
+        raise CommandError(msg)
+    settings = config.load(file).model_dump()
+    return config.from_config({**settings, "options": {**settings["options"], **options}})
+
+
+def _without_backend(options: dict[str, Any]) -> dict[str, Any]:
+    # `create` takes the backend beside the options; through -o it would look like one of them.
+    if "backend" in options:
+        msg = "-o: 'backend' is no option of a strategy: set it in a --config file"
+        raise CommandError(msg)
+    return options

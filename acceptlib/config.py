@@ -1,0 +1,128 @@
+"""Strategies from config files and mappings. A config is data: nothing in it is evaluated."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pydantic
+import yaml
+
+from acceptlib import registry
+from acceptlib.engine.backends import Choice
+from acceptlib.errors import ConfigError, suggest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    import os
+
+    from acceptlib.strategy import AcceptanceStrategy
+
+TABLE = "acceptance"
+"""The table of a file that holds the config, so that it can share a file with other settings."""
+
+READERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".toml": tomllib.load,
+    ".json": json.load,
+    ".yaml": yaml.safe_load,
+    ".yml": yaml.safe_load,
+}
+
+
+class AcceptanceConfig(pydantic.BaseModel):
+    """Which strategy verifies, with which options."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    strategy: str = pydantic.Field(description="name or alias of a strategy, see `acceptlib list`")
+    backend: Choice = pydantic.Field("auto", description="engine that runs it")
+    options: dict[str, Any] = pydantic.Field(default_factory=dict, description="see `acceptlib show NAME`")
+    plugins: bool = pydantic.Field(default=True, description="whether strategies of installed packages may be named")
+
+
+def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceStrategy:
+    """Create the strategy that a config names.
+
+    Args:
+        source: Path of a .toml, .json or .yaml file with a table `acceptance`, or that table as a mapping: `strategy`
+            (a name), and optionally `backend`, `options` (a table) and `plugins` (false: built-in names only).
+
+    Raises:
+        ConfigError: The file cannot be read or does not fit.
+        UnknownStrategyError: No strategy has the name.
+        OptionError: An option does not exist or is out of range.
+    """
+    config = load(source)
+    third_parties = None if config.plugins else False
+    entry = registry.find(config.strategy, third_parties=third_parties)
+    return entry.strategy(backend=config.backend, **config.options)
+
+
+def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig:
+    """Return the validated config behind `source`; see `from_config`."""
+    if isinstance(source, Mapping):
+        where, table = "config", source
+        if TABLE in table and "strategy" not in table:
+            msg = f"config: a mapping is the {TABLE!r} table itself, pass config[{TABLE!r}]"
+            raise ConfigError(msg)
+    else:
+        where, table = str(source), _read(Path(source))
+    try:
+        return AcceptanceConfig.model_validate(dict(table))
+    except pydantic.ValidationError as error:
+        known = sorted(AcceptanceConfig.model_fields)
+        lines = []
+        for detail in error.errors():
+            key = ".".join(str(part) for part in detail["loc"])
+            if detail["type"] == "extra_forbidden":
+                lines.append(f"unknown key {key!r}.{suggest(key, known)} Available: {', '.join(known)}.")
+            else:
+                lines.append(f"key {key!r}: {detail['msg']}, got {detail['input']!r}.")
+        msg = f"{where}: " + " ".join(lines)
+        raise ConfigError(msg) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the `acceptance` table, with the options of every available strategy."""
+    schema = AcceptanceConfig.model_json_schema()
+    names = registry.available()
+    schema["properties"]["strategy"]["examples"] = names
+    schema["allOf"] = [
+        {
+            "if": {"properties": {"strategy": {"enum": [name, *strategy.aliases]}}},
+            "then": {"properties": {"options": strategy.Options.model_json_schema()}},
+        }
+        for name in names
+        for strategy in [registry.find(name).strategy]
+    ]
+    return schema
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        msg = f"{path}: expected a file ending in {', '.join(READERS)}, got {path.suffix or 'no ending'!r}"
+        raise ConfigError(msg)
+    try:
+        with path.open("rb") as file:
+            content = reader(file)
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror}"
+        raise ConfigError(msg) from error
+    except (ValueError, yaml.YAMLError) as error:  # tomllib's and json's errors are ValueErrors
+        msg = f"{path}: not valid {path.suffix[1:].upper()}: {error}"
+        raise ConfigError(msg) from error
+    table = content.get(TABLE) if isinstance(content, Mapping) else None
+    if not isinstance(table, Mapping):
+        msg = (
+            f"{path}: expected a table {TABLE!r} with a key 'strategy', got {sorted(content) if content else 'nothing'}"
+        )
+        raise ConfigError(msg)
+    return table

@@ -1,0 +1,110 @@
+"""The skeleton of every chain rule, given its scalars: carry, acceptance and stopping, in float64.
+
+Shared by the torch engine and the exact law, which differ in where scalars come from and in what they do with the
+probabilities: one compares them with uniforms, the other enumerates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from acceptlib.engine.plan import Plan, call
+
+Values = dict[str, torch.Tensor]
+
+
+def positional(
+    plan: Plan, num_draft_tokens: torch.Tensor, max_num_draft_tokens: int
+) -> tuple[Values, Mapping[str, float]]:
+    """Return the quantities that follow from positions alone, and the constants that do not depend on them.
+
+    Args:
+        plan: The strategy.
+        num_draft_tokens: [B] int64.
+        max_num_draft_tokens: K.
+
+    Returns:
+        [B, K] tensors by name, and numbers by name.
+    """
+    device = num_draft_tokens.device
+    position = torch.arange(max_num_draft_tokens, device=device).expand(len(num_draft_tokens), -1)
+    values: Values = {
+        "position": position.to(torch.float64),
+        "num_draft_tokens": num_draft_tokens[:, None].to(torch.float64).expand_as(position),
+        "is_last": position == num_draft_tokens[:, None] - 1,
+    }
+    numbers: dict[str, float] = {}
+    for name, constant in plan.constants.items():
+        if isinstance(constant, tuple):
+            table = torch.tensor((*constant, 0.0), dtype=torch.float64, device=device)
+            values[name] = table[position.clamp(max=len(constant))]
+        else:
+            numbers[name] = constant
+    return values, numbers
+
+
+def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], shape: tuple[int, int]) -> torch.Tensor:
+    """Return the running scalar before each position and after the last: [B, K+1] float64, 1 at the start."""
+    carry = torch.ones(shape[0], shape[1] + 1, dtype=torch.float64, device=values["position"].device)
+    if plan.carry is not None:
+        columns = {name: value.unbind(1) for name, value in values.items() if name in plan.carry.names}
+        for position in range(shape[1]):
+            here = {name: column[position] for name, column in columns.items()}
+            carry[:, position + 1] = call(plan.carry, {**here, "carry": carry[:, position]}, numbers)
+    return carry
+
+
+def acceptance(
+    plan: Plan,
+    values: Values,
+    numbers: Mapping[str, float],
+    carry: torch.Tensor,
+    next_residual_mass: Callable[[], torch.Tensor],
+) -> torch.Tensor:
+    """Return h, the probability that each drafted token is accepted: [B, K] float64."""
+    values = {**values, "carry": carry[:, 1:]}
+    if "next_residual_mass" in plan.accept.names:
+        values["next_residual_mass"] = next_residual_mass()
+    return broadcast(call(plan.accept, values, numbers), values["position"])
+
+
+def forgiven(plan: Plan, values: Values, numbers: Mapping[str, float], carry: torch.Tensor) -> torch.Tensor | None:
+    """Return which tokens may stand although rejected, [B, K] bool; None where the strategy has no such rule."""
+    if plan.forgive is None:
+        return None
+    return broadcast(call(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), values["position"]) != 0
+
+
+def stop_position(
+    plan: Plan, accepted: torch.Tensor, may_stand: torch.Tensor | None, num_draft_tokens: torch.Tensor
+) -> torch.Tensor:
+    """Return how many drafted tokens stand.
+
+    Args:
+        plan: The strategy; its `Traits.stop` decides.
+        accepted: [B, K] bool, False at and beyond each request's end.
+        may_stand: [B, K] bool for `window`, else None.
+        num_draft_tokens: [B] int64.
+
+    Returns:
+        [B] int64 in 0..n_b.
+    """
+    position = torch.arange(accepted.shape[1], device=accepted.device)
+    if plan.traits.stop == "last_acceptance":
+        return torch.where(accepted, position + 1, 0).amax(1) if accepted.shape[1] else num_draft_tokens
+    if may_stand is not None:
+        # Accepted among the first i tokens, for i in 0..K; a window is full where its ends differ by its length.
+        count = torch.nn.functional.pad(accepted.cumsum(1), (1, 0))
+        window = (num_draft_tokens[:, None] - 1).clamp(max=plan.traits.window)
+        end = position + 1 + window
+        full = count.gather(1, end.clamp(0, accepted.shape[1])) - count[:, 1:] == window
+        fits = (window > 0) & (end <= num_draft_tokens[:, None])
+        accepted = accepted | (may_stand & full & fits)
+    return accepted.to(torch.int64).cumprod(1).sum(1)
+
+
+def broadcast(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+    """Return what a rule returned, possibly a plain number, in the shape of `like`."""
+    return torch.as_tensor(value, device=like.device).expand_as(like)

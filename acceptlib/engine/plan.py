@@ -1,0 +1,124 @@
+"""What an engine needs to know of a strategy: its rules, its constants and its traits, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from acceptlib.errors import StrategyDefinitionError, suggest
+from acceptlib.ops import Value
+from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
+
+Constant: TypeAlias = float | tuple[float, ...]
+"""An option as rules see it; a tuple holds one value a position, and 0 beyond its end."""
+
+AFTER_CARRY = frozenset({"next_residual_mass"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What a strategy declares about itself, beyond its rules.
+
+    Attributes:
+        guarantee: `lossless`: emitted tokens follow the target's law. `greedy`: they are the target's argmax
+            sequence. `lossy`: neither.
+        bound: For lossy strategies, what is promised instead, in a few words.
+        neutral: Options under which a lossy strategy equals `neutral_equals`, bit for bit.
+        neutral_equals: The lossless strategy that it then equals.
+        stop: `first_rejection`; `last_acceptance`: the largest accepted position stands, with all before it;
+            `window`: a rejection that `forgive` allows stands if the next `window` tokens are accepted.
+        recovered: `sample` draws the recovered token from the residual, `argmax` takes its largest entry.
+        bonus: The same for the bonus token, from the target's bonus row.
+        window: Length of the window, at most n_b - 1; a request with one drafted token has none.
+        top_k: Entries behind `target_top_entropy`.
+        topology: Shape of the draft. Only chains exist so far.
+    """
+
+    guarantee: Literal["lossless", "greedy", "lossy"]
+    bound: str = ""
+    neutral: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    neutral_equals: str = "rejection"
+    stop: Literal["first_rejection", "last_acceptance", "window"] = "first_rejection"
+    recovered: Literal["sample", "argmax"] = "sample"
+    bonus: Literal["sample", "argmax"] = "sample"
+    window: int = 0
+    top_k: int = 0
+    topology: Literal["chain"] = "chain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A strategy with its options bound, as the engines take it.
+
+    Attributes:
+        name: Name of the strategy, for messages.
+        accept: Probability of accepting the drafted token, given everything in `SCALARS`.
+        carry: Next value of the running scalar, which starts at 1; None keeps it at 1.
+        forgive: Whether a rejected token may stand if its followers are accepted (`stop="window"`).
+        residual: Weight of each entry in the draw after a rejection, clamped at 0; None takes the target's row.
+        row_sums: Elementwise functions whose sums over the row the rules read by name.
+        constants: Options by name.
+        traits: The strategy's traits, with options applied.
+    """
+
+    name: str
+    accept: Rule
+    carry: Rule | None
+    forgive: Rule | None
+    residual: Rule | None
+    row_sums: Mapping[str, RowSum]
+    constants: Mapping[str, Constant]
+    traits: Traits
+
+    def __post_init__(self) -> None:
+        """Check every rule's parameters against what it may read."""
+        known = {*SCALARS, *self.row_sums, *self.constants}
+        self._check(self.accept, "accept", known)
+        self._check(self.carry, "carry", known - AFTER_CARRY)
+        self._check(self.forgive, "forgive", known - AFTER_CARRY)
+        self._check(self.residual, "residual", (known - AFTER_CARRY) | {*ELEMENTS})
+        for name, row_sum in self.row_sums.items():
+            self._check(row_sum, name, {"target_prob", "draft_prob", "position", *self.constants, *ELEMENTS})
+        if (self.traits.stop == "window") != (self.forgive is not None):
+            msg = f"strategy {self.name!r}: a `forgive` rule and Traits(stop='window') go together"
+            raise StrategyDefinitionError(msg)
+
+    def _check(self, rule: Rule | None, role: str, known: set[str]) -> None:
+        for name in rule.names if rule else ():
+            if name not in known:
+                msg = (
+                    f"strategy {self.name!r}: rule {role!r} reads {name!r}, which it cannot.{suggest(name, known)} "
+                    f"Available: {', '.join(sorted(known))}."
+                )
+                raise StrategyDefinitionError(msg)
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """Every name that some rule reads."""
+        rules = (self.accept, self.carry, self.forgive, self.residual, *self.used_row_sums.values())
+        return frozenset(name for rule in rules if rule for name in rule.names)
+
+    @cached_property
+    def used_row_sums(self) -> Mapping[str, RowSum]:
+        """Row sums that some rule reads."""
+        rules = (self.accept, self.carry, self.forgive, self.residual)
+        read = {name for rule in rules if rule for name in rule.names}
+        return {name: row_sum for name, row_sum in self.row_sums.items() if name in read}
+
+    @property
+    def reads_draft(self) -> bool:
+        """Whether the draft's rows matter at all."""
+        return not self.reads.isdisjoint({"q", "draft_prob", "draft_max_prob"})
+
+    @property
+    def samples(self) -> bool:
+        """Whether any token is drawn rather than taken as an argmax."""
+        return "sample" in {self.traits.recovered, self.traits.bonus}
+
+
+def call(rule: Rule, values: Mapping[str, Value], constants: Mapping[str, Constant]) -> Value:
+    """Evaluate a rule in torch on named values and constants; values win over constants of the same name."""
+    return rule(*(values[name] if name in values else constants[name] for name in rule.names))

@@ -1,0 +1,278 @@
+"""The torch engine: any strategy on any device, without a loop over requests and without waiting for the device.
+
+Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
+row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
+taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+from acceptlib.engine import decide
+from acceptlib.engine.draw import WEIGHT_SCALE, draw
+from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.rows import Layout, RowReader
+from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
+
+SCRATCH_BYTES = 16 << 20
+"""Size of one chunk of float32 rows."""
+
+SUM_SCALE = 2.0**44
+"""Fixed-point scale of row sums: magnitudes below 2^19 in steps of 2^-44."""
+
+ROW_TOLERANCE = 1 / 64
+"""How far a row of probabilities may sum from 1: bfloat16 rounds each entry by up to 2^-9 of it."""
+
+MASS_LIMIT = 4.0
+"""Weights that sum to more would overflow the draw's integers."""
+
+
+@torch.no_grad()
+def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
+    """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
+    if inputs.num_requests == 0:
+        return inputs.out or VerifyResult.empty(0, inputs.max_num_draft_tokens, inputs.device, logprobs=inputs.logprobs)
+    return _Step(plan, inputs).run()
+
+
+class _Step:
+    """One call, with what every stage of it needs."""
+
+    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+        self.plan = plan
+        self.inputs = inputs
+        self.chunk = max(1, SCRATCH_BYTES // (4 * inputs.vocab_size))
+        self.layout = Layout(inputs)
+        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, self.chunk, "target")
+        self.draft = None
+        if inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
+            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
+        self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, inputs.max_num_draft_tokens)
+
+    def run(self) -> VerifyResult:
+        """Decide, draw and write."""
+        plan, layout = self.plan, self.layout
+        accept_uniforms, emit_bits = self._uniforms()
+        self.values |= {name: layout.to_grid(value) for name, value in self._row_scalars().items()}
+        faults = self._position_faults()
+        self.carry = decide.run_carry(plan, self.values, self.numbers, layout.shape)
+        h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
+        sound = ((faults == Status.OK) & layout.valid).to(torch.int64).cumprod(1).bool()
+        accepted = (accept_uniforms < h) & sound
+        may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
+        stop = decide.stop_position(
+            plan, accepted, None if may_stand is None else may_stand & sound, layout.num_draft_tokens
+        )
+        stop = torch.where(layout.faults == Status.OK, stop, 0)
+        status = functional.pad(faults, (0, 1)).gather(1, stop[:, None])[:, 0]
+        status = torch.where(layout.faults == Status.OK, status, layout.faults)
+        return self._write(stop, status, *self._emit(stop, emit_bits))
+
+    def _uniforms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        uniforms = self.inputs.uniforms
+        if self.inputs.rng is not None:
+            uniforms = self.inputs.rng.uniforms(self.inputs.max_num_draft_tokens)
+            self.inputs.rng.offsets.add_(1)
+        assert uniforms is not None  # noqa: S101 - `prepare` gives one of the two
+        accept = uniforms.accept
+        return (self.layout.to_grid(accept) if accept.ndim == 1 else accept), uniforms.emit
+
+    def _row_scalars(self) -> decide.Values:
+        """Return what rules read of the rows at each drafted position: [N] by name."""
+        plan, layout = self.plan, self.layout
+        wanted = plan.reads & {"target_prob", "draft_prob", "target_max_prob", "draft_max_prob", "target_top_entropy"}
+        wanted |= {*plan.used_row_sums} | ({"target_prob"} if self.inputs.logprobs else set())
+        values: decide.Values = {}
+        if "is_target_argmax" in plan.reads:
+            found = [self.target.argmax(*self._flat(chunk)) for chunk in self._chunks(len(layout.flat_ids))]
+            if found:
+                values["is_target_argmax"] = torch.cat([token for token, _ in found]) == layout.flat_ids
+                values["has_law"] = torch.cat([has_law for _, has_law in found])
+            else:
+                values["is_target_argmax"] = layout.flat_ids.bool()
+        readers = [reader for reader in (self.target, self.draft) if reader is not None]
+        if wanted <= {"target_prob", "draft_prob"} and all(reader.processed is not None for reader in readers):
+            values |= {f"{reader.model}_prob": reader.probs_at_flat_ids() for reader in readers}
+        elif wanted:
+            parts = [self._reductions(chunk, wanted) for chunk in self._chunks(len(layout.flat_ids))]
+            values |= {name: torch.cat([part[name] for part in parts]) for name in wanted if parts}
+            values |= {name: self.layout.flat_ids.to(torch.float64) for name in wanted if not parts}
+        if "draft_prob" in values:
+            values["draft_prob"] = values["draft_prob"].nan_to_num(nan=0.0)
+        elif "draft_prob" in wanted:
+            values["draft_prob"] = torch.ones_like(layout.flat_ids, dtype=torch.float64)
+        return values
+
+    def _reductions(self, chunk: slice, wanted: frozenset[str]) -> decide.Values:
+        """Return scalars that need whole rows, for some flat positions: [n] float64 by name."""
+        request, position = self._flat(chunk)
+        ids = self.layout.flat_ids[chunk, None]
+        elements = self._elements(request, position)
+        p, q = elements["p"], elements["q"]
+        found: decide.Values = {
+            "target_prob": p.gather(1, ids)[:, 0].to(torch.float64),
+            "draft_prob": q.gather(1, ids)[:, 0].to(torch.float64),
+        }
+        if "target_max_prob" in wanted:
+            found["target_max_prob"] = p.amax(1).to(torch.float64)
+        if "draft_max_prob" in wanted:
+            found["draft_max_prob"] = q.amax(1).to(torch.float64)
+        if "target_top_entropy" in wanted:
+            top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
+            top = top / top.sum(1, keepdim=True)
+            found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
+        scalars = {name: found[name][:, None].to(torch.float32) for name in ("target_prob", "draft_prob")}
+        scalars["position"] = position[:, None].to(torch.float32)
+        for name, row_sum in self.plan.used_row_sums.items():
+            terms = call(row_sum, {**elements, **scalars}, self.numbers).to(torch.float32)
+            found[name] = (terms * SUM_SCALE).to(torch.int64).sum(1).to(torch.float64) / SUM_SCALE
+        return found
+
+    def _next_residual_mass(self) -> torch.Tensor:
+        """Return the mass of the residual at the row after each position: [B, K] float64."""
+        masses = [
+            (self._residual(*self._flat(chunk)) * WEIGHT_SCALE).to(torch.int64).sum(1)
+            for chunk in self._chunks(len(self.layout.flat_ids))
+        ]
+        if not masses:
+            return torch.zeros_like(self.carry[:, 1:])
+        mass = self.layout.to_grid(torch.cat(masses).to(torch.float64) / WEIGHT_SCALE)
+        return torch.where(self.values["is_last"], 0.0, functional.pad(mass[:, 1:], (0, 1)))
+
+    def _elements(self, request: torch.Tensor, position: torch.Tensor) -> decide.Values:
+        """Return the rows [n, V] float32 that elementwise rules read at some positions."""
+        p = self.target.rows(request, position)
+        elements = {"p": p, "q": p}
+        if "is_drafted" in self.plan.reads or (self.plan.reads_draft and self.draft is None):
+            ids = functional.pad(self.layout.ids, (0, 1))[request, position]
+            elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == ids[:, None]
+        if self.draft is not None:
+            elements["q"] = self.draft.rows(request, position).nan_to_num_(nan=0.0)
+        elif self.plan.reads_draft:
+            elements["q"] = elements["is_drafted"].to(torch.float32)
+        return elements
+
+    def _residual(
+        self, request: torch.Tensor, position: torch.Tensor, elements: decide.Values | None = None
+    ) -> torch.Tensor:
+        """Return the weights [n, V] float32 of the draw after a rejection at some positions; NaN stays NaN."""
+        elements = elements or self._elements(request, position)
+        residual = self.plan.residual
+        if residual is None:
+            return elements["p"]
+        at = position.clamp(max=self.layout.shape[1] - 1)
+        scalars = {name: grid[request, at] for name, grid in self.values.items() if name in residual.names}
+        scalars["carry"] = self.carry[request, at]
+        scalars = {name: value[:, None].to(torch.float32) for name, value in scalars.items()}
+        weights = call(residual, {**scalars, **elements}, self.numbers)
+        return decide.broadcast(weights, elements["p"]).to(torch.float32).clamp(min=0)
+
+    def _position_faults(self) -> torch.Tensor:
+        """Return the `Status` of each drafted position by itself: [B, K] int64."""
+        faults = torch.where(self.layout.outside, int(Status.INVALID_TOKEN_ID), int(Status.OK))
+        bad = torch.zeros_like(self.layout.valid)
+        if "target_prob" in self.values:
+            prob = self.values["target_prob"]
+            faults = torch.where(prob > 1 + ROW_TOLERANCE, Status.UNNORMALIZED_ROW, faults)
+            bad = ~(prob >= 0) | prob.isinf()
+        if "has_law" in self.values:
+            bad = bad | ~self.values["has_law"]
+        return torch.where(bad, Status.INVALID_ROW, faults)
+
+    def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return each request's token at its stopping row, the row's `Status`, and the token's probability."""
+        parts = [self._emit_some(chunk, stop[chunk], bits[chunk]) for chunk in self._chunks(len(stop))]
+        token, status, prob = (torch.cat(column) for column in zip(*parts, strict=True))
+        return token, status, prob
+
+    def _emit_some(
+        self, chunk: slice, position: torch.Tensor, bits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        plan, traits = self.plan, self.plan.traits
+        request = torch.arange(chunk.start, chunk.stop, device=position.device)
+        is_bonus = position == self.layout.num_draft_tokens[chunk]
+        status = torch.full_like(position, Status.OK)
+        token = prob = None
+        if plan.samples or plan.residual is not None or self.inputs.logprobs:
+            p, weights, status = self._weights(request, position, is_bonus)
+            token = draw(weights, bits) if plan.samples else weights.argmax(1)
+        if "argmax" in {traits.recovered, traits.bonus}:
+            if plan.residual is None:
+                best, has_law = self.target.argmax(request, position)
+                status = torch.where(has_law, status, Status.INVALID_ROW)
+            else:
+                best = weights.argmax(1)
+            takes_best = torch.where(is_bonus, traits.bonus == "argmax", traits.recovered == "argmax")
+            token = best if token is None else torch.where(takes_best, best, token)
+        assert token is not None  # noqa: S101 - a strategy samples or takes the argmax
+        if self.inputs.bonus_token_ids is not None:
+            given = self.inputs.bonus_token_ids[chunk].to(torch.int64)
+            outside = (given < 0) | (given >= self.inputs.vocab_size)
+            token = torch.where(is_bonus, given.masked_fill(outside, 0), token)
+            status = torch.where(is_bonus, torch.where(outside, Status.INVALID_TOKEN_ID, Status.OK), status)
+        if self.inputs.logprobs:
+            prob = p.gather(1, token[:, None])[:, 0]
+        return token, status, torch.zeros_like(token, dtype=torch.float32) if prob is None else prob
+
+    def _weights(
+        self, request: torch.Tensor, position: torch.Tensor, is_bonus: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the target's rows, the weights of the draw, and the rows' `Status`."""
+        if self.plan.residual is None or not self.layout.shape[1]:
+            p = weights = self.target.rows(request, position)
+            unnormalized = torch.zeros_like(is_bonus)
+        else:
+            elements = self._elements(request, position)
+            p, q = elements["p"], elements["q"]
+            weights = self._residual(request, position, elements)
+            # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
+            nothing_left = weights.amax(1) < 1 / WEIGHT_SCALE
+            weights = torch.where((is_bonus | nothing_left)[:, None], p, weights)
+            unnormalized = ~is_bonus & ((q.sum(1) > 1 + ROW_TOLERANCE) | (weights.sum(1) > MASS_LIMIT))
+        mass = p.sum(1)
+        unnormalized = unnormalized | ((mass - 1).abs() > ROW_TOLERANCE)
+        invalid = ~(mass > 0) | mass.isinf() | (p.amin(1) < 0) | weights.amax(1).isnan()
+        status = torch.where(unnormalized, int(Status.UNNORMALIZED_ROW), int(Status.OK))
+        return p, weights, torch.where(invalid, Status.INVALID_ROW, status)
+
+    def _write(
+        self,
+        stop: torch.Tensor,
+        status: torch.Tensor,
+        token: torch.Tensor,
+        row_status: torch.Tensor,
+        prob: torch.Tensor,
+    ) -> VerifyResult:
+        """Assemble the result, in `out` where it was given."""
+        inputs, layout = self.inputs, self.layout
+        status = torch.where(status == Status.OK, row_status, status)
+        emitted = status == Status.OK
+        position = torch.arange(layout.shape[1] + 1, device=stop.device)
+        is_accepted = position < stop[:, None]
+        is_emitted = (position == stop[:, None]) & emitted[:, None]
+        tokens = torch.where(is_emitted, token[:, None], PLACEHOLDER_TOKEN_ID)
+        tokens = torch.where(is_accepted, functional.pad(layout.ids, (0, 1)), tokens)
+        logprobs = None
+        if inputs.logprobs:
+            probs = torch.where(is_emitted, prob[:, None].to(torch.float64), torch.nan)
+            accepted_probs = functional.pad(self.values["target_prob"], (0, 1))
+            logprobs = torch.where(is_accepted, accepted_probs, probs).log().to(torch.float32)
+        result = VerifyResult(
+            output_token_ids=tokens.to(torch.int32),
+            num_accepted=stop.to(torch.int32),
+            num_emitted=(stop + emitted).to(torch.int32),
+            status=status.to(torch.int8),
+            logprobs=logprobs,
+        )
+        return result if inputs.out is None else inputs.out.copy_(result)
+
+    def _flat(self, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layout.flat_request[chunk], self.layout.flat_position[chunk]
+
+    def _chunks(self, length: int) -> Iterator[slice]:
+        for start in range(0, length, self.chunk):
+            yield slice(start, min(start + self.chunk, length))

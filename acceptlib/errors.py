@@ -1,0 +1,66 @@
+"""The exception tree: everything acceptlib raises on purpose.
+
+AcceptlibError
+├── InputError               a shape, dtype, device or combination of arguments
+├── ConfigError              a config file or mapping
+│   ├── UnknownStrategyError a name that no strategy has
+│   └── OptionError          an option that does not exist or is out of range
+├── StrategyDefinitionError  a strategy class whose rules or traits do not fit the interface
+├── PluginError              a third-party package that could not be used
+├── BackendError             a backend that cannot run this call
+├── StatusError              bad values inside tensors, found by `VerifyResult.raise_for_status`
+└── EnumerationError         an exact law too large to enumerate
+
+Errors that replace a builtin also derive from it, so that `except ValueError` keeps working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AcceptlibError(Exception):
+    """Base class of every error that acceptlib raises on purpose."""
+
+
+class InputError(AcceptlibError, ValueError):
+    """An argument has the wrong shape, dtype, device, or does not go with another one."""
+
+
+class ConfigError(AcceptlibError, ValueError):
+    """A config file or mapping cannot be read or does not fit the schema."""
+
+
+class UnknownStrategyError(ConfigError, LookupError):
+    """No strategy has this name."""
+
+
+class OptionError(ConfigError):
+    """An option does not exist, or its value is out of range."""
+
+
+class StrategyDefinitionError(AcceptlibError, TypeError):
+    """A strategy class does not fit the interface."""
+
+
+class PluginError(AcceptlibError):
+    """A third-party package could not be loaded or registered."""
+
+
+class BackendError(AcceptlibError, RuntimeError):
+    """The requested backend cannot run this call."""
+
+
+class StatusError(AcceptlibError, ValueError):
+    """A request carried bad values (NaN, ids out of range, unnormalised rows)."""
+
+
+class EnumerationError(AcceptlibError, ValueError):
+    """The exact law has too many outcomes to enumerate."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the nearest of `known`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

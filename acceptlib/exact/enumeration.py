@@ -1,0 +1,256 @@
+"""The exact law of a strategy, by enumeration in float64.
+
+A rule returns a probability, so what a strategy emits needs no sampling: every drafted sequence (weighted by the
+draft), every pattern of acceptances (weighted by h) and every token of the final draw is summed over. Lossless is then
+an equality to rounding, and a lossy rule's distance from the target a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch.nn import functional
+
+from acceptlib.engine import decide
+from acceptlib.engine.plan import Plan, call
+from acceptlib.errors import EnumerationError, InputError
+from acceptlib.rules import Rule
+from acceptlib.strategy import AcceptanceStrategy
+
+Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
+"""Maps the tokens emitted or drafted so far to the next row [V]."""
+
+MAX_OUTCOMES = 4_000_000
+"""Drafted sequences times acceptance patterns times vocabulary that may be enumerated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Verification of N drafted sequences of length K, in exact probabilities.
+
+    Attributes:
+        stops: [N, K+1] float64, the probability that exactly so many drafted tokens stand.
+        emits: [N, K+1, V] float64, the law of the token emitted after each stop.
+    """
+
+    stops: torch.Tensor
+    emits: torch.Tensor
+
+
+def law(
+    strategy: AcceptanceStrategy,
+    target: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
+    *,
+    num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
+) -> dict[tuple[int, ...], float]:
+    """Return the law of the tokens that one step emits.
+
+    Args:
+        strategy: Any strategy that is given by rules.
+        target: Rows [K+1, V] of probabilities, the same whatever was drafted; or a function from the tokens so far to a
+            row [V], as a real model is.
+        draft: Rows [K, V] or such a function; the drafted tokens are drawn from it. None with `draft_token_ids`.
+        num_draft_tokens: K, needed where `target` is a function.
+        draft_token_ids: A fixed draft: one-hot rows where `draft` is None (an n-gram), otherwise the law given it.
+
+    Returns:
+        Probability by emitted sequence, of length 1 to K+1, those above 0 only.
+
+    Raises:
+        EnumerationError: There is too much to enumerate.
+        InputError: The arguments do not go together.
+    """
+    if num_draft_tokens is None:
+        if not isinstance(target, torch.Tensor):
+            msg = "num_draft_tokens: expected an int where the target is a function, got None"
+            raise InputError(msg)
+        num_draft_tokens = len(target) - 1
+    if draft is None and draft_token_ids is None:
+        msg = "expected a draft, or draft_token_ids for a one-hot draft, got neither"
+        raise InputError(msg)
+    target_at, draft_at = _as_model(target), None if draft is None else _as_model(draft)
+    vocab_size = len(target_at(()))
+    num_sequences = 1 if draft_token_ids is not None else vocab_size**num_draft_tokens
+    outcomes = num_sequences * 2**num_draft_tokens * vocab_size
+    if outcomes > MAX_OUTCOMES:
+        msg = (
+            f"{num_sequences} drafted sequences, {2**num_draft_tokens} acceptance patterns and {vocab_size} tokens are "
+            f"{outcomes} outcomes, above {MAX_OUTCOMES}: use a smaller vocabulary or fewer drafted tokens"
+        )
+        raise EnumerationError(msg)
+    if draft_token_ids is not None:
+        drafts = [draft_token_ids]
+    else:
+        drafts = list(itertools.product(range(vocab_size), repeat=num_draft_tokens))
+    ids = torch.tensor(drafts, dtype=torch.int64).view(len(drafts), num_draft_tokens)
+    p = _rows(target_at, drafts, num_draft_tokens + 1)
+    q = functional.one_hot(ids, vocab_size).to(torch.float64)
+    weight = torch.ones(len(drafts), dtype=torch.float64)
+    if draft_at is not None and num_draft_tokens:
+        q = _rows(draft_at, drafts, num_draft_tokens)
+        if draft_token_ids is None:
+            weight = q.gather(2, ids[..., None])[..., 0].prod(1)
+    steps = verify_exactly(strategy.plan, ids, p, q)
+    found: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    joint = weight[:, None, None] * steps.stops[..., None] * steps.emits
+    for sequence, stop, token in joint.nonzero().tolist():
+        found[(*drafts[sequence][:stop], token)] += float(joint[sequence, stop, token])
+    return dict(found)
+
+
+def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Model, length: int) -> torch.Tensor:
+    """Return the joint law of the first `length` tokens, [V, ...] float64, sampling on from the target.
+
+    A step that emits fewer tokens is continued by the target's own samples: a strategy is lossless iff the result is
+    the target's joint law.
+    """
+    target_at = _as_model(target)
+    vocab_size = len(target_at(()))
+    joint = torch.zeros((vocab_size,) * length, dtype=torch.float64)
+    for sequence, probability in emitted.items():
+        for tail in itertools.product(range(vocab_size), repeat=max(length - len(sequence), 0)):
+            full = (*sequence, *tail)[:length]
+            chances = (float(target_at(full[:position])[full[position]]) for position in range(len(sequence), length))
+            joint[full] += math.prod(chances, start=probability)
+    return joint
+
+
+def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> Steps:
+    """Verify N drafted sequences and return probabilities instead of tokens.
+
+    Args:
+        plan: The strategy's plan.
+        ids: [N, K] int64.
+        p: [N, K+1, V] float64.
+        q: [N, K, V] float64.
+    """
+    num_sequences, length = ids.shape
+    num_draft_tokens = torch.full((num_sequences,), length)
+    values, numbers = decide.positional(plan, num_draft_tokens, length)
+    values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
+    carry = decide.run_carry(plan, values, numbers, (num_sequences, length))
+    weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
+
+    def next_residual_mass() -> torch.Tensor:
+        return functional.pad(weights.sum(-1)[:, 1:], (0, 1))
+
+    h = decide.acceptance(plan, values, numbers, carry, next_residual_mass).to(torch.float64)
+    may_stand = decide.forgiven(plan, values, numbers, carry)
+    # Every pattern of acceptances, [N * 2^K, K].
+    patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
+    accepted = patterns.repeat(num_sequences, 1)
+    stop = decide.stop_position(
+        plan,
+        accepted,
+        None if may_stand is None else may_stand.repeat_interleave(len(patterns), 0),
+        num_draft_tokens.repeat_interleave(len(patterns)),
+    )
+    chances = torch.where(patterns, h[:, None], 1 - h[:, None]).prod(-1)
+    stops = torch.zeros(num_sequences, length + 1, dtype=torch.float64)
+    stops.scatter_add_(1, stop.view(num_sequences, -1), chances)
+    bonus = p[:, -1:]
+    recovered = draw_law(weights, p[:, :-1], plan.traits.recovered)
+    emits = torch.cat((recovered, draw_law(bonus, bonus, plan.traits.bonus)), 1)
+    return Steps(stops=stops, emits=emits)
+
+
+def row_scalars(
+    plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, numbers: Mapping[str, float]
+) -> decide.Values:
+    """Return what rules read of rows at drafted tokens, float64.
+
+    Args:
+        plan: The strategy's plan.
+        ids: [N, K] int64.
+        p: [N, K, V] or [1, K, V] float64; with the latter, what does not depend on the token comes back as [1, K].
+        q: The same for the draft.
+        numbers: The plan's constants.
+    """
+    at = ids[..., None]
+    values: decide.Values = {
+        "target_prob": p.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
+        "draft_prob": q.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
+    }
+    if "target_max_prob" in plan.reads:
+        values["target_max_prob"] = p.amax(-1)
+    if "draft_max_prob" in plan.reads:
+        values["draft_max_prob"] = q.amax(-1)
+    if "is_target_argmax" in plan.reads:
+        values["is_target_argmax"] = p.argmax(-1) == ids
+    if "target_top_entropy" in plan.reads:
+        top = p.topk(min(plan.traits.top_k, p.shape[-1])).values
+        top = top / top.sum(-1, keepdim=True)
+        values["target_top_entropy"] = -torch.xlogy(top, top).sum(-1)
+    position = torch.arange(p.shape[-2], dtype=torch.float64)[None]
+    for name, row_sum in plan.used_row_sums.items():
+        terms = _elementwise(row_sum, ids, p, q, {**values, "position": position}, numbers)
+        values[name] = torch.broadcast_to(terms, torch.broadcast_shapes(terms.shape, p.shape)).sum(-1)
+    return values
+
+
+def residuals(
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    values: decide.Values,
+    numbers: Mapping[str, float],
+) -> torch.Tensor:
+    """Return the weights [N, K, V] of the draw after a rejection at each position.
+
+    They are [1, K, V] where `p` is and they do not depend on the drafted token. `values` holds `carry` as it is before
+    each position; the rest is as for `row_scalars`.
+    """
+    if plan.residual is None:
+        return p
+    return _elementwise(plan.residual, ids, p, q, values, numbers).clamp(min=0)
+
+
+def draw_law(weights: torch.Tensor, p: torch.Tensor, how: str) -> torch.Tensor:
+    """Return the law [..., V] of the token drawn from weights, or from `p` where they leave nothing."""
+    # What rounding leaves of p - p is not a residual.
+    nothing_left = weights.sum(-1, keepdim=True) < torch.finfo(torch.float64).eps
+    weights = torch.where(nothing_left, p, weights)
+    if how == "argmax":
+        return functional.one_hot(weights.argmax(-1), p.shape[-1]).to(torch.float64)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _elementwise(
+    rule: Rule,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    values: decide.Values,
+    numbers: Mapping[str, float],
+) -> torch.Tensor:
+    read = {name: value[..., None] for name, value in values.items() if name in rule.names}
+    read |= {"p": p, "q": q}
+    if "is_drafted" in rule.names:
+        read["is_drafted"] = functional.one_hot(ids, p.shape[-1]).bool()
+    return call(rule, read, numbers)
+
+
+def _as_model(rows: torch.Tensor | Model) -> Model:
+    if not isinstance(rows, torch.Tensor):
+        return rows
+    exact = rows.to(torch.float64)
+    return lambda prefix: exact[len(prefix)]
+
+
+def _rows(model: Model, drafts: list[tuple[int, ...]], count: int) -> torch.Tensor:
+    known: dict[tuple[int, ...], torch.Tensor] = {}
+    for draft in drafts:
+        for position in range(count):
+            prefix = draft[:position]
+            if prefix not in known:
+                known[prefix] = torch.as_tensor(model(prefix), dtype=torch.float64)
+    return torch.stack([torch.stack([known[draft[:position]] for position in range(count)]) for draft in drafts])

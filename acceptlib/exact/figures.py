@@ -1,0 +1,177 @@
+"""Exact figures of a strategy: distance from the target and expected tokens, for worked examples and for real rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from acceptlib.engine import decide
+from acceptlib.engine.plan import Plan, call
+from acceptlib.exact.enumeration import Model, complete, draw_law, law, residuals, row_scalars, verify_exactly
+from acceptlib.strategy import AcceptanceStrategy
+
+TRUNCATED_VOCABULARY = 4
+TRUNCATED_LENGTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Exact figures of one step of a real run.
+
+    Attributes:
+        tv: Mean total variation between the strategy's law of a token and the target's, over the visited rows.
+        kl: Mean Kullback-Leibler divergence of the target's law from the strategy's, KL(out || p), in nats.
+        expected_tokens: Expected number of emitted tokens, given what was drafted.
+    """
+
+    tv: float
+    kl: float
+    expected_tokens: float
+
+
+def tv(
+    strategy: AcceptanceStrategy,
+    target: torch.Tensor | Model,
+    draft: torch.Tensor | Model,
+    *,
+    num_draft_tokens: int | None = None,
+) -> float:
+    """Return the total variation between the joint law of K+1 tokens under the strategy and under the target.
+
+    Arguments are those of `law`; a step that emits fewer tokens is continued by the target.
+    """
+    found, wanted = _joint_laws(strategy, target, draft, num_draft_tokens)
+    return _tv(found, wanted)
+
+
+def kl(
+    strategy: AcceptanceStrategy,
+    target: torch.Tensor | Model,
+    draft: torch.Tensor | Model,
+    *,
+    num_draft_tokens: int | None = None,
+) -> float:
+    """Return KL(out || p) in nats between the same joint laws as `tv`; infinite where out leaves p's support."""
+    found, wanted = _joint_laws(strategy, target, draft, num_draft_tokens)
+    return _kl(found, wanted)
+
+
+def expected_tokens(
+    strategy: AcceptanceStrategy,
+    target: torch.Tensor | Model,
+    draft: torch.Tensor | Model,
+    *,
+    num_draft_tokens: int | None = None,
+) -> float:
+    """Return the expected number of tokens that one step emits; arguments are those of `law`."""
+    emitted = law(strategy, target, draft, num_draft_tokens=num_draft_tokens)
+    return sum(len(sequence) * probability for sequence, probability in emitted.items())
+
+
+def step_figures(
+    strategy: AcceptanceStrategy,
+    draft_token_ids: torch.Tensor,
+    target_probs: torch.Tensor,
+    draft_probs: torch.Tensor,
+    num_visited: int,
+) -> StepFigures:
+    """Return exact figures of one step of a real run.
+
+    For a strategy that stops at the first rejection, the law of a row is exact over the whole vocabulary. Where the
+    decision depends on later rows it would take a sum over every drafted sequence: there the law of the step's first
+    token is taken on rows cut to their `TRUNCATED_VOCABULARY` likeliest entries and `TRUNCATED_LENGTH` positions.
+
+    Args:
+        strategy: A strategy given by rules.
+        draft_token_ids: [K].
+        target_probs: [K+1, V] float64, processed.
+        draft_probs: [K, V'] float64, padded with zeros or cut to V.
+        num_visited: How many of the rows the step reached, 1..K+1.
+    """
+    plan = strategy.plan
+    p, ids = target_probs.to(torch.float64), draft_token_ids.to(torch.int64)
+    length, vocab_size = len(ids), p.shape[1]
+    q = torch.zeros(length, vocab_size, dtype=torch.float64)
+    shared = min(vocab_size, draft_probs.shape[-1])
+    q[:, :shared] = draft_probs[:, :shared]
+    stops = verify_exactly(plan, ids[None], p[None], q[None]).stops[0]
+    expected = 1 + float((stops * torch.arange(length + 1)).sum())
+    if plan.traits.stop == "first_rejection" and plan.carry is None:
+        found = [row_law(plan, p[row], q[row], row, length) for row in range(min(num_visited, length))]
+        if num_visited > length:
+            found.append(draw_law(p[-1], p[-1], plan.traits.bonus))
+    else:
+        found, p = [_first_token_law(plan, p, q)], _truncate(p, q)[0]
+    pairs = list(zip(found, p, strict=False))
+    return StepFigures(
+        tv=sum(_tv(out, row) for out, row in pairs) / len(pairs),
+        kl=sum(_kl(out, row) for out, row in pairs) / len(pairs),
+        expected_tokens=expected,
+    )
+
+
+def row_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, position: int, num_draft_tokens: int) -> torch.Tensor:
+    """Return the law of the token at one row, for a strategy that stops at the first rejection.
+
+    out(y) = q(y) h(y) + sum_x q(x) (1 - h(x)) res_x(y).
+
+    Args:
+        plan: The strategy's plan.
+        p: [V] float64 target row.
+        q: [V] float64 draft row.
+        position: Of the row in the draft.
+        num_draft_tokens: K of the step.
+
+    Returns:
+        [V] float64.
+    """
+    ids = torch.arange(len(p))[:, None]
+    p, q = p[None, None], q[None, None]
+    grid, numbers = decide.positional(plan, torch.tensor([num_draft_tokens]), num_draft_tokens)
+    values = {name: value[:, position, None] for name, value in grid.items()}
+    values |= row_scalars(plan, ids, p, q, numbers)
+    values["carry"] = torch.ones(1, 1, dtype=torch.float64)
+    h = torch.as_tensor(call(plan.accept, values, numbers), dtype=torch.float64).expand(ids.shape)[:, 0]
+    recovered = draw_law(residuals(plan, ids, p, q, values, numbers), p, plan.traits.recovered)[:, 0]
+    rejected = q[0, 0] * (1 - h)
+    # Where the residual does not depend on the drafted token, there is one law for all.
+    return q[0, 0] * h + (rejected @ recovered if len(recovered) > 1 else rejected.sum() * recovered[0])
+
+
+def _first_token_law(plan: Plan, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return the law of a step's first token, on truncated rows."""
+    p, q = _truncate(p, q)
+    ids = torch.cartesian_prod(*[torch.arange(p.shape[1])] * len(q)).view(-1, len(q))
+    steps = verify_exactly(plan, ids, p.expand(len(ids), -1, -1), q.expand(len(ids), -1, -1))
+    weight = q.expand(len(ids), -1, -1).gather(2, ids[..., None])[..., 0].prod(1)
+    out = (weight * steps.stops[:, 0]) @ steps.emits[:, 0]
+    return out.index_add(0, ids[:, 0], weight * (1 - steps.stops[:, 0]))
+
+
+def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut rows to the entries likeliest under target and draft at each position, and to a few positions."""
+    length = min(len(q), TRUNCATED_LENGTH)
+    p, q = p[: length + 1], q[:length]
+    likeliest = torch.cat((p[:-1] + q, p[-1:])).topk(min(TRUNCATED_VOCABULARY, p.shape[1])).indices
+    p, q = p.gather(1, likeliest), q.gather(1, likeliest[:-1])
+    return p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+
+
+def _joint_laws(
+    strategy: AcceptanceStrategy,
+    target: torch.Tensor | Model,
+    draft: torch.Tensor | Model,
+    num_draft_tokens: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    emitted = law(strategy, target, draft, num_draft_tokens=num_draft_tokens)
+    length = (len(target) - 1 if isinstance(target, torch.Tensor) else num_draft_tokens or 0) + 1
+    return complete(emitted, target, length), complete({(): 1.0}, target, length)
+
+
+def _tv(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().sum() / 2)
+
+
+def _kl(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((torch.xlogy(found, found) - torch.xlogy(found, wanted)).sum())

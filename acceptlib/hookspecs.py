@@ -1,0 +1,28 @@
+"""The one hook that a package implements to bring strategies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from acceptlib.strategy import AcceptanceStrategy
+
+NAMESPACE = "acceptlib"
+"""Of the hooks, and the entry-point group that packages declare."""
+
+hookspec = pluggy.HookspecMarker(NAMESPACE)
+hookimpl = pluggy.HookimplMarker(NAMESPACE)
+
+
+@hookspec
+def acceptlib_strategies() -> Iterable[type[AcceptanceStrategy]]:
+    """Return the strategy classes of a package.
+
+    Called once, when strategies are first looked up. Returning nothing (None or an empty list) brings none. Since
+    acceptlib 0.1.
+    """
+    raise NotImplementedError  # pluggy calls implementations, never the specification

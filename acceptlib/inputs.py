@@ -1,0 +1,367 @@
+"""Validated inputs of a `verify` call, in the ragged or the padded layout, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from acceptlib.errors import InputError, StatusError
+from acceptlib.rng import Rng, Uniforms
+
+if TYPE_CHECKING:
+    from acceptlib.sampling import SamplingParams
+
+PLACEHOLDER_TOKEN_ID: Final = -1
+"""Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
+
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ID_DTYPES = (torch.int32, torch.int64)
+
+
+class Status(IntEnum):
+    """Why a request emitted no token."""
+
+    OK = 0
+    INVALID_ROW = 1
+    UNNORMALIZED_ROW = 2
+    INVALID_TOKEN_ID = 3
+    INVALID_COUNT = 4
+    INVALID_PARAMETER = 5
+
+
+EXPLANATIONS: Final[dict[Status, str]] = {
+    Status.INVALID_ROW: "the target's row has NaN, an infinity, or no entry above zero probability",
+    Status.UNNORMALIZED_ROW: "a row of probabilities does not sum to 1 (within 1/64)",
+    Status.INVALID_TOKEN_ID: "a drafted or bonus token id is outside the vocabulary",
+    Status.INVALID_COUNT: "cu_num_draft_tokens decreases, leaves [0, T], or exceeds max_num_draft_tokens",
+    Status.INVALID_PARAMETER: "a sampling parameter is out of range",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What one `verify` call decided, for B requests of at most K drafted tokens.
+
+    Attributes:
+        output_token_ids: [B, K+1] int32: accepted tokens, then the recovered or bonus token, then -1.
+        num_accepted: [B] int32, accepted drafted prefix, 0..n_b.
+        num_emitted: [B] int32, `num_accepted + 1`; `num_accepted` where status is not 0.
+        status: [B] int8, a `Status`; 0 where all is well.
+        logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN beyond
+            them; None unless asked for.
+    """
+
+    output_token_ids: torch.Tensor
+    num_accepted: torch.Tensor
+    num_emitted: torch.Tensor
+    status: torch.Tensor
+    logprobs: torch.Tensor | None = None
+
+    @classmethod
+    def empty(
+        cls, num_requests: int, max_num_draft_tokens: int, device: torch.device, *, logprobs: bool
+    ) -> VerifyResult:
+        """Allocate a result to pass as `out`."""
+        shape = (num_requests, max_num_draft_tokens + 1)
+        return cls(
+            output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),
+            num_accepted=torch.empty(num_requests, dtype=torch.int32, device=device),
+            num_emitted=torch.empty(num_requests, dtype=torch.int32, device=device),
+            status=torch.empty(num_requests, dtype=torch.int8, device=device),
+            logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+        )
+
+    def copy_(self, other: VerifyResult) -> VerifyResult:
+        """Write `other`, of the same shapes, into these tensors and return self."""
+        self.output_token_ids.copy_(other.output_token_ids)
+        self.num_accepted.copy_(other.num_accepted)
+        self.num_emitted.copy_(other.num_emitted)
+        self.status.copy_(other.status)
+        if self.logprobs is not None and other.logprobs is not None:
+            self.logprobs.copy_(other.logprobs)
+        return self
+
+    def raise_for_status(self) -> None:
+        """Raise if any request met bad values. Waits for the device.
+
+        Raises:
+            StatusError: Names each such request, the position it stopped at, and what was wrong there.
+        """
+        problems = [
+            f"request {index}, position {int(self.num_accepted[index])}: {EXPLANATIONS[Status(code)]}"
+            for index, code in enumerate(self.status.tolist())
+            if code != Status.OK
+        ]
+        if problems:
+            raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one model as the caller gave them.
+
+    Attributes:
+        data: [T+B, V] or [B, K+1, V] for the target, [T, V] or [B, K, V] for the draft; any strides.
+        is_logits: Whether `data` holds logits, to be processed, rather than probabilities.
+        temperature: [B] float32 or None for 1.
+    """
+
+    data: torch.Tensor
+    is_logits: bool
+    temperature: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One validated `verify` call.
+
+    Attributes:
+        draft_token_ids: [T] or [B, K].
+        target: The target's rows.
+        draft: The draft's rows, or None for one-hot drafts.
+        cu_num_draft_tokens: [B+1] for the ragged layout, None for the padded one.
+        num_requests: B.
+        max_num_draft_tokens: K.
+        rng: Streams to consume one step of; None when `uniforms` is given.
+        uniforms: Explicit random numbers.
+        bonus_token_ids: [B] or None.
+        logprobs: Whether to return log-probabilities.
+        out: Result to write in place, or None.
+    """
+
+    draft_token_ids: torch.Tensor
+    target: Rows
+    draft: Rows | None
+    cu_num_draft_tokens: torch.Tensor | None
+    num_requests: int
+    max_num_draft_tokens: int
+    rng: Rng | None
+    uniforms: Uniforms | None
+    bonus_token_ids: torch.Tensor | None
+    logprobs: bool
+    out: VerifyResult | None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of every tensor of the call."""
+        return self.target.data.device
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the target's vocabulary size."""
+        return self.target.data.shape[-1]
+
+
+def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
+    draft_token_ids: torch.Tensor,
+    *,
+    target_logits: torch.Tensor | None,
+    target_probs: torch.Tensor | None,
+    draft_logits: torch.Tensor | None,
+    draft_probs: torch.Tensor | None,
+    cu_num_draft_tokens: torch.Tensor | None,
+    max_num_draft_tokens: int | None,
+    sampling: SamplingParams | None,
+    draft_sampling: SamplingParams | None,
+    rng: Rng | torch.Generator | int | None,
+    bonus_token_ids: torch.Tensor | None,
+    uniforms: Uniforms | None,
+    logprobs: bool,
+    out: VerifyResult | None,
+) -> Inputs:
+    """Validate the arguments of `verify` without waiting for the device.
+
+    Raises:
+        InputError: With the expected and the actual value.
+    """
+    target_data, target_is_logits = _one_of("target", target_logits, target_probs)
+    draft_data, draft_is_logits = None, False
+    if draft_logits is not None or draft_probs is not None:
+        draft_data, draft_is_logits = _one_of("draft", draft_logits, draft_probs)
+    if sampling is not None and not target_is_logits:
+        msg = (
+            "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave sampling out"
+        )
+        raise InputError(msg)
+    if draft_sampling is not None and not draft_is_logits:
+        msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
+        raise InputError(msg)
+
+    device = target_data.device
+    _expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)
+    if cu_num_draft_tokens is None:
+        num_requests, most = _padded(draft_token_ids, target_data, draft_data, max_num_draft_tokens)
+    else:
+        _expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
+        num_requests, most = _ragged(
+            draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens
+        )
+    vocab_size = target_data.shape[-1]
+    if vocab_size == 0:
+        msg = f"target rows: expected at least one vocabulary entry, got {list(target_data.shape)}"
+        raise InputError(msg)
+    for name, data in (("target", target_data), ("draft", draft_data)):
+        if data is not None:
+            _expect(f"{name} rows", data, tuple(data.shape), FLOAT_DTYPES, device)
+    if bonus_token_ids is not None:
+        _expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
+    if uniforms is None:
+        rng = Rng.of(rng, num_requests, device)
+    elif rng is not None:
+        msg = "rng and uniforms both say where the randomness comes from: pass one"
+        raise InputError(msg)
+    else:
+        ragged_shape = uniforms.accept.ndim == 1 and cu_num_draft_tokens is not None
+        shape = tuple(draft_token_ids.shape) if ragged_shape else (num_requests, most)
+        _expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
+        _expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
+    if out is not None:
+        _check_out(out, num_requests, most, device, logprobs=logprobs)
+
+    temperature = _temperature("sampling", sampling, num_requests, device)
+    draft_temperature = temperature
+    if draft_sampling is not None:
+        draft_temperature = _temperature("draft_sampling", draft_sampling, num_requests, device)
+    return Inputs(
+        draft_token_ids=draft_token_ids,
+        target=Rows(target_data, target_is_logits, temperature),
+        draft=None if draft_data is None else Rows(draft_data, draft_is_logits, draft_temperature),
+        cu_num_draft_tokens=cu_num_draft_tokens,
+        num_requests=num_requests,
+        max_num_draft_tokens=most,
+        rng=rng if isinstance(rng, Rng) else None,
+        uniforms=uniforms,
+        bonus_token_ids=bonus_token_ids,
+        logprobs=logprobs,
+        out=out,
+    )
+
+
+def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
+    if (logits is None) == (probs is None):
+        got = "neither" if logits is None else "both"
+        msg = f"expected exactly one of {name}_logits and {name}_probs, got {got}"
+        raise InputError(msg)
+    data = logits if probs is None else probs
+    if not isinstance(data, torch.Tensor):
+        msg = f"{name} rows: expected a torch.Tensor, got {type(data).__name__}"
+        raise InputError(msg)
+    return data, probs is None
+
+
+def _expect(
+    name: str,
+    value: torch.Tensor,
+    shape: tuple[int | None, ...] | None,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+) -> None:
+    """Check one tensor; None in `shape` stands for any length, and None as `shape` for any shape."""
+    if not isinstance(value, torch.Tensor):
+        msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
+        raise InputError(msg)
+    if value.dtype not in dtypes:
+        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        msg = f"{name}: expected dtype {expected}, got {str(value.dtype).removeprefix('torch.')}"
+        raise InputError(msg)
+    if value.device != device:
+        msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"
+        raise InputError(msg)
+    if shape is not None:
+        fits = len(shape) == value.ndim and all(
+            length is None or length == actual for length, actual in zip(shape, value.shape, strict=True)
+        )
+        if not fits:
+            expected = ", ".join("any" if length is None else str(length) for length in shape)
+            msg = f"{name}: expected shape [{expected}], got {list(value.shape)}"
+            raise InputError(msg)
+
+
+def _padded(
+    ids: torch.Tensor, target: torch.Tensor, draft: torch.Tensor | None, max_num_draft_tokens: int | None
+) -> tuple[int, int]:
+    if ids.ndim != 2:  # noqa: PLR2004
+        msg = (
+            f"draft_token_ids: expected [B, K] in the padded layout, got {list(ids.shape)}. For the ragged layout, "
+            "[T], pass cu_num_draft_tokens."
+        )
+        raise InputError(msg)
+    num_requests, most = ids.shape
+    if max_num_draft_tokens not in {None, most}:
+        msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {max_num_draft_tokens}"
+        raise InputError(msg)
+    _expect_rows("target", target, (num_requests, most + 1), "[B, K+1, V]")
+    if draft is not None:
+        _expect_rows("draft", draft, (num_requests, most), "[B, K, V]")
+    return num_requests, most
+
+
+def _ragged(
+    ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    cu_num_draft_tokens: torch.Tensor,
+    max_num_draft_tokens: int | None,
+) -> tuple[int, int]:
+    if ids.ndim != 1:
+        msg = (
+            f"draft_token_ids: expected [T] in the ragged layout (cu_num_draft_tokens was given), got {list(ids.shape)}"
+        )
+        raise InputError(msg)
+    num_requests = cu_num_draft_tokens.shape[0] - 1
+    if num_requests < 0:
+        msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
+        raise InputError(msg)
+    num_tokens = ids.shape[0]
+    _expect_rows("target", target, (num_tokens + num_requests,), "[T+B, V]")
+    if draft is not None:
+        _expect_rows("draft", draft, (num_tokens,), "[T, V]")
+    if max_num_draft_tokens is None:
+        if ids.device.type != "cpu":
+            msg = (
+                f"max_num_draft_tokens: expected an int in the ragged layout on {ids.device}, got None. Finding it "
+                "would wait for the device; pass the largest number of drafted tokens, or any bound above it."
+            )
+            raise InputError(msg)
+        counts = cu_num_draft_tokens.diff()
+        max_num_draft_tokens = min(max(int(counts.max()), 0), num_tokens) if num_requests else 0
+    if max_num_draft_tokens < 0:
+        msg = f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens}"
+        raise InputError(msg)
+    return num_requests, max_num_draft_tokens
+
+
+def _expect_rows(name: str, data: torch.Tensor, lengths: tuple[int, ...], layout: str) -> None:
+    if tuple(data.shape[:-1]) != lengths or data.ndim != len(lengths) + 1:
+        expected = ", ".join(str(length) for length in lengths)
+        msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}"
+        raise InputError(msg)
+
+
+def _temperature(
+    name: str, sampling: SamplingParams | None, num_requests: int, device: torch.device
+) -> torch.Tensor | None:
+    if sampling is None or sampling.temperature is None:
+        return None
+    if isinstance(sampling.temperature, torch.Tensor):
+        dtypes = (*FLOAT_DTYPES, torch.float64)
+        _expect(f"{name}.temperature", sampling.temperature, (num_requests,), dtypes, device)
+        return sampling.temperature.to(torch.float32)
+    if sampling.temperature == 1:
+        return None
+    return torch.full((num_requests,), sampling.temperature, dtype=torch.float32, device=device)
+
+
+def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
+    _expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), (torch.int32,), device)
+    _expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
+    _expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
+    _expect("out.status", out.status, (num_requests,), (torch.int8,), device)
+    if logprobs != (out.logprobs is not None):
+        msg = f"out.logprobs: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
+        raise InputError(msg)
+    if out.logprobs is not None:
+        _expect("out.logprobs", out.logprobs, (num_requests, most + 1), (torch.float32,), device)

@@ -1,0 +1,1 @@
+"""Text generation with other libraries; each module needs its library only when it is used."""

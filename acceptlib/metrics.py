@@ -1,0 +1,79 @@
+"""What a run of verifications achieved: acceptance length, rates and histograms."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from acceptlib.inputs import VerifyResult
+
+
+@dataclass(slots=True)
+class AcceptanceMetrics:
+    """Counts over many verified steps; updating waits for the device.
+
+    Attributes:
+        num_steps: Verified steps, one a request and call.
+        num_draft_tokens: Drafted tokens.
+        num_accepted_tokens: Drafted tokens that stood.
+        num_emitted_tokens: Accepted tokens and the recovered or bonus token of each step.
+        drafted_at: For each position, how many steps drafted a token there.
+        accepted_at: For each position, how many of these tokens stood.
+    """
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_emitted_tokens: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    _squares: int = 0
+
+    def update(self, result: VerifyResult, num_draft_tokens: torch.Tensor) -> None:
+        """Add one `verify` call.
+
+        Args:
+            result: What it returned.
+            num_draft_tokens: [B] integers, drafted tokens of each request.
+        """
+        rows = zip(result.num_accepted.tolist(), result.num_emitted.tolist(), num_draft_tokens.tolist(), strict=True)
+        for accepted, emitted, drafted in rows:
+            self.num_steps += 1
+            self.num_draft_tokens += drafted
+            self.num_accepted_tokens += accepted
+            self.num_emitted_tokens += emitted
+            self._squares += emitted * emitted
+            missing = drafted - len(self.drafted_at)
+            self.drafted_at += [0] * missing
+            self.accepted_at += [0] * missing
+            for position in range(drafted):
+                self.drafted_at[position] += 1
+                self.accepted_at[position] += position < accepted
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Mean number of emitted tokens a step, tau."""
+        return self.num_emitted_tokens / self.num_steps if self.num_steps else math.nan
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of `mean_acceptance_length`, taking steps as independent."""
+        if self.num_steps < 2:  # noqa: PLR2004 - no variance from one step
+            return math.nan
+        mean = self.mean_acceptance_length
+        variance = (self._squares - self.num_steps * mean * mean) / (self.num_steps - 1)
+        return math.sqrt(max(variance, 0.0) / self.num_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted share of drafted tokens."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else math.nan
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of the tokens drafted at each position that stood."""
+        return [accepted / drafted for accepted, drafted in zip(self.accepted_at, self.drafted_at, strict=True)]

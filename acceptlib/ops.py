@@ -1,0 +1,69 @@
+"""The operations a rule may use, in torch: the vocabulary that torch and Triton share.
+
+Arithmetic and comparison operators come from the values themselves. `acceptlib.engine.triton.ops` holds the
+same names for Triton; a rule written with `ops` runs under both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import torch
+
+Value: TypeAlias = Any
+"""A number or a tensor of them: what a rule takes and returns (float64 scalars, float32 rows)."""
+
+
+def minimum(a: Value, b: Value) -> Value:
+    """Return the elementwise smaller of `a` and `b`."""
+    if not isinstance(b, torch.Tensor):
+        return torch.clamp(a, max=b) if isinstance(a, torch.Tensor) else min(a, b)
+    return torch.minimum(a, b) if isinstance(a, torch.Tensor) else torch.clamp(b, max=a)
+
+
+def maximum(a: Value, b: Value) -> Value:
+    """Return the elementwise larger of `a` and `b`."""
+    if not isinstance(b, torch.Tensor):
+        return torch.clamp(a, min=b) if isinstance(a, torch.Tensor) else max(a, b)
+    return torch.maximum(a, b) if isinstance(a, torch.Tensor) else torch.clamp(b, min=a)
+
+
+def where(condition: Value, a: Value, b: Value) -> Value:
+    """Return `a` where `condition` holds, `b` elsewhere."""
+    if not isinstance(condition, torch.Tensor):
+        return a if condition else b
+    if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
+        # Two plain numbers would become float32 and lose the float64 of the rule.
+        a, b = torch.tensor([a, b], dtype=torch.float64, device=condition.device).unbind()
+    return torch.where(condition, a, b)
+
+
+def exp(a: Value) -> Value:
+    """Return e to the power of `a`."""
+    return torch.exp(a) if isinstance(a, torch.Tensor) else math.exp(a)
+
+
+def log(a: Value) -> Value:
+    """Return the natural logarithm of `a`."""
+    return torch.log(a) if isinstance(a, torch.Tensor) else math.log(a)
+
+
+def sqrt(a: Value) -> Value:
+    """Return the square root of `a`."""
+    return torch.sqrt(a) if isinstance(a, torch.Tensor) else math.sqrt(a)
+
+
+def abs(a: Value) -> Value:  # noqa: A001 - the name that torch and triton.language use
+    """Return the absolute value of `a`."""
+    return torch.abs(a) if isinstance(a, torch.Tensor) else math.fabs(a)
+
+
+def ratio(a: Value, b: Value) -> Value:
+    """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0.
+
+    These are the limits that make min(1, p / q) accept a token of zero draft probability iff the target gives
+    it any (Leviathan et al. 2022, arXiv 2211.17192, section 2.3).
+    """
+    positive = b > 0
+    return where(positive, a / where(positive, b, 1.0), where(a > 0, math.inf, a))

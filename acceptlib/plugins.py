@@ -1,0 +1,118 @@
+"""Guarded discovery of strategies: what loaded, from which distribution, and what failed and why.
+
+pluggy's own loader stops at the first entry point that fails to import and passes over a second plugin of the same
+name. Here each entry point is loaded by itself, and a failure is a record, never fatal to the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+import pluggy
+
+from acceptlib import hookspecs, strategies
+from acceptlib.errors import suggest
+from acceptlib.strategy import INTERFACE_VERSION, AcceptanceStrategy
+
+DISABLE_VARIABLE = "ACCEPTLIB_DISABLE_PLUGINS"
+"""Set to anything but an empty string or 0, this environment variable keeps third-party packages from loading."""
+
+BUILT_IN = "acceptlib"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One source of strategies.
+
+    Attributes:
+        name: Name of the entry point; `acceptlib` for the built-ins.
+        distribution: Distribution and version it came from.
+        strategies: The classes it brought that can be used.
+        problems: What went wrong, in sentences.
+    """
+
+    name: str
+    distribution: str
+    strategies: tuple[type[AcceptanceStrategy], ...]
+    problems: tuple[str, ...]
+
+
+def third_parties_enabled() -> bool:
+    """Return whether the environment lets third-party packages load."""
+    return os.environ.get(DISABLE_VARIABLE, "") in {"", "0"}
+
+
+def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[Plugin]:
+    """Load the built-ins and every entry point in group `acceptlib`.
+
+    Args:
+        entry_points: Instead of the installed ones.
+
+    Returns:
+        One record a source, the built-ins first.
+    """
+    found = [_collect(BUILT_IN, f"acceptlib {metadata.version('acceptlib')}", strategies)]
+    if entry_points is None:
+        entry_points = metadata.entry_points(group=hookspecs.NAMESPACE) if third_parties_enabled() else ()
+    for entry_point in sorted(entry_points, key=lambda entry_point: (entry_point.name, entry_point.value)):
+        distribution = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown"
+        try:
+            plugin = entry_point.load()
+        except Exception as error:  # noqa: BLE001 - a third party's import may raise anything; it is recorded
+            problem = f"importing {entry_point.value!r} raised {type(error).__name__}: {error}"
+            found.append(Plugin(entry_point.name, distribution, (), (problem,)))
+        else:
+            found.append(_collect(entry_point.name, distribution, plugin))
+    return found
+
+
+def _collect(name: str, distribution: str, plugin: object) -> Plugin:
+    """Register one plugin by itself and call its hook."""
+    manager = pluggy.PluginManager(hookspecs.NAMESPACE)
+    manager.add_hookspecs(hookspecs)
+    problems: list[str] = []
+    classes: list[type[AcceptanceStrategy]] = []
+    try:
+        manager.register(plugin, name)
+        problems += _unknown_hooks(manager, plugin)
+        for returned in manager.hook.acceptlib_strategies():
+            for candidate in returned or ():
+                problem = _reject(candidate)
+                if problem:
+                    problems.append(problem)
+                else:
+                    classes.append(candidate)
+    except Exception as error:  # noqa: BLE001 - as above
+        problems.append(f"its hook raised {type(error).__name__}: {error}")
+    if not classes and not problems:
+        problems.append(
+            "it implements no hook: expected a function acceptlib_strategies marked with acceptlib.hookimpl"
+        )
+    return Plugin(name, distribution, tuple(classes), tuple(problems))
+
+
+def _unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> list[str]:
+    """Name implementations of hooks that do not exist, as a misspelt name makes them."""
+    known = [name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("acceptlib_")]
+    implemented = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
+    return [
+        f"it implements an unknown hook {name!r}.{suggest(name, known)} Available: {', '.join(known)}."
+        for name in implemented
+        if name not in known
+    ]
+
+
+def _reject(candidate: object) -> str | None:
+    """Return why `candidate` cannot be used as a strategy class."""
+    if not (inspect.isclass(candidate) and issubclass(candidate, AcceptanceStrategy)):
+        return f"its hook returned {candidate!r}: expected subclasses of acceptlib.AcceptanceStrategy"
+    if candidate.interface_version != INTERFACE_VERSION:
+        return (
+            f"strategy {candidate.name!r} was written for interface version {candidate.interface_version}; this "
+            f"acceptlib has {INTERFACE_VERSION}"
+        )
+    return None

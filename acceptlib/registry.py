@@ -1,0 +1,120 @@
+"""Strategies by name: the built-ins and those of installed packages."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from acceptlib import plugins
+from acceptlib.errors import PluginError, UnknownStrategyError, suggest
+
+if TYPE_CHECKING:
+    from acceptlib.engine.backends import Choice
+    from acceptlib.strategy import AcceptanceStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of a strategy.
+
+    Attributes:
+        name: The name or alias.
+        strategy: Its class.
+        distribution: Where it came from.
+    """
+
+    name: str
+    strategy: type[AcceptanceStrategy]
+    distribution: str
+
+
+@functools.lru_cache(maxsize=4)
+def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
+    """Return entries by name, the reason for each name that cannot be used, and the plugins."""
+    loaded = plugins.discover(None if third_parties else ())
+    entries: dict[str, Entry] = {}
+    conflicts: dict[str, str] = {}
+    for plugin in loaded:
+        for strategy in plugin.strategies:
+            for name in (strategy.name, *strategy.aliases):
+                if name not in entries:
+                    entries[name] = Entry(name, strategy, plugin.distribution)
+                    continue
+                other = entries[name].distribution
+                conflicts[name] = f"Both {other} and {plugin.distribution} provide a strategy {name!r}; uninstall one."
+    built_in = {name for name, entry in entries.items() if entry.distribution == loaded[0].distribution}
+    for name in conflicts.keys() - built_in:
+        del entries[name]
+    return entries, {name: why for name, why in conflicts.items() if name not in built_in}, loaded
+
+
+def _entries(*, third_parties: bool | None = None) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
+    return _load(third_parties=plugins.third_parties_enabled() if third_parties is None else third_parties)
+
+
+def available() -> list[str]:
+    """Return the names of all strategies, sorted: built-in ones and those of installed packages; no aliases."""
+    entries, _, _ = _entries()
+    return sorted(name for name, entry in entries.items() if name == entry.strategy.name)
+
+
+def loaded_plugins() -> list[plugins.Plugin]:
+    """Return every source of strategies, with what went wrong."""
+    entries, _, loaded = _entries()
+    return [
+        plugins.Plugin(
+            plugin.name,
+            plugin.distribution,
+            plugin.strategies,
+            (
+                *plugin.problems,
+                *(
+                    f"the name {name!r} is taken"
+                    + (f" by {entries[name].distribution}" if name in entries else " by another package as well")
+                    for strategy in plugin.strategies
+                    for name in (strategy.name, *strategy.aliases)
+                    if name not in entries or entries[name].strategy is not strategy
+                ),
+            ),
+        )
+        for plugin in loaded
+    ]
+
+
+def find(name: str, *, third_parties: bool | None = None) -> Entry:
+    """Return the entry of a name or alias.
+
+    Args:
+        name: What to look up.
+        third_parties: Whether installed packages count; None leaves it to the environment.
+
+    Raises:
+        UnknownStrategyError: There is none; the message names what there is.
+        PluginError: Two packages provide it.
+    """
+    entries, conflicts, loaded = _entries(third_parties=third_parties)
+    if name in entries:
+        return entries[name]
+    if name in conflicts:
+        raise PluginError(conflicts[name])
+    names = sorted({entry.strategy.name for entry in entries.values()})
+    broken = [f"{plugin.distribution}: {problem}" for plugin in loaded for problem in plugin.problems]
+    hint = f" Plugins with problems: {'; '.join(broken)}. See `acceptlib plugins`." if broken else ""
+    msg = f"Unknown strategy {name!r}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
+    raise UnknownStrategyError(msg)
+
+
+def create(name: str, *, backend: Choice = "auto", **options: Any) -> AcceptanceStrategy:
+    """Create a strategy by name.
+
+    Args:
+        name: A name from `available()`, or an alias.
+        backend: `auto`, `torch` or `triton`.
+        **options: The strategy's options; `acceptlib show NAME` lists them.
+
+    Raises:
+        UnknownStrategyError: No strategy has this name.
+        OptionError: An option does not exist or is out of range.
+    """
+    return find(name).strategy(backend=backend, **options)

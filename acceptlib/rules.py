@@ -1,0 +1,81 @@
+"""The rule language: plain functions whose parameter names say what they read.
+
+A rule is written once and runs in torch and inside the Triton kernels. Its parameters are looked up by name,
+among the quantities below, the strategy's own row sums and its options; nothing else has to be declared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Final
+
+from acceptlib.errors import StrategyDefinitionError
+from acceptlib.ops import Value
+
+SCALARS: Final[dict[str, str]] = {
+    "target_prob": "p(x), the target's probability of the drafted token",
+    "draft_prob": "q(x), the draft's probability of it; 1 for a one-hot draft",
+    "target_max_prob": "the largest entry of the target's row",
+    "draft_max_prob": "the largest entry of the draft's row",
+    "is_target_argmax": "whether the drafted token is the target's argmax (lowest id among ties)",
+    "target_top_entropy": "entropy in nats of the target row's `Traits.top_k` largest entries, renormalised",
+    "position": "0-based position in the draft",
+    "num_draft_tokens": "drafted tokens of this request, n_b",
+    "is_last": "whether this is the request's last drafted token",
+    "carry": "the running scalar; `carry` sees it before this position, `accept` after it, and `residual` before it",
+    "next_residual_mass": "sum of max(residual, 0) over the next row; 0 at the last drafted token",
+}
+"""Per drafted position, float64 (booleans where named `is_`)."""
+
+ELEMENTS: Final[dict[str, str]] = {
+    "p": "the target's row",
+    "q": "the draft's row; one-hot at the drafted token where there is no draft row",
+    "is_drafted": "whether the entry is the drafted token",
+}
+"""Per vocabulary entry, float32: what `residual` and row sums read beside scalars."""
+
+
+class Rule:
+    """A rule function with the names it reads.
+
+    Attributes:
+        function: The plain function, for backends to bind to their own `ops`.
+        names: Its parameters, in order.
+    """
+
+    def __init__(self, function: Callable[..., Value]) -> None:
+        """Wrap `function`, whose parameters must be plain positional names without defaults."""
+        self.function = function
+        parameters = inspect.signature(function).parameters.values()
+        for parameter in parameters:
+            if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.default is not parameter.empty:
+                msg = (
+                    f"rule {function.__qualname__!r}: expected plain parameters without defaults, "
+                    f"got {str(parameter)!r}. A rule reads quantities and options by name and takes no self."
+                )
+                raise StrategyDefinitionError(msg)
+        self.names = tuple(parameter.name for parameter in parameters)
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Value) -> Value:
+        """Evaluate in torch."""
+        return self.function(*args)
+
+    def __repr__(self) -> str:
+        """Show the rule as it is written."""
+        return f"<{type(self).__name__} {self.function.__qualname__}({', '.join(self.names)})>"
+
+
+class RowSum(Rule):
+    """An elementwise function of a row, summed over the vocabulary; its name becomes a scalar for the rules."""
+
+
+def rule(function: Callable[..., Value]) -> Rule:
+    """Mark a strategy's `accept`, `carry`, `forgive` or `residual`."""
+    return Rule(function)
+
+
+def row_sum(function: Callable[..., Value]) -> RowSum:
+    """Mark an elementwise function of `p` and `q`: rules may read its sum over the row under its name."""
+    return RowSum(function)

@@ -1,0 +1,42 @@
+"""Rejection sampling towards a mixture of target and draft."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from acceptlib import ops, strategy
+from acceptlib.ops import Value
+from acceptlib.rules import rule
+from acceptlib.strategy import AcceptanceStrategy, Traits
+
+
+class Mixture(AcceptanceStrategy):
+    """Rejection sampling whose target is a weighted mean of the target's and the draft's rows.
+
+    Guarantee: lossy. A row's law is exactly v = w p + (1 - w) q, at distance TV(v, p) = (1 - w) TV(p, q).
+
+    Formula: h_i = min(1, v_i(x_i) / q_i(x_i)); recovered token from max(p_i - q_i, 0), normalised (max(v - q, 0) is
+    the same up to the factor w). With w = 1 this is `rejection`.
+
+    Source: arXiv 2604.07622; transformers calls the weight `assistant_ensemble_weight`. The default is ours.
+    """
+
+    name = "mixture"
+    aliases = ("ensemble",)
+    traits = Traits(guarantee="lossy", bound="TV(out, p) = (1 - weight) TV(p, q)", neutral={"weight": 1.0})
+
+    class Options(strategy.Options):
+        """Options of `mixture`."""
+
+        weight: float = Field(0.8, ge=0, le=1, description="weight w of the target's row; 1 is lossless")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, weight: Value) -> Value:
+        """Return h."""
+        mixed = weight * target_prob + (1.0 - weight) * draft_prob
+        return ops.minimum(ops.ratio(mixed, draft_prob), 1.0)
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry after a rejection."""
+        return p - q

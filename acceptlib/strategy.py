@@ -1,0 +1,224 @@
+"""The interface: a strategy is a rule that returns a probability, its options and its traits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pydantic
+
+from acceptlib.engine import backends
+from acceptlib.engine.plan import Constant, Plan, Traits
+from acceptlib.errors import OptionError, StrategyDefinitionError, suggest
+from acceptlib.inputs import VerifyResult, prepare
+from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
+
+if TYPE_CHECKING:
+    import torch
+
+    from acceptlib.rng import Rng, Uniforms
+    from acceptlib.sampling import SamplingParams
+
+__all__ = ["INTERFACE_VERSION", "AcceptanceStrategy", "Options", "Traits"]
+
+INTERFACE_VERSION = 1
+"""Version of this interface. Strategies state the one they were written for in `interface_version`."""
+
+
+class Options(pydantic.BaseModel):
+    """Base of a strategy's options: unknown names are errors, values are validated and frozen."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, validate_default=True)
+
+
+class AcceptanceStrategy:
+    """Decides how many drafted tokens stand and draws the token that follows them.
+
+    A subclass sets `name` and `traits`, nests an `Options` model if it has options, and writes its rules:
+
+    - `accept` (required): the probability h that the drafted token is accepted. The engine draws u in [0, 1)
+      and accepts where u < h.
+    - `residual`: the weight of each vocabulary entry in the draw after a rejection, clamped at 0. Without one the
+      recovered token comes from the target's row.
+    - `carry`: a scalar, 1 at the start, carried from one position to the next.
+    - `forgive`: for `Traits(stop="window")`, whether a rejected token may stand.
+
+    Rules are decorated with `acceptlib.rule`, take no `self`, and read quantities (`acceptlib.rules.SCALARS`,
+    `acceptlib.rules.ELEMENTS`), sums declared with `acceptlib.row_sum`, and options by parameter name. A strategy
+    that does not fit this skeleton overrides `verify` whole.
+
+    Attributes:
+        name: What configs and the command line call it.
+        aliases: Other names for it.
+        traits: What it declares about itself.
+        interface_version: The `INTERFACE_VERSION` it was written for.
+        options: The validated options of this instance.
+        backend: `auto`, `torch` or `triton`.
+    """
+
+    name: ClassVar[str]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[Traits]
+    interface_version: ClassVar[int] = INTERFACE_VERSION
+    Options: ClassVar[type[Options]] = Options
+
+    accept: ClassVar[Rule]
+    carry: ClassVar[Rule | None] = None
+    forgive: ClassVar[Rule | None] = None
+    residual: ClassVar[Rule | None] = None
+
+    options: Options
+    backend: backends.Choice
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Check what can be checked when the class is written."""
+        super().__init_subclass__(**kwargs)
+        for attribute, kind in (("name", str), ("traits", Traits)):
+            if not isinstance(getattr(cls, attribute, None), kind):
+                msg = f"strategy class {cls.__qualname__}: expected a class attribute {attribute!r}, a {kind.__name__}"
+                raise StrategyDefinitionError(msg)
+        overrides = cls.verify is not AcceptanceStrategy.verify
+        if not overrides and not isinstance(getattr(cls, "accept", None), Rule):
+            msg = (
+                f"strategy {cls.name!r}: expected an `accept` rule (decorated with @acceptlib.rule) or its own `verify`"
+            )
+            raise StrategyDefinitionError(msg)
+        taken = {*SCALARS, *ELEMENTS} & {*cls.Options.model_fields, *cls._row_sums()}
+        if taken:
+            names = ", ".join(sorted(taken))
+            msg = f"strategy {cls.name!r}: {names} already name quantities; rename the option or row sum"
+            raise StrategyDefinitionError(msg)
+
+    def __init__(self, *, backend: backends.Choice = "auto", **options: Any) -> None:
+        """Validate the options and bind them to the rules.
+
+        Args:
+            backend: `auto`, `torch` or `triton`.
+            **options: The strategy's options.
+
+        Raises:
+            OptionError: An option does not exist or is out of range.
+            StrategyDefinitionError: A rule reads a name that does not exist.
+        """
+        try:
+            self.options = self.Options(**options)
+        except pydantic.ValidationError as error:
+            raise OptionError(_explain(self.name, self.Options, error)) from None
+        self.backend = backends.check(backend)
+        if type(self).verify is AcceptanceStrategy.verify:
+            self.plan = Plan(
+                name=self.name,
+                accept=self.accept,
+                carry=self.carry,
+                forgive=self.forgive,
+                residual=self.residual,
+                row_sums=self._row_sums(),
+                constants=self.constants(),
+                traits=self.resolve_traits(),
+            )
+
+    def constants(self) -> dict[str, Constant]:
+        """Return what rules may read beside quantities: by default every numeric option.
+
+        Override it to derive constants from options. A tuple holds one value a position, and is 0 beyond its end.
+        """
+        values = self.options.model_dump().items()
+        return {name: value for name, value in values if isinstance(value, int | float | tuple)}
+
+    def resolve_traits(self) -> Traits:
+        """Return the traits under this instance's options: by default those of the class."""
+        return self.traits
+
+    def verify(  # noqa: PLR0913 - one call, documented argument by argument
+        self,
+        draft_token_ids: torch.Tensor,
+        *,
+        target_logits: torch.Tensor | None = None,
+        target_probs: torch.Tensor | None = None,
+        draft_logits: torch.Tensor | None = None,
+        draft_probs: torch.Tensor | None = None,
+        cu_num_draft_tokens: torch.Tensor | None = None,
+        max_num_draft_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        draft_sampling: SamplingParams | None = None,
+        rng: Rng | torch.Generator | int | None = None,
+        bonus_token_ids: torch.Tensor | None = None,
+        uniforms: Uniforms | None = None,
+        logprobs: bool = False,
+        out: VerifyResult | None = None,
+    ) -> VerifyResult:
+        """Verify one step of drafted tokens for a batch of B requests.
+
+        Request b has n_b drafted tokens, K is the largest n_b, T their sum, V the target's vocabulary size. Row i of
+        a request is what its drafted token i is tested against; the row after the last is its bonus row.
+
+        Args:
+            draft_token_ids: [T] (ragged) or [B, K] (padded), int32 or int64. The first negative id ends a request's
+                chain, and the row there is its bonus row.
+            target_logits: [T+B, V] or [B, K+1, V], float32, float16 or bfloat16. Row i of request b is at
+                `cu_num_draft_tokens[b] + b + i` in the ragged layout.
+            target_probs: The same as probabilities, processed already. Exactly one of the two is given.
+            draft_logits: [T, V] or [B, K, V], what the drafted tokens were drawn from.
+            draft_probs: The same as probabilities. With neither, each draft is one-hot at its token (n-gram).
+            cu_num_draft_tokens: [B+1] int32 or int64 with leading 0; its presence selects the ragged layout.
+            max_num_draft_tokens: K for the ragged layout. Required off the CPU, where finding it would wait for the
+                device.
+            sampling: Per-request parameters applied to the target's logits, and to the draft's unless
+                `draft_sampling` is given.
+            draft_sampling: Parameters the draft's tokens were drawn under, where they differ.
+            rng: Seeds and offsets per request; the offsets are advanced in place by one step. A `torch.Generator`
+                (None: the default one) draws fresh seeds; an int derives them from the row number.
+            bonus_token_ids: [B] tokens to emit where every drafted token stands.
+            uniforms: Every random number of the call, instead of `rng`.
+            logprobs: Also return the log-probability of each emitted token under the processed target row.
+            out: An earlier result of the same shapes, written in place and returned.
+
+        Returns:
+            The emitted tokens, [B, K+1] int32 padded with -1, counts and status. Bad values inside tensors are
+            reported there and by `raise_for_status()`, not raised here.
+
+        Raises:
+            InputError: Shapes, dtypes, devices or the combination of arguments do not fit.
+            BackendError: The requested backend cannot run this call.
+        """
+        inputs = prepare(
+            draft_token_ids,
+            target_logits=target_logits,
+            target_probs=target_probs,
+            draft_logits=draft_logits,
+            draft_probs=draft_probs,
+            cu_num_draft_tokens=cu_num_draft_tokens,
+            max_num_draft_tokens=max_num_draft_tokens,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            rng=rng,
+            bonus_token_ids=bonus_token_ids,
+            uniforms=uniforms,
+            logprobs=logprobs,
+            out=out,
+        )
+        return backends.resolve(self.backend, inputs.device).verify(self.plan, inputs)
+
+    @classmethod
+    def _row_sums(cls) -> dict[str, RowSum]:
+        names = (name for base in reversed(cls.__mro__) for name in vars(base))
+        return {name: value for name in names if isinstance(value := getattr(cls, name), RowSum)}
+
+    def __repr__(self) -> str:
+        """Show the call that makes this strategy."""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.model_dump().items())
+        return f"acceptlib.create({self.name!r}{options})"
+
+
+def _explain(name: str, options: type[Options], error: pydantic.ValidationError) -> str:
+    known = sorted(options.model_fields)
+    lines = []
+    for detail in error.errors():
+        option = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            available = f"Available: {', '.join(known)}." if known else "It has none."
+            lines.append(f"Strategy {name!r} has no option {option!r}.{suggest(option, known)} {available}")
+        elif option:
+            lines.append(f"Strategy {name!r}, option {option!r}: got {detail['input']!r}. {detail['msg']}.")
+        else:
+            lines.append(f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}.")
+    return " ".join(lines) + f" See `acceptlib show {name}`."
