@@ -91,9 +91,8 @@ class VerifyResult:
             StatusError: Names each such request, the position it stopped at, and what was wrong there.
         """
         problems = [
-            f"request {index}, position {int(self.num_accepted[index])}: {EXPLANATIONS[Status(code)]}"
-            for index, code in enumerate(self.status.tolist())
-            if code != Status.OK
+            f"request {index}, position {int(self.num_accepted[index])}: {EXPLANATIONS[Status(int(self.status[index]))]}"
+            for index in self.status.nonzero()[:, 0].tolist()
         ]
         if problems:
             raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")

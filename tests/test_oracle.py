@@ -48,7 +48,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 DEFAULTS = [name for name, (_, options) in SETTINGS.items() if not options]
 """Every strategy once, with its default options."""
 
-KINDS = ("realistic", "equal", "reversed", "one-hot", "disjoint", "zero-draft-prob", "peaked")
+KINDS = ("realistic", "equal", "reversed", "one-hot", "disjoint", "zero-draft-prob", "equal-zeros", "peaked")
 """How the target's and the draft's rows relate; see `rows_of_kind`."""
 
 
@@ -150,6 +150,12 @@ def make_request(case: Case, n: int, generator: torch.Generator) -> Request:
             if i % 2:
                 p[i, token] = 0
         p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    if case.kind == "equal-zeros" and case.V > 1:
+        # p == q, and every third drafted token lies outside their support.
+        for i, token in enumerate(ids):
+            p[i, token] *= (i + n) % 3 != 0
+        p = p / p.sum(-1, keepdim=True)
+        q = p[:n].clone()
     if case.placeholders and n and torch.rand((), generator=generator) < 0.7:
         at = int(torch.randint(n, (), generator=generator))
         ids[at] = (-1, -7)[at % 2]
@@ -392,6 +398,46 @@ def test_extreme_uniforms(setting: str) -> None:
             )
             result = call(setting, tensors, uniforms=uniforms)
             assert result.output_token_ids.tolist() == expected_rows(setting, requests, uniforms, 4)
+
+
+@pytest.mark.parametrize("vocab", [2, 3, 101, 4097])
+@pytest.mark.parametrize("setting", ["rejection", "block", "lenience", "typical-sample"])
+def test_edges_of_the_draw(setting: str, vocab: int) -> None:
+    """The last bits before and the first bits after the end of intervals: catches any inexact step of the draw."""
+    generator = torch.Generator().manual_seed(vocab)
+    name, options = SETTINGS[setting]
+    # Token 0 is drafted, and certain to be rejected.
+    p = torch.cat((torch.zeros(2, 1), torch.randn(2, vocab - 1, generator=generator).mul(2).softmax(-1)), 1)
+    q = torch.cat((torch.full((1, 1), 0.5), torch.randn(1, vocab - 1, generator=generator).softmax(-1) / 2), 1)
+    for drafted in ([0], []):
+        n = len(drafted)
+        chain = oracle.build(name, drafted, p[: n + 1], q[:n], **options)
+        counts = oracle.integers(chain.recovered(0) if n else chain.bonus)
+        ends = list(itertools.accumulate(counts))[:-1]
+        ends = [end for end in ends[:: max(1, len(ends) // 40)] if 0 < end < sum(counts)]
+        first = [-(-(end << 64) // sum(counts)) for end in ends]
+        bits = [value - 2**64 if value >= 2**63 else value for edge in first for value in (edge - 1, edge)] + [0, -1]
+        requests = [Request(drafted, p[: n + 1], q[:n])] * len(bits)
+        uniforms = acceptlib.Uniforms(
+            accept=torch.full((len(bits), n), 0.5, dtype=torch.float64), emit=torch.tensor(bits, dtype=torch.int64)
+        )
+        expected = expected_rows(setting, requests, uniforms, n + 1)
+        assert all(below != above for below, above in zip(expected[:-2:2], expected[1:-2:2], strict=True))
+        assert call(setting, lay_out(requests, "padded"), uniforms=uniforms).output_token_ids.tolist() == expected
+
+
+def test_typical_threshold_is_strict() -> None:
+    """p(x) equal to the threshold is rejected, and just above it accepted: catches `>=` for `>`."""
+    p = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.25, 0.5, 0.125, 0.125]])
+    above = torch.nextafter(p[0, :1], torch.ones(1))
+    uniforms = acceptlib.Uniforms(accept=torch.zeros(2, 1, dtype=torch.float64), emit=torch.tensor([-1, -1]))
+    target = torch.stack((p, torch.stack((torch.cat((above, p[0, 1:])), p[1]))))
+    strategy = acceptlib.create("typical", posterior_threshold=0.25, posterior_alpha=9.0)
+    result = strategy.verify(torch.zeros(2, 1, dtype=torch.int64), target_probs=target, uniforms=uniforms)
+    assert result.num_accepted.tolist() == [0, 1]
+    for b, accepted in enumerate((0, 1)):
+        options = {"posterior_threshold": 0.25, "posterior_alpha": 9.0}
+        assert oracle.verify("typical", [0], target[b], None, [0.0], -1, **options)[1] == accepted
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -637,12 +683,14 @@ def test_chunks_change_nothing(setting: str, form: str, monkeypatch: pytest.Monk
     """One row, three rows or all rows in a chunk: catches a chunk's edge that loses, repeats or rounds a row."""
     requests = batch(form)
     uniforms = rng_of(len(requests)).uniforms(5)
+    temperature = torch.linspace(0.0, 1.6, len(requests))
+    sampling = SamplingParams(temperature=temperature) if form == "logits" else None
     for layout in ("padded", "ragged"):
         tensors = lay_out(requests, layout)
-        whole = call(setting, tensors, form=form, uniforms=uniforms)
+        whole = call(setting, tensors, form=form, uniforms=uniforms, sampling=sampling)
         for rows in (1, 3):
             monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", rows * 4 * 101)
-            same(whole, call(setting, tensors, form=form, uniforms=uniforms))
+            same(whole, call(setting, tensors, form=form, uniforms=uniforms, sampling=sampling))
             monkeypatch.undo()
 
 

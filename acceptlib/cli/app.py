@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -11,11 +12,19 @@ from rich.text import Text
 from acceptlib import config, registry
 from acceptlib.cli import compare, describe, generate
 from acceptlib.cli.console import Group, stdout
-from acceptlib.cli.format import Column, Format, github, plain, show, stdout_write, to_csv, to_json
+from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
 from acceptlib.cli.options import FormatOption
 from acceptlib.errors import AcceptlibError
 
 GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
+
+OPTION_COLUMNS = (
+    Column("option"),
+    Column("type", wraps=True),
+    Column("bounds"),
+    Column("default"),
+    Column("description", wraps=True),
+)
 
 app = typer.Typer(
     cls=Group,
@@ -43,7 +52,7 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
 
 @app.callback()
 def _root(
-    version: Annotated[  # noqa: ARG001 - its callback does the work
+    version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
@@ -67,8 +76,13 @@ def list_command(form: FormatOption = Format.plain) -> None:
     ]
     columns = (Column("name"), Column("guarantee"), Column("origin"), Column("aliases"), Column("summary", wraps=True))
     rows = [
-        [entry.name, entry.strategy.traits.guarantee, entry.distribution, ", ".join(entry.strategy.aliases),
-         describe.summary(entry.strategy)]
+        [
+            entry.name,
+            entry.strategy.traits.guarantee,
+            entry.distribution,
+            ", ".join(entry.strategy.aliases),
+            describe.summary(entry.strategy),
+        ]
         for entry in entries
     ]
     show(columns, rows, records, form)
@@ -87,43 +101,54 @@ def show_command(
         strategy = None
     record = describe.record(entry, strategy)
     if form in {Format.json, Format.csv}:
-        stdout_write(to_json(record) if form is Format.json else to_csv(record["options"]))
+        stdout_write(to_json(record) if form is Format.json else to_csv(record["options"], describe.OPTION_FIELDS))
         return
-    marks = ("# ", "## ") if form is Format.github else ("", "")
-    console = stdout()
-    title = entry.strategy.name + (f" (also {', '.join(entry.strategy.aliases)})" if entry.strategy.aliases else "")
-
-    def heading(text: str, level: int = 1) -> None:
-        console.print(Text(f"\n{marks[level]}{text}" if level else f"{marks[0]}{text}", style="bold"), soft_wrap=True)
-
-    heading(title, 0)
+    page = _Page(github=form is Format.github)
+    aliases = f" (also {', '.join(entry.strategy.aliases)})" if entry.strategy.aliases else ""
+    page.title(entry.strategy.name + aliases)
     for part, text in describe.parts(entry.strategy).items():
-        if part != "Summary":
-            heading(part)
-        console.print(Text(text))
-    heading("Options")
-    options = describe.options(entry.strategy)
+        page.section("" if part == "Summary" else part, text)
+    options = [[option[name] for name in describe.OPTION_FIELDS] for option in record["options"]]
+    page.section("Options", "" if options else "None.")
     if options:
-        columns = [
-            Column("option"), Column("type", wraps=True), Column("bounds"), Column("default"),
-            Column("description", wraps=True),
-        ]
-        rows = [[option.name, option.type, option.bounds, option.default, option.description] for option in options]
-        if form is Format.github:
-            stdout_write(github(columns, rows))
-        else:
-            for line in plain(columns, rows, console.width)[0]:
-                console.print(Text(line), soft_wrap=True)
-    else:
-        console.print("None.")
-    for header, mapping in (("Traits", describe.traits(strategy) if strategy else {}), ("Origin", record["origin"])):
-        heading(header)
+        page.table(OPTION_COLUMNS, options)
+    if strategy is not None:
+        page.section("Traits")
+        page.pairs(describe.traits(strategy))
+        page.section("Reads", ", ".join(record["reads"]) or "Whatever its own verify reads.")
+    page.section("Origin")
+    page.pairs(record["origin"])
+
+
+class _Page:
+    """Prints a page about one thing, for a terminal or as Markdown."""
+
+    def __init__(self, *, github: bool) -> None:
+        self._github = github
+        self._console = stdout()
+
+    def title(self, text: str) -> None:
+        self._console.print(Text(f"# {text}" if self._github else text, style="bold"), soft_wrap=True)
+
+    def section(self, heading: str, text: str = "") -> None:
+        if heading:
+            marked = f"## {heading}\n" if self._github else heading
+            self._console.print(Text(f"\n{marked}", style="bold"), soft_wrap=True)
+        elif self._github:
+            self._console.print()
+        if text:
+            paragraph(self._console, Text(text))
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        lines = github(columns, rows).splitlines() if self._github else plain(columns, rows, width_of(self._console))[0]
+        for line in lines:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def pairs(self, mapping: Mapping[str, str]) -> None:
         length = max(map(len, mapping), default=0)
         for key, value in mapping.items():
-            line = f"- {key}: {value}" if form is Format.github else f"{key:{length}}  {value}"
-            console.print(Text(line), soft_wrap=True)
-    heading("Reads")
-    console.print(Text(", ".join(record["reads"]) or "whatever its own verify reads"))
+            line = f"- {key}: {value}" if self._github else f"{key:{length}}  {value}"
+            self._console.print(Text(line), soft_wrap=True)
 
 
 @app.command("plugins")
@@ -139,11 +164,18 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
         for plugin in registry.loaded_plugins()
     ]
     columns = (
-        Column("entry point"), Column("distribution"), Column("strategies", wraps=True), Column("problems", wraps=True)
+        Column("entry point"),
+        Column("distribution"),
+        Column("strategies", wraps=True),
+        Column("problems", wraps=True),
     )
     rows = [
-        [str(record["entry_point"]), str(record["distribution"]), ", ".join(record["strategies"]),
-         "; ".join(record["problems"]) or "none"]
+        [
+            str(record["entry_point"]),
+            str(record["distribution"]),
+            ", ".join(record["strategies"]),
+            "; ".join(record["problems"]) or "none",
+        ]
         for record in records
     ]
     show(columns, rows, records, form)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
-from acceptlib import exact
+from acceptlib import exact, registry
 from acceptlib.cli import models
 from acceptlib.metrics import AcceptanceMetrics
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from acceptlib.integrations.transformers import Step
     from acceptlib.strategy import AcceptanceStrategy
 
-LONGEST_EXACT: Final = 10
+LONGEST_EXACT: Final = 16
 """Drafts beyond this length get no exact figures: those take 2^K acceptance patterns a step."""
 
 SEEDS_PER_RUN: Final = 1_000_003
@@ -63,8 +63,10 @@ class Row:
         expected_acceptance_length: Tau's expectation over the same drafted tokens and rows, from the exact law.
         deviation: Measured less expected tau in standard errors of their difference.
         draft_acceptance_rate: Accepted share of drafted tokens.
-        tv: Mean total variation between the strategy's law of a visited row and the target's.
+        tv: Mean total variation between the strategy's law of a visited row and the target's; see
+            `acceptlib.exact.step_figures`.
         kl: Mean KL(out || target) of the same laws in nats.
+        looks_ahead: Whether later rows have a say, so that `tv` and `kl` are of truncated rows.
         tokens_per_second: Emitted tokens over the time that drafting, the target and verification took.
         verify_microseconds: Median time of one `verify` call.
         acceptance_by_position: Share of the steps in which each drafted position stood.
@@ -87,6 +89,7 @@ class Row:
     draft_acceptance_rate: float | None = None
     tv: float | None = None
     kl: float | None = None
+    looks_ahead: bool = False
     tokens_per_second: float | None = None
     verify_microseconds: float | None = None
     acceptance_by_position: list[float] = field(default_factory=list)
@@ -119,9 +122,9 @@ class _Tally:
     verify_seconds: list[float] = field(default_factory=list)
 
 
-def warm_up(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settings) -> None:
+def warm_up(pair: ModelPair, num_draft_tokens: int, settings: Settings) -> None:
     """Generate a few tokens, so that no row pays for first calls."""
-    strategy = case.make()
+    strategy = registry.create("rejection")
     ids = models.encode(pair, settings.prompts[0])
     for _ in models.steps(
         pair, strategy, ids, num_draft_tokens=num_draft_tokens, max_new_tokens=WARM_UP_TOKENS,
@@ -130,9 +133,7 @@ def warm_up(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
         pass
 
 
-def measure(
-    pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settings, advance: Callable[[], None]
-) -> Row:
+def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settings, advance: Callable[[], None]) -> Row:
     """Return the row of one strategy at one draft length.
 
     A strategy that raises gets a row that says so: it must not cost the others theirs.
@@ -156,8 +157,10 @@ def measure(
     tally = _Tally()
     try:
         strategy = case.make()
+        traits = strategy.resolve_traits()
         row.options = strategy.options.model_dump()
-        row.guarantee = strategy.resolve_traits().guarantee
+        row.guarantee = traits.guarantee
+        row.looks_ahead = traits.stop != "first_rejection" or strategy.carry is not None
         has_law = hasattr(strategy, "plan") and num_draft_tokens <= LONGEST_EXACT
         for index, prompt in enumerate(settings.prompts):
             steps = models.steps(
@@ -188,7 +191,6 @@ def _add_prompt(
         tally.seconds += time.perf_counter() - start  # exact figures are no part of it
         if step is None:
             break
-        step.result.raise_for_status()
         tally.tokens += len(step.token_ids)
         # The last step of a sequence may draft less, for want of room: another K, another tau.
         if step.num_draft_tokens != num_draft_tokens:
@@ -197,9 +199,7 @@ def _add_prompt(
         tally.metrics.update(step.result, torch.tensor([num_draft_tokens]))
         if strategy is not None:
             _add_exact(tally, step, temperature, strategy)
-    tally.per_prompt.append(
-        (tally.metrics.num_steps - before[0], tally.metrics.num_emitted_tokens - before[1])
-    )
+    tally.per_prompt.append((tally.metrics.num_steps - before[0], tally.metrics.num_emitted_tokens - before[1]))
 
 
 def _add_exact(tally: _Tally, step: Step, temperature: float, strategy: AcceptanceStrategy) -> None:
@@ -208,7 +208,7 @@ def _add_exact(tally: _Tally, step: Step, temperature: float, strategy: Acceptan
         strategy,
         step.draft_token_ids,
         _processed(step.target_logits, temperature),
-        step.draft_probs.to(torch.float64),
+        _normalized(step.draft_probs),
         emitted,
     )
     tally.expected += figures.expected_tokens
@@ -224,6 +224,12 @@ def _processed(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     if temperature == 0:
         return functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(torch.float64)
     return (logits / temperature).softmax(-1)
+
+
+def _normalized(probs: torch.Tensor) -> torch.Tensor:
+    # As float32 a row sums to 1 within 1e-7 only, which would show as a distance where there is none.
+    probs = probs.to(torch.float64)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def _fill(row: Row, tally: _Tally, *, has_law: bool) -> None:

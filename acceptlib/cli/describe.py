@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 PARTS: Final = ("Guarantee", "Formula", "Source")
 """Labelled paragraphs of a strategy's docstring."""
 
-BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "a multiple of", "min_length": "length >="}
+BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of", "min_length": "length >="}
+
+
+OPTION_FIELDS: Final = ("name", "type", "bounds", "default", "description")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,7 @@ def record(entry: Entry, strategy: AcceptanceStrategy | None) -> dict[str, Any]:
         **{name.lower(): described.get(name, "") for name in ("Summary", *PARTS, "Notes")},
         "traits": traits(strategy) if strategy else {},
         "reads": reads(strategy) if strategy else [],
-        "options": [
-            {"name": option.name, "type": option.type, "bounds": option.bounds, "default": option.default,
-             "description": option.description}
-            for option in options(entry.strategy)
-        ],
+        "options": [{name: getattr(option, name) for name in OPTION_FIELDS} for option in options(entry.strategy)],
         "origin": origin(entry),
     }
 

@@ -15,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
@@ -25,6 +26,10 @@ NARROWEST_COLUMN: Final = 24
 
 GAP: Final = 2
 """Blanks between the columns of a plain table."""
+
+
+HEADING_LINES: Final = 2
+"""Lines of a plain table before its rows: the headings and the rule beneath."""
 
 
 class Format(str, Enum):
@@ -64,19 +69,27 @@ def show(
         stdout_write(github(columns, rows))
         return
     console = stdout()
-    # A pipe has no width: there each row stays one line.
-    width = console.width if console.is_terminal else None
-    lines, left_out = plain(columns, rows, width)
+    lines, left_out = plain(columns, rows, width_of(console))
     for number, line in enumerate(lines):
-        style = ("bold", "dim")[number] if number < 2 else ""  # noqa: PLR2004 - the heading and the rule beneath
+        style = ("bold", "dim")[number] if number < HEADING_LINES else ""
         console.print(Text(line, style=style), soft_wrap=True)
     if left_out:
         note(f"Left out at this width: {', '.join(left_out)}.")
 
 
+def width_of(console: Console) -> int | None:
+    """Return the columns that a table may take. A pipe has no width: there each row stays one line."""
+    return console.width if console.is_terminal else None
+
+
 def note(text: str) -> None:
     """Print a remark beneath a table."""
-    stdout().print(Text(text, style="dim"))
+    paragraph(stdout(), Text(text, style="dim"))
+
+
+def paragraph(console: Console, text: Text) -> None:
+    """Print prose, folded to the terminal and left as it is in a pipe."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def stdout_write(text: str) -> None:
@@ -86,12 +99,12 @@ def stdout_write(text: str) -> None:
 
 def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> tuple[list[str], list[str]]:
     """Return the lines of a table that fits in `width`, and the headings of columns left out for that."""
-    columns, rows = list(columns), [list(row) for row in rows]
+    columns = list(columns)
+    cells = [list(row) for row in rows]
     left_out: list[str] = []
 
     def widths() -> list[int]:
-        cells = zip(*([column.header for column in columns], *rows), strict=True)
-        return [max(map(len, column)) for column in cells]
+        return [max(map(len, column)) for column in zip(*([column.header for column in columns], *cells), strict=True)]
 
     folded: list[int | None] = [None] * len(columns)
     while width is not None and sum(widths()) + GAP * (len(columns) - 1) > width:
@@ -106,41 +119,45 @@ def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
         if not columns[index].expendable:
             break
         left_out.append(columns.pop(index).header)
-        for row in rows:
+        for row in cells:
             row.pop(index)
         folded.pop(index)
-    text = _tabulate(columns, rows, "simple", folded)
+    headers = [column.header for column in columns]
+    rule = ["-" * (fold or length) for fold, length in zip(folded, widths(), strict=True)]
+    # As rows rather than as tabulate's own headings, which it makes two blanks wider than their text.
+    text = tabulate(
+        [headers, rule, *cells],
+        tablefmt="plain",
+        disable_numparse=True,
+        colalign=[column.align for column in columns],
+        maxcolwidths=folded if any(folded) else None,
+    )
     return text.splitlines(), left_out
 
 
 def github(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in GitHub's Markdown."""
     escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return _tabulate(columns, escaped, "github", [None] * len(columns)) + "\n"
+    return (
+        tabulate(
+            escaped,
+            [column.header for column in columns],
+            tablefmt="github",
+            disable_numparse=True,
+            colalign=[column.align for column in columns] if rows else None,
+        )
+        + "\n"
+    )
 
 
 def spread(lines: list[str], column: int, messages: Mapping[int, str]) -> list[str]:
     """Return a plain table whose rows in `messages` hold one text from `column` to the end."""
     start = [match.start() for match in re.finditer("-+", lines[1])][column]
-    body = [
-        line[:start] + messages[number] if number in messages else line for number, line in enumerate(lines[2:])
+    body = enumerate(lines[HEADING_LINES:])
+    return [
+        *lines[:HEADING_LINES],
+        *(line[:start] + messages[number] if number in messages else line for number, line in body),
     ]
-    return lines[:2] + body
-
-
-def _tabulate(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], table: str, folded: Sequence[int | None]
-) -> str:
-    if not rows:
-        return tabulate([], [column.header for column in columns], tablefmt=table)
-    return tabulate(
-        rows,
-        [column.header for column in columns],
-        tablefmt=table,
-        disable_numparse=True,
-        colalign=[column.align for column in columns],
-        maxcolwidths=list(folded) if any(folded) else None,
-    )
 
 
 def to_json(records: object) -> str:
@@ -148,10 +165,15 @@ def to_json(records: object) -> str:
     return json.dumps(_finite(records), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return CSV with a heading; lists are joined by blanks, and what is missing or not finite is empty."""
+def to_csv(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
+    """Return CSV with a heading; lists are joined, and what is missing or not finite is empty.
+
+    Args:
+        records: The rows.
+        names: Columns that are there even without a row.
+    """
     file = io.StringIO()
-    names = list(dict.fromkeys(name for record in records for name in record))
+    names = list(dict.fromkeys([*names, *(name for record in records for name in record)]))
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(names)
     for record in records:
@@ -209,5 +231,8 @@ def _cell(value: object) -> str:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(_cell(entry) for entry in value)
+        # Sentences may hold blanks; numbers do not.
+        return ("; " if any(isinstance(entry, str) for entry in value) else " ").join(_cell(entry) for entry in value)
+    if isinstance(value, Mapping):
+        return json.dumps(_finite(value))
     return str(value)

@@ -21,8 +21,8 @@ from acceptlib.metrics import AcceptanceMetrics
 if TYPE_CHECKING:
     from acceptlib.integrations.transformers import Step
 
-# Okabe and Ito's colours that read on black and on white; underline and bold say the same without any colour.
-STYLES: Final = {"accepted": "#0072b2", "recovered": "underline #d55e00", "bonus": "bold #009e73"}
+STYLES: Final = {"accepted": "#0072b2", "recovered": "underline #d55e00", "bonus": "bold #aa3377"}
+"""Colours that the colour-blind tell apart and that read on black and on white; underline and bold say the same."""
 
 REPLACEMENT: Final = "\ufffd"
 BAR_WIDTH: Final = 24
@@ -97,8 +97,7 @@ def command(  # noqa: PLR0913 - one argument an option
     metrics = AcceptanceMetrics()
     stream = TextStream(pair.tokenizer, input_ids[0].tolist())
     console.print(Text(printable(text), style="dim"), end="", soft_wrap=True)
-    seconds, tokens, interrupted = 0.0, 0, False
-    kind = "accepted"
+    seconds, tokens, kind, interrupted = 0.0, 0, "accepted", False
     try:
         steps = models.steps(
             pair, chosen, input_ids, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
@@ -110,7 +109,6 @@ def command(  # noqa: PLR0913 - one argument an option
             seconds += time.perf_counter() - start
             if step is None:
                 break
-            step.result.raise_for_status()
             tokens += len(step.token_ids)
             metrics.update(step.result, torch.tensor([step.num_draft_tokens]))
             for index, token_id in enumerate(step.token_ids):
@@ -135,8 +133,9 @@ def kind_of(step: Step, index: int) -> str:
 
 def _print_piece(console: Console, piece: str, kind: str) -> None:
     if piece:
-        # A blank cannot be seen in colour, and an underlined one looks like a character.
-        console.print(Text(piece, style=STYLES[kind] if piece.strip() else ""), end="", soft_wrap=True)
+        # An underlined blank would look like a character.
+        blanks = len(piece) - len(piece.lstrip())
+        console.print(Text(piece[:blanks]).append(piece[blanks:], style=STYLES[kind]), end="", soft_wrap=True)
 
 
 def _print_figures(console: Console, call: str, metrics: AcceptanceMetrics, tokens_per_second: float) -> None:

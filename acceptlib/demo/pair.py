@@ -46,9 +46,7 @@ def load_pair(
     transformers = import_transformers()
     device = torch.device(device)
     names = {"target": TARGET if target is None else target, "draft": DRAFT if draft is None else draft}
-    tokenizers = {
-        role: _load(transformers.AutoTokenizer, role, name) for role, name in names.items()
-    }
+    tokenizers = {role: _load(transformers.AutoTokenizer, role, name) for role, name in names.items()}
     vocabularies = {role: tokenizer.get_vocab() for role, tokenizer in tokenizers.items()}
     if vocabularies["target"] != vocabularies["draft"]:
         differing = len(vocabularies["target"].items() ^ vocabularies["draft"].items())
@@ -71,7 +69,9 @@ def _load(loader: Any, role: str, name: str | Path, **options: Any) -> Any:
     path = Path(name).expanduser()
     is_local = path.exists()
     # A name on the hub is `model` or `owner/model`; anything else can only be meant as a path.
-    if not is_local and (isinstance(name, Path) or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+    if not is_local and (
+        isinstance(name, Path) or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    ):
         msg = f"{role}: expected a model folder, got {str(name)!r}, which does not exist"
         raise InputError(msg)
     try:

@@ -8,7 +8,6 @@ never drawn.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 WEIGHT_SCALE = 2.0**60
 BLOCK = 2048
@@ -26,15 +25,18 @@ def draw(weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         [n] int64 in [0, V), whatever the weights.
     """
     rows, vocab_size = weights.shape
-    fixed = functional.pad((weights * WEIGHT_SCALE).to(torch.int64), (0, -vocab_size % BLOCK)).view(rows, -1, BLOCK)
-    ends = fixed.sum(-1).cumsum(-1)
-    threshold = multiply_high(bits, ends[:, -1])
-    block = (ends <= threshold[:, None]).sum(-1).clamp_(max=ends.shape[1] - 1)
-    row = torch.arange(rows, device=weights.device)
-    inside = fixed[row, block].cumsum(-1)
-    start = ends[row, block] - inside[:, -1]
-    entry = (inside <= (threshold - start)[:, None]).sum(-1)
-    return (block * BLOCK + entry).clamp_(max=vocab_size - 1)
+    fixed = (weights * WEIGHT_SCALE).to(torch.int64)
+    whole = vocab_size - vocab_size % BLOCK
+    sums = [fixed[:, :whole].view(rows, -1, BLOCK).sum(-1)] if whole else []
+    if whole < vocab_size:
+        sums.append(fixed[:, whole:].sum(-1, keepdim=True))
+    ends = torch.cat(sums, 1).cumsum(1)
+    threshold = multiply_high(bits, ends[:, -1])[:, None]
+    block = (ends <= threshold).sum(1, keepdim=True).clamp_(max=ends.shape[1] - 1)
+    entry = block * BLOCK + torch.arange(min(BLOCK, vocab_size), device=weights.device)
+    inside = fixed.gather(1, entry.clamp(max=vocab_size - 1)).masked_fill_(entry >= vocab_size, 0).cumsum(1)
+    start = ends.gather(1, block) - inside[:, -1:]
+    return (block[:, 0] * BLOCK + (inside <= threshold - start).sum(1)).clamp_(max=vocab_size - 1)
 
 
 def multiply_high(bits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Exact analysis in float64: the law of a strategy by enumeration, its figures, and an independent oracle."""
 
-from acceptlib.exact.enumeration import complete, law
+from acceptlib.exact.enumeration import Model, complete, law
 from acceptlib.exact.figures import StepFigures, expected_tokens, kl, step_figures, tv
 
-__all__ = ["StepFigures", "complete", "expected_tokens", "kl", "law", "step_figures", "tv"]
+__all__ = ["Model", "StepFigures", "complete", "expected_tokens", "kl", "law", "step_figures", "tv"]

@@ -7,7 +7,7 @@ Rows are counted from 0, so x[i] is tested against p[i] and q[i], and p[n] is th
 The draw is part of the specification, to the bit: weights are float32, and an inverse CDF in integers picks the token.
 """
 
-# ruff: noqa: ARG001, N806, PLR0913, PLR0917 - the papers' symbols, and one signature for every rule
+# ruff: noqa: ARG001, N806 - one signature for every rule, and the symbols of the papers
 
 from __future__ import annotations
 

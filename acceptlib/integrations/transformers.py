@@ -37,7 +37,7 @@ REMEDIES = {
     "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size=0",
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty=1.0",
     "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size=0",
-    "MinLengthLogitsProcessor": "min_length=0",
+    "MinLengthLogitsProcessor": "min_length=0 (or min_new_tokens=None)",
     "MinNewTokensLengthLogitsProcessor": "min_new_tokens=None",
     "NoBadWordsLogitsProcessor": "bad_words_ids=None",
     "SequenceBiasLogitsProcessor": "sequence_bias=None",
@@ -69,9 +69,11 @@ OTHER_MODES = {
     "speculation_type": (None,),
     "cache_implementation": (None, "dynamic"),
 }
-"""Parameters of `generate` that ask for another decoding mode, with the values that do not; the first turns it off."""
+"""Parameters of `generate` that ask for another decoding mode, with the values that do not; the last turns it off."""
 
 EXTRA_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 # What `generate` itself puts beside the arguments of a decoding loop; anything else came from the caller.
 PREPARED = {"attention_mask", "position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep"}
@@ -212,15 +214,9 @@ class _CachedModel:
         self.largest_id = _vocab_size(model) - 1
         self.length = 0
         self.keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        dynamic = import_transformers().DynamicCache
-        self.records_past = hasattr(dynamic, "activate_past_recording")
-        if self.records_past:
-            self.cache = dynamic(config=model.config.get_text_config(decoder=True))
-            self.cache.activate_past_recording()
-        else:
-            # Older versions cannot crop a sliding-window layer. Without a config each layer keeps everything, and the
-            # window is only a matter of the attention mask.
-            self.cache = dynamic()
+        # Without a config every layer keeps all it has seen, and a sliding window is a matter of the attention mask
+        # alone: layers that forget cannot be rolled back in every version.
+        self.cache = import_transformers().DynamicCache()
 
     def rows(self, token_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Run the tokens of [1, n] that the cache lacks, and return the last `count` rows, [count, V] float32."""
@@ -235,12 +231,10 @@ class _CachedModel:
 
     def crop(self, length: int) -> None:
         """Forget tokens from `length` on."""
-        surplus = max(self.length - length, 0)
-        # A negative count removes in every version. Zero lets newer ones trim what they kept for rolling back, and
-        # would empty the cache in older ones.
-        if surplus or self.records_past:
-            self.cache.crop(-surplus)
-        self.length -= surplus
+        surplus = self.length - length
+        if surplus > 0:
+            self.cache.crop(-surplus)  # a negative count means tokens to remove in every version
+            self.length = length
 
 
 class _Sequence:
@@ -358,7 +352,7 @@ def custom_generate(
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = create(strategy) if isinstance(strategy, str) else strategy
 
-    def decode(  # noqa: PLR0913 - the signature that `generate` calls
+    def decode(  # noqa: PLR0913, PLR0917 - the signature that `generate` calls
         model: Any,
         input_ids: torch.Tensor,
         logits_processor: Any = None,
@@ -370,12 +364,18 @@ def custom_generate(
         **model_kwargs: Any,
     ) -> Any:
         passed = _arguments_of_generate(decode)
-        draft = next((m for m in (assistant_model, passed.get("assistant_model"), bound_assistant) if m is not None), None)
+        draft = next(
+            (m for m in (assistant_model, passed.get("assistant_model"), bound_assistant) if m is not None), None
+        )
         streamer = passed.get("streamer") if streamer is None else streamer
         if draft is None:
             msg = "assistant_model: expected the draft model, got None: pass it to generate beside custom_generate"
             raise InputError(msg)
-        _check_call(input_ids, generation_config, model_kwargs, synced_gpus=synced_gpus or passed.get("synced_gpus"))
+        if synced_gpus or passed.get("synced_gpus"):
+            msg = "synced_gpus is not supported by custom_generate: set synced_gpus=False"
+            raise InputError(msg)
+        _check_config(generation_config)
+        _check_inputs(input_ids, model_kwargs)
         temperature = _processed_temperature(logits_processor or ())
         decoder = SpeculativeDecoder(
             target=model,
@@ -393,7 +393,7 @@ def custom_generate(
     return decode
 
 
-def _generate(  # noqa: PLR0913, PLR0917 - one call, what `generate` prepared
+def _generate(
     decoder: SpeculativeDecoder,
     input_ids: torch.Tensor,
     generation_config: Any,
@@ -412,7 +412,9 @@ def _generate(  # noqa: PLR0913, PLR0917 - one call, what `generate` prepared
         sequences = torch.cat((sequences, sequences.new_tensor(step.token_ids)[None]), 1)
         # Criteria read the last token, so they are asked after each, as in decoding one by one.
         lengths = range(start + 1, sequences.shape[1] + 1)
-        stop = next((n for n in lengths if stopping_criteria and bool(stopping_criteria(sequences[:, :n], None).all())), None)
+        stop = next(
+            (n for n in lengths if stopping_criteria and bool(stopping_criteria(sequences[:, :n], None).all())), None
+        )
         sequences = sequences[:, :stop]
         if streamer is not None:
             streamer.put(sequences[:, start:].cpu())
@@ -424,7 +426,7 @@ def _generate(  # noqa: PLR0913, PLR0917 - one call, what `generate` prepared
 
 
 def _arguments_of_generate(decode: Callable[..., Any]) -> dict[str, Any]:
-    """Return the local variables of the `generate` call that runs `decode`, or nothing.
+    """Return what was passed to the `generate` call that runs `decode`, or nothing.
 
     transformers (4.57 to 5.23 at least) hands a callable `custom_generate` neither `assistant_model` nor `streamer`,
     although `generate` accepts both beside it. Reading them where they were passed is the only way not to lose them
@@ -433,7 +435,7 @@ def _arguments_of_generate(decode: Callable[..., Any]) -> dict[str, Any]:
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         if frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is decode:
-            return dict(frame.f_locals)
+            return {name: frame.f_locals.get(name) for name in ("assistant_model", "streamer", "synced_gpus")}
         frame = frame.f_back  # type: ignore[assignment]
     return {}
 
@@ -450,26 +452,31 @@ def _check_model(role: str, model: Any) -> None:
     if getattr(model, "_is_stateful", False):
         msg = f"{role}: expected a model whose cache can be rolled back, got {type(model).__name__}, which is stateful"
         raise InputError(msg)
-
-
-def _check_call(input_ids: torch.Tensor, generation_config: Any, model_kwargs: dict[str, Any], *, synced_gpus: Any) -> None:
-    """Raise `InputError` for what a `generate` call asks for and this loop would not do."""
-    if input_ids.ndim != 2 or input_ids.shape[0] != 1:  # noqa: PLR2004
-        msg = f"input_ids: expected one sequence, [1, n], got {list(input_ids.shape)}. Generate sequences one by one."
+    recurrent = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION_LAYERS
+    if recurrent:
+        kinds = ", ".join(sorted(recurrent))
+        msg = f"{role}: expected attention layers, whose cache can be rolled back, got {type(model).__name__} with {kinds}"
         raise InputError(msg)
+
+
+def _check_config(generation_config: Any) -> None:
+    """Raise `InputError` for a parameter of `generate` that this loop would not follow."""
     for name, neutral in OTHER_MODES.items():
         value = getattr(generation_config, name, None)
         if value not in neutral:
-            hint = " The strategy 'mixture' is the same law." if name == "assistant_ensemble_weight" else ""
+            hint = " The strategy 'mixture' has the same law." if name == "assistant_ensemble_weight" else ""
             msg = f"{name}={value!r} is not supported by custom_generate: set {name}={neutral[-1]!r}.{hint}"
             raise InputError(msg)
-    if generation_config.return_dict_in_generate:
-        for name in EXTRA_OUTPUTS:
-            if getattr(generation_config, name, None):
-                msg = f"{name} is not supported by custom_generate: set {name}=False. `on_step` receives every step's rows."
-                raise InputError(msg)
-    if synced_gpus:
-        msg = "synced_gpus is not supported by custom_generate: set synced_gpus=False"
+    for name in EXTRA_OUTPUTS if generation_config.return_dict_in_generate else ():
+        if getattr(generation_config, name, None):
+            msg = f"{name} is not supported by custom_generate: set {name}=False. `on_step` receives each step's rows."
+            raise InputError(msg)
+
+
+def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Raise `InputError` unless the prompt is one sequence of tokens and nothing else."""
+    if input_ids.ndim != 2 or input_ids.shape[0] != 1:  # noqa: PLR2004
+        msg = f"input_ids: expected one sequence, [1, n], got {list(input_ids.shape)}. Generate sequences one by one."
         raise InputError(msg)
     if model_kwargs.get("use_cache") is False:
         msg = "use_cache=False is not supported: speculative decoding keeps its caches, set use_cache=True"

@@ -16,7 +16,7 @@ class Lenience(AcceptanceStrategy):
     Guarantee: lossy. No token becomes more likely than p(x) / lenience.
 
     Formula: h_i = min(1, p_i(x_i) / (l q_i(x_i))); recovered token from max(p_i - l q_i, 0), normalised. With l = 1
-    this is `rejection`. (The residual must be scaled too, or the bound breaks.)
+    this is `rejection`.
 
     Source: Leviathan et al. 2022, arXiv 2211.17192, appendix A.5. The paper has no single default; 0.8 lies within
     the range it reports.

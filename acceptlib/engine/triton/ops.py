@@ -1,20 +1,93 @@
 """The operations a rule may use, in Triton: the names of `acceptlib.ops`, with the same results.
 
-Three things differ from calling `triton.language` directly:
+Three things differ from `triton.language`:
 
-- Triton rounds a number to float32 before it meets a float64 tensor in `minimum` and `where` (not in operators), so
-  numbers are first given the other operand's precision.
-- Numbers alone (options, literals) are folded as Python floats, which is what torch does with them.
-- Division and square root are IEEE in float32 as well. Triton's own `/` is PTX's `div.full.f32`, off by up to 2 ulp.
+- Triton rounds a number to float32 before it meets a float64 tensor in `minimum`, `maximum` and `where`, so a number
+  first takes the other operand's precision.
+- Division and square root are IEEE in float32 too, where Triton's own are approximations.
+- The minimum and maximum of a NaN are NaN.
 
-Minimum and maximum of a NaN are NaN. `exp` and `log` are the device's and may differ from torch in the last digits.
+`exp` and `log` are the device's, and may differ from torch in the last digits.
 """
 
-# No `from __future__ import annotations`: Triton reads annotations.
-
-import math
+# ruff: noqa: ANN001, ANN201, RET505 - jit functions; their branches are on what is known when compiling
 
 import triton
 import triton.language as tl
 
-_exp = triton.constexpr_function(lambda a: math.exp(a))
+
+@triton.jit
+def minimum(a, b):
+    """Return the elementwise smaller of `a` and `b`."""
+    return tl.minimum(like(a, b), like(b, a), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def maximum(a, b):
+    """Return the elementwise larger of `a` and `b`."""
+    return tl.maximum(like(a, b), like(b, a), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def where(condition, a, b):
+    """Return `a` where `condition` holds, `b` elsewhere."""
+    if isinstance(condition, tl.tensor):
+        return tl.where(condition, like(a, b), like(b, a))
+    elif condition:
+        return a
+    else:
+        return b
+
+
+@triton.jit
+def exp(a):
+    """Return e to the power of `a`."""
+    return tl.exp(like(a, a))
+
+
+@triton.jit
+def log(a):
+    """Return the natural logarithm of `a`."""
+    return tl.log(like(a, a))
+
+
+@triton.jit
+def sqrt(a):
+    """Return the square root of `a`, correctly rounded."""
+    if like(a, a).dtype == tl.float32:
+        return tl.sqrt_rn(a)
+    else:
+        return tl.sqrt(like(a, a))
+
+
+@triton.jit
+def abs(a):  # noqa: A001 - the name that torch and triton.language use
+    """Return the absolute value of `a`."""
+    return tl.abs(like(a, a))
+
+
+@triton.jit
+def divide(a, b):
+    """Return `a / b`, correctly rounded: what `/` means in a rule. PTX's `div.full.f32` would be off by up to 2 ulp."""
+    if (like(a, b) + like(b, a)).dtype == tl.float32:
+        return tl.div_rn(like(a, b), like(b, a))
+    else:
+        return like(a, b) / like(b, a)
+
+
+@triton.jit
+def ratio(a, b):
+    """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0."""
+    positive = b > 0
+    return where(positive, divide(a, where(positive, b, 1.0)), where(a > 0, float("inf"), a))
+
+
+@triton.jit
+def like(x, other):
+    """Return `x` as a tensor: a number takes the precision of `other`, or float64 beside another number."""
+    if isinstance(x, tl.tensor):
+        return x
+    elif isinstance(other, tl.tensor):
+        return tl.full((), x, other.dtype if other.dtype.is_floating() else tl.float64)
+    else:
+        return tl.full((), x, tl.float64)

@@ -1,0 +1,155 @@
+"""`acceptlib compare`: every strategy on the same prompts, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from acceptlib import config as configs
+from acceptlib import registry
+from acceptlib.cli import models
+from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr
+from acceptlib.cli.format import Format, check_ending
+from acceptlib.cli.options import (
+    ConfigOption,
+    DraftOption,
+    FormatOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+)
+
+if TYPE_CHECKING:
+    from acceptlib.cli.comparison import Case, Row, Settings
+    from acceptlib.demo.pair import ModelPair
+
+# With these, the eight built-in strategies take about a minute on two CPU cores.
+DEFAULT_NUM_DRAFT_TOKENS: Final = (2, 4, 8)
+DEFAULT_NUM_PROMPTS: Final = 12
+DEFAULT_MAX_NEW_TOKENS: Final = 32
+
+
+def command(  # noqa: PLR0913 - one argument an option
+    strategies: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Names, separated by commas; all available ones if left out.")
+    ] = None,
+    config: ConfigOption = None,
+    num_draft_tokens: Annotated[
+        str, typer.Option(metavar="K,K", help="Drafted tokens a step, separated by commas.")
+    ] = ",".join(map(str, DEFAULT_NUM_DRAFT_TOKENS)),
+    prompts: Annotated[int, typer.Option(min=1, help="How many of the bundled prompts.")] = DEFAULT_NUM_PROMPTS,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens a prompt.")] = DEFAULT_MAX_NEW_TOKENS,
+    temperature: TemperatureOption = 1.0,
+    seed: SeedOption = 0,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    form: FormatOption = Format.plain,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the rows to FILE (.json, .csv, .md).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw them (.png, .svg, .pdf).")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")] = False,
+) -> None:
+    """Compare strategies: tokens a step, distance from the target, speed."""
+    from acceptlib.cli import comparison, report  # noqa: PLC0415 - nothing else needs what they import
+
+    check_ending(output, report.FILE_ENDINGS, "--output")
+    report.check_plot(plot)
+    lengths = _lengths(num_draft_tokens)
+    cases = _cases(strategies, config)
+    pair = models.load(target, draft)
+    settings = comparison.Settings(
+        prompts=_prompts(prompts), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+    )
+    rows: list[Row] = []
+    interrupted = False
+    try:
+        _run(pair, cases, lengths, settings, rows, quiet=quiet)
+    except KeyboardInterrupt:
+        interrupted = True
+    if rows:
+        report.print_rows(rows, form, quiet=quiet)
+    if interrupted:
+        # A file is the whole comparison or none.
+        unwritten = "".join(f"; {path} not written" for path in (output, plot) if path is not None)
+        complain(f"interrupted after {len(rows)} of {len(cases) * len(lengths)} rows{unwritten}")
+        raise typer.Exit(INTERRUPTED)
+    if output is not None:
+        report.write(rows, output)
+    if plot is not None:
+        report.plot(rows, plot)
+    if any(row.error for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def _run(
+    pair: ModelPair,
+    cases: Sequence[Case],
+    lengths: Sequence[int],
+    settings: Settings,
+    rows: list[Row],
+    *,
+    quiet: bool,
+) -> None:
+    """Append a row for each strategy and length, so that an interruption leaves the finished ones."""
+    from acceptlib.cli import comparison  # noqa: PLC0415 - as above
+
+    console = stderr()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    share = 1 / len(settings.prompts)
+    with progress:
+        task = progress.add_task("warming up", total=len(cases) * len(lengths))
+        comparison.warm_up(pair, max(lengths), settings)
+        for case in cases:
+            for length in lengths:
+                progress.update(task, description=f"{case.name}, K = {length}", completed=len(rows))
+                rows.append(comparison.measure(pair, case, length, settings, lambda: progress.advance(task, share)))
+
+
+def _cases(strategies: str | None, config: Path | None) -> list[Case]:
+    """Return what to compare; a name that does not exist is an error before anything runs."""
+    from acceptlib.cli.comparison import Case  # noqa: PLC0415 - as above
+
+    if config is not None:
+        if strategies is not None:
+            msg = "--strategies and --config both name strategies: give one"
+            raise CommandError(msg)
+        strategy = configs.from_config(config)
+        return [Case(strategy.name, strategy.traits.guarantee, lambda: strategy)]
+    names = registry.available() if strategies is None else [name.strip() for name in strategies.split(",")]
+    entries = [registry.find(name) for name in dict.fromkeys(names)]
+    return [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.strategy) for entry in entries]
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        lengths = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        lengths = [0]
+    if lengths[0] < 1:
+        msg = f"--num-draft-tokens: expected integers >= 1 separated by commas, got {text!r}"
+        raise CommandError(msg)
+    return lengths
+
+
+def _prompts(count: int) -> list[str]:
+    from acceptlib import demo  # noqa: PLC0415 - as above
+
+    known = demo.prompts()
+    if count > len(known):
+        msg = f"--prompts: expected at most {len(known)}, the bundled ones, got {count}"
+        raise CommandError(msg)
+    return known[:count]

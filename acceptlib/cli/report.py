@@ -1,0 +1,183 @@
+"""A comparison as a table, a file and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from rich.text import Text
+
+from acceptlib import plots
+from acceptlib.cli import format as table
+from acceptlib.cli.comparison import LONGEST_EXACT, Row
+from acceptlib.cli.console import CommandError, require, stdout
+from acceptlib.cli.format import Column, Format
+
+FILE_ENDINGS: Final = (".json", ".csv", ".md")
+
+COLUMNS: Final = (
+    Column("strategy"),
+    Column("K", "right"),
+    Column("guarantee", expendable=2),
+    Column("tau", "right"),
+    Column("expected", "right"),
+    Column("accepted", "right"),
+    Column("TV", "right"),
+    Column("KL", "right", expendable=1),
+    Column("tok/s", "right"),
+    Column("us/verify", "right", expendable=3),
+)
+FIRST_FIGURE: Final = 3
+"""Where a failed row's message starts."""
+
+_BLANK: Final = [""] * (len(COLUMNS) - FIRST_FIGURE)
+
+NOTHING: Final = 1e-12
+"""Below this a distance is what rounding leaves of 0."""
+
+SUSPICIOUS: Final = 4.0
+"""Standard errors between measured and expected tau from which something is wrong, and not chance."""
+
+LEGEND: Final = (
+    "tau: emitted tokens a step, with its standard error over prompts (steps of one text depend on each other). "
+    "expected: tau by the exact law, given the same drafts and rows. accepted: share of drafted tokens. TV, KL: mean "
+    "distance of the exact law of a token from the target's, KL in nats."
+)
+
+
+def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
+    """Print a comparison on stdout."""
+    if form is not Format.plain:
+        table.stdout_write(render(rows, form))
+        return
+    console = stdout()
+    width = table.width_of(console)
+    # A failed row's message is no figure: it must not widen a column, and is put in afterwards.
+    failures = {number: row.error for number, row in enumerate(rows) if row.error}
+    cells = [_cells(row) if row.error is None else _cells(row)[:FIRST_FIGURE] + _BLANK for row in rows]
+    lines, left_out = table.plain(COLUMNS, cells, width)
+    kept = [column.header for column in COLUMNS if column.header not in left_out]
+    lines = table.spread(lines, kept.index(COLUMNS[FIRST_FIGURE].header), failures)
+    for number, line in enumerate(lines):
+        text = Text(line, style=("bold", "dim")[number] if number < table.HEADING_LINES else "")
+        if number - table.HEADING_LINES in failures:
+            text.stylize("red")
+            text.truncate(width or text.cell_len, overflow="ellipsis")
+        console.print(text, soft_wrap=True)
+    if quiet:
+        return
+    console.print()
+    for remark in [LEGEND, *_remarks(rows)]:
+        table.note(remark)
+    if left_out:
+        table.note(f"Left out at this width: {', '.join(left_out)}. --format csv has every figure.")
+
+
+def render(rows: Sequence[Row], form: Format) -> str:
+    """Return a comparison as text in a format for files."""
+    if form is Format.json:
+        return table.to_json([row.record() for row in rows])
+    if form is Format.csv:
+        return table.to_csv([row.record() for row in rows])
+    return table.github(COLUMNS, [_cells(row) for row in rows])
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write a comparison to a file, in the format of its ending."""
+    forms = dict(zip(FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
+    table.write_whole(path, render(rows, forms[path.suffix.lower()]))
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse a figure that could not be drawn, before any work is done for it.
+
+    Raises:
+        CommandError: The ending is unknown, or matplotlib is not installed.
+    """
+    table.check_ending(path, plots.ENDINGS, "--plot")
+    if path is not None:
+        try:
+            plots.require()
+        except ImportError as error:
+            raise require("plot", error) from None
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Draw a comparison.
+
+    Raises:
+        CommandError: No row has the figures that it takes.
+    """
+    points = [
+        plots.Point(
+            strategy=row.strategy,
+            guarantee=row.guarantee,
+            num_draft_tokens=row.num_draft_tokens,
+            tau=row.mean_acceptance_length,
+            tau_error=row.standard_error or 0.0,
+            tv=row.tv,
+            acceptance_by_position=tuple(row.acceptance_by_position),
+        )
+        for row in rows
+        if row.mean_acceptance_length is not None and row.tv is not None
+    ]
+    if not points:
+        msg = f"--plot: no row has a distance to draw; it takes K <= {LONGEST_EXACT} and a strategy that ran"
+        raise CommandError(msg)
+    table.write_whole(path, plots.comparison(points, path.suffix.lower()))
+
+
+def _cells(row: Row) -> list[str]:
+    head = [row.strategy, str(row.num_draft_tokens), row.guarantee]
+    if row.error is not None:
+        return [*head, row.error, *_BLANK[1:]]
+    tau = _number(row.mean_acceptance_length, ".2f")
+    if row.standard_error is not None:
+        tau += f" ± {row.standard_error:.2f}"
+    return [
+        *head,
+        tau,
+        _number(row.expected_acceptance_length, ".2f"),
+        _number(row.draft_acceptance_rate, ".1%"),
+        _distance(row.tv),
+        _distance(row.kl),
+        _number(row.tokens_per_second, ".0f"),
+        _number(row.verify_microseconds, ".0f"),
+    ]
+
+
+def _number(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _distance(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < NOTHING:
+        return "0"
+    # Four decimals of a smaller number would read as nothing, which it is not.
+    return f"{value:.4f}" if value >= 5e-5 else f"{value:.0e}"  # noqa: PLR2004
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """Return how well measured and expected tau agree, and what the table does not say of its settings."""
+    first = rows[0]
+    prompts = "1 prompt" if first.num_prompts == 1 else f"{first.num_prompts} prompts"
+    settings = f"up to {first.max_new_tokens} tokens each, temperature {first.temperature:g}, seed {first.seed}"
+    remarks = [f"{prompts}, {settings}; the same seeds for every row."]
+    tested = [(abs(row.deviation), row) for row in rows if row.deviation is not None]
+    if tested:
+        worst, row = max(tested, key=lambda pair: pair[0])
+        verdict = ": more than chance explains." if worst > SUSPICIOUS else "."
+        where = f"({row.strategy}, K = {row.num_draft_tokens})"
+        remarks.append(f"Largest gap between tau and expected: {worst:.1f} standard errors {where}{verdict}")
+    ahead = sorted({row.strategy for row in rows if row.looks_ahead and row.tv is not None})
+    if ahead:
+        remarks.append(
+            f"{', '.join(ahead)}: later rows have a say, so TV and KL are those of a step's first token on rows cut to "
+            "their likeliest entries."
+        )
+    if any(row.num_draft_tokens > LONGEST_EXACT for row in rows):
+        remarks.append(f"No exact figures beyond K = {LONGEST_EXACT}.")
+    return remarks

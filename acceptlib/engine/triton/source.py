@@ -1,0 +1,179 @@
+"""Rules as Triton functions.
+
+A rule's own source is compiled, with what Triton would read differently from torch spelt out:
+
+- Whatever a rule computes from numbers alone (options, constants of its module, literals) is computed here, in Python,
+  and written into the source. So numbers keep float64 beside float64 scalars and act as float32 beside float32 rows, as
+  in torch; Triton rounds a number to float32 as soon as a variable or a tuple holds it.
+- `/` becomes `ops.divide`, which is IEEE in float32 as well, and a number that is compared or returned takes its
+  precision explicitly.
+- Annotations and decorators go: Triton would look their names up.
+"""
+
+import ast
+import functools
+import hashlib
+import inspect
+import linecache
+import textwrap
+from collections.abc import Mapping
+from types import FunctionType, ModuleType
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import acceptlib.ops as torch_ops
+from acceptlib.engine.triton import ops
+from acceptlib.errors import StrategyDefinitionError
+from acceptlib.rules import Rule
+
+
+@functools.cache
+def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] = ()) -> Any:
+    """Return a Triton function of what remains of `function` once some of its parameters are numbers."""
+    scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    writer = _Specialise(scope, dict(numbers))
+    definition = ast.fix_missing_locations(writer.visit(_parse(function)))
+    # Triton tells functions apart by module and name alone, and a kernel may hold two rules of one name.
+    digest = hashlib.sha256(ast.unparse(definition).encode()).hexdigest()[:12]
+    definition.name = f"{function.__qualname__.replace('.<locals>', '').replace('.', '_')}_{digest}"
+    source = ast.unparse(definition) + "\n"
+    names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    namespace = {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
+    # The interpreter wants `triton.language` among the globals.
+    namespace |= {"__name__": function.__module__, "triton_language": tl, "_divide": ops.divide, "_like": ops.like}
+    # Triton reads a function's source again, so it must be found under the function's file name.
+    filename = f"<rule {definition.name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - the rule itself
+    return triton.jit(namespace[definition.name])
+
+
+def _parse(function: FunctionType) -> ast.FunctionDef:
+    try:
+        definition = ast.parse(textwrap.dedent(inspect.getsource(function.__code__))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        definition = None
+    if not isinstance(definition, ast.FunctionDef):
+        msg = (
+            f"rule {function.__qualname__!r}: expected a function written with `def` in a file, because Triton "
+            f"compiles its source, and found none in {function.__code__.co_filename}. Move it into a module, or use "
+            "backend='torch'."
+        )
+        raise StrategyDefinitionError(msg)
+    return definition
+
+
+def _counterpart(value: Any) -> Any:
+    """Return what a name of a rule's module means in Triton."""
+    if value is torch_ops:
+        return ops
+    if isinstance(value, ModuleType) and getattr(value, "ops", None) is torch_ops:
+        package = ModuleType(value.__name__)
+        package.ops = ops
+        return package
+    if isinstance(value, FunctionType) and value.__module__ == torch_ops.__name__:
+        return getattr(ops, value.__name__)
+    return value
+
+
+class _Specialise(ast.NodeTransformer):
+    """Write numbers into a rule, statement by statement, and spell out what Triton would read differently."""
+
+    def __init__(self, scope: Mapping[str, Any], numbers: dict[str, float]) -> None:
+        self.scope = scope
+        self.numbers = numbers  # parameters and variables that are numbers
+        self.tensors: set[str] = set()  # those that are not
+        self.functions: dict[str, Any] = {}  # functions of the rule's module that it calls
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
+            names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            if not names & self.tensors:
+                code = compile(ast.Expression(ast.fix_missing_locations(node)), "<rule>", "eval")
+                value = eval(code, {**self.scope, **self.numbers})  # noqa: S307 - the rule itself
+                if isinstance(value, int | float):
+                    return ast.Constant(value)
+        return super().visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.decorator_list, node.returns = [], None
+        node.args.args = [ast.arg(arg.arg) for arg in node.args.args if arg.arg not in self.numbers]
+        self.tensors = {arg.arg for arg in node.args.args}
+        node.body = self._block(node.body)
+        return node
+
+    def visit_If(self, node: ast.If) -> list[ast.stmt] | ast.If:
+        """Keep the branch that an option chooses; there are no others, for a tensor has no one truth value."""
+        node.test = self.visit(node.test)
+        if isinstance(node.test, ast.Constant):
+            return self._block(node.body if node.test.value else node.orelse)
+        return node
+
+    def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        kept: list[ast.stmt] = []
+        for statement in statements:
+            result = self.visit(statement)
+            kept += result if isinstance(result, list) else [result] if result else []
+            if kept and isinstance(kept[-1], ast.Return):
+                break
+        return kept
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """Drop docstrings."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
+        node.value = self.visit(node.value)
+        targets = {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+        if isinstance(node.value, ast.Constant):
+            self.tensors -= targets
+            self.numbers |= dict.fromkeys(targets, node.value.value)
+            return None
+        self.tensors |= targets
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
+        return self.visit_Assign(ast.Assign([node.target], node.value)) if node.value else None
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign | None:
+        before = ast.Name(node.target.id, ast.Load())
+        return self.visit_Assign(ast.Assign([node.target], ast.BinOp(before, node.op, node.value)))
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Div):
+            return _call("_divide", node.left, node.right)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        left, right = node.left, node.comparators[0]
+        node.left = _call("_like", left, right) if isinstance(left, ast.Constant) else left
+        node.comparators[0] = _call("_like", right, left) if isinstance(right, ast.Constant) else right
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Constant):
+            node.value = _call("_like", node.value, node.value)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Compile a function of the rule's own module, with the numbers that it is given here."""
+        self.generic_visit(node)
+        function = self.scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        function = function.function if isinstance(function, Rule) else function
+        if not isinstance(function, FunctionType) or function.__module__ == torch_ops.__name__:
+            return node
+        bound = inspect.signature(function).bind(*node.args, **{word.arg: word.value for word in node.keywords})
+        bound.apply_defaults()
+        given = {name: part.value if isinstance(part, ast.Constant) else part for name, part in bound.arguments.items()}
+        numbers = tuple((name, value) for name, value in given.items() if isinstance(value, int | float))
+        compiled = compile_rule(function, numbers)
+        self.functions[compiled.__name__] = compiled
+        return _call(compiled.__name__, *(value for value in given.values() if isinstance(value, ast.expr)))
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])

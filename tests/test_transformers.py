@@ -1,0 +1,578 @@
+"""Generation with transformers models: the target's text and law, caches, and what `generate` is refused."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import acceptlib
+from acceptlib.demo import DRAFT, TARGET, prompts
+from acceptlib.demo.pair import ModelPair, load_pair
+from acceptlib.errors import InputError, UnknownStrategyError
+from acceptlib.integrations.transformers import SpeculativeDecoder, Step, custom_generate
+from acceptlib.rng import Rng
+from acceptlib.sampling import SamplingParams
+
+Texts = list[tuple[torch.Tensor, torch.Tensor]]
+
+PROMPT = torch.tensor([[5, 17, 3, 88, 41]])
+GREEDY = SamplingParams(temperature=0.0)
+FALSE_ALARM_Z = 5.998  # one-sided normal quantile of 1e-9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small lose more to waiting threads than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_model(seed: int, vocab_size: int = 97, family: str = "Llama", **options: Any) -> Any:
+    """Return a tiny model with random weights, sharp enough for its argmax to be no near tie."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3} | options
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=vocab_size,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+        **sizes,
+    )
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def perturbed(model: Any, noise: float) -> Any:
+    """Return a copy of `model` with noise on its weights: a draft that is right now and then."""
+    draft = copy.deepcopy(model)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return draft
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return make_model(0)
+
+
+@pytest.fixture(scope="module")
+def draft(target: Any) -> Any:
+    return perturbed(target, 0.02)
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    return load_pair()
+
+
+@pytest.fixture(scope="module")
+def greedy_texts(pair: ModelPair) -> Texts:
+    """Three prompts and what the target alone makes of them, 300 tokens each."""
+    encoded = [pair.tokenizer(text, return_tensors="pt").input_ids for text in prompts()[:3]]
+    return [(ids, pair.target.generate(ids, do_sample=False, max_new_tokens=300, eos_token_id=None)) for ids in encoded]
+
+
+def generate(
+    target: Any,
+    draft: Any,
+    *,
+    strategy: str = "rejection",
+    ids: torch.Tensor = PROMPT,
+    loop: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Call the public `generate` with a decoding loop of ours; `loop` holds options of `custom_generate`."""
+    return target.generate(
+        ids, assistant_model=draft, custom_generate=custom_generate(strategy, **(loop or {})), **options
+    )
+
+
+# Greedy text
+
+
+@pytest.mark.parametrize("prompt", range(3))
+@pytest.mark.parametrize(("strategy", "num_draft_tokens"), [("greedy", 1), ("rejection", 3), ("block", 8)])
+def test_bundled_pair_writes_what_the_target_writes(
+    pair: ModelPair, greedy_texts: Texts, prompt: int, strategy: str, num_draft_tokens: int
+) -> None:
+    ids, expected = greedy_texts[prompt]
+    steps: list[Step] = []
+    text = generate(
+        pair.target,
+        pair.draft,
+        strategy=strategy,
+        ids=ids,
+        loop={"num_draft_tokens": num_draft_tokens, "on_step": steps.append},
+        do_sample=False,
+        max_new_tokens=300,
+        eos_token_id=None,
+    )
+    assert torch.equal(text, expected)
+    # The draft was trained on the same text: fewer steps than tokens show that its tokens stand.
+    assert len(steps) < 300 * (0.75 if num_draft_tokens == 1 else 0.5)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
+@pytest.mark.parametrize("strategy", ["greedy", "rejection", "block"])
+def test_greedy_text_is_the_targets(target: Any, draft: Any, strategy: str, num_draft_tokens: int) -> None:
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=60)
+    loop = {"num_draft_tokens": num_draft_tokens}
+    text = generate(target, draft, strategy=strategy, loop=loop, do_sample=False, max_new_tokens=60)
+    assert text.dtype == torch.int64
+    assert torch.equal(text, expected)
+
+
+@pytest.mark.parametrize("vocab_size", [90, 104])
+def test_vocabularies_padded_differently(target: Any, vocab_size: int) -> None:
+    """A draft with more rows must not propose what the target lacks; one with fewer must survive any token."""
+    draft = make_model(3, vocab_size=vocab_size)
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=40)
+    assert torch.equal(generate(target, draft, do_sample=False, max_new_tokens=40), expected)
+    decoder = SpeculativeDecoder(target=target, draft=draft, sampling=SamplingParams(temperature=3.0), rng=1)
+    emitted = [token for step in decoder.steps(PROMPT, 150) for token in step.token_ids]
+    assert len(emitted) == 150
+    assert max(emitted) >= 90  # the shorter draft has met a token it cannot embed
+
+
+def test_sliding_window_models() -> None:
+    """A layer that keeps its window alone would lack what a rejection brings back."""
+    target = make_model(1, family="Mistral", sliding_window=8)
+    draft = perturbed(target, 0.03)
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=60)
+    steps: list[Step] = []
+    text = generate(target, draft, loop={"on_step": steps.append}, do_sample=False, max_new_tokens=60)
+    assert torch.equal(text, expected)
+    assert any(0 < step.num_accepted < step.num_draft_tokens for step in steps)
+
+
+# Where a text ends
+
+
+def test_eos_in_mid_chain(target: Any) -> None:
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=30)
+    new = expected[0, PROMPT.shape[1] :].tolist()
+    place = next(place for place in range(3, 9) if new[place] not in new[:place])
+    eos = new[place]
+    steps: list[Step] = []
+    text = generate(
+        target,
+        target,  # every drafted token stands, so that the chain goes on past the end
+        loop={"num_draft_tokens": 20, "on_step": steps.append},
+        do_sample=False,
+        max_new_tokens=30,
+        eos_token_id=[eos, 96 if eos != 96 else 95],
+    )
+    assert text.tolist() == [PROMPT[0].tolist() + new[: place + 1]]
+    assert len(steps) == 1
+    assert steps[0].num_accepted > len(steps[0].token_ids)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 6, 7, 13])
+def test_max_new_tokens_is_exact(target: Any, max_new_tokens: int) -> None:
+    steps: list[Step] = []
+    loop = {"num_draft_tokens": 5, "on_step": steps.append}
+    text = generate(target, target, loop=loop, do_sample=False, max_new_tokens=max_new_tokens)
+    assert text.shape == (1, PROMPT.shape[1] + max_new_tokens)
+    assert [step.num_draft_tokens for step in steps[:-1]] == [5] * (len(steps) - 1)
+    assert all(step.num_draft_tokens + 1 >= len(step.token_ids) for step in steps)
+
+
+def test_max_length(target: Any, draft: Any) -> None:
+    assert generate(target, draft, do_sample=False, max_length=19).shape == (1, 19)
+
+
+def test_no_tokens_wanted(target: Any, draft: Any) -> None:
+    assert list(SpeculativeDecoder(target=target, draft=draft).steps(PROMPT, 0)) == []
+
+
+class StopAtLength(transformers.StoppingCriteria):
+    """Stop at a length that falls inside a chain."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 9, dtype=torch.bool)
+
+
+def test_stopping_criteria_within_a_chain(target: Any) -> None:
+    criteria = transformers.StoppingCriteriaList([StopAtLength()])
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=30, stopping_criteria=criteria)
+    text = generate(target, target, do_sample=False, max_new_tokens=30, stopping_criteria=criteria)
+    assert torch.equal(text, expected)
+
+
+class Collector:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_streamer_gets_every_token(target: Any, draft: Any) -> None:
+    streamer = Collector()
+    text = generate(target, draft, do_sample=False, max_new_tokens=20, streamer=streamer)
+    assert streamer.tokens == text[0].tolist()
+    assert streamer.ended
+
+
+def test_text_streamer(pair: ModelPair, greedy_texts: Texts, capsys: pytest.CaptureFixture[str]) -> None:
+    ids, expected = greedy_texts[0]
+    streamer = transformers.TextStreamer(pair.tokenizer, skip_prompt=True)
+    generate(pair.target, pair.draft, ids=ids, do_sample=False, max_new_tokens=20, eos_token_id=None, streamer=streamer)
+    new = expected[0, ids.shape[1] : ids.shape[1] + 20]
+    assert capsys.readouterr().out.strip() == pair.tokenizer.decode(new).strip()
+
+
+def test_return_dict(target: Any, draft: Any) -> None:
+    text = generate(target, draft, do_sample=False, max_new_tokens=9)
+    output = generate(target, draft, do_sample=False, max_new_tokens=9, return_dict_in_generate=True)
+    assert isinstance(output, transformers.generation.GenerateDecoderOnlyOutput)
+    assert torch.equal(output.sequences, text)
+
+
+# Sampling
+
+
+def sample(target: Any, draft: Any, seed: int | None, **options: Any) -> torch.Tensor:
+    options = {"do_sample": True, "top_k": 0, "temperature": 1.5, "max_new_tokens": 25} | options
+    return generate(target, draft, loop={"seed": seed}, **options)
+
+
+def test_a_seed_gives_one_text(target: Any, draft: Any) -> None:
+    assert torch.equal(sample(target, draft, 11), sample(target, draft, 11))
+    assert not torch.equal(sample(target, draft, 11), sample(target, draft, 12))
+
+
+def test_without_a_seed_torch_decides(target: Any, draft: Any) -> None:
+    torch.manual_seed(5)
+    first, second = sample(target, draft, None), sample(target, draft, None)
+    torch.manual_seed(5)
+    assert torch.equal(first, sample(target, draft, None))
+    assert not torch.equal(first, second)
+
+
+def test_generate_and_decoder_agree(target: Any, draft: Any) -> None:
+    decoder = SpeculativeDecoder(target=target, draft=draft, sampling=SamplingParams(temperature=1.5), rng=11)
+    for _ in range(2):  # an int starts the same stream again
+        tokens = [token for step in decoder.steps(PROMPT, 25) for token in step.token_ids]
+        assert tokens == sample(target, draft, 11)[0, PROMPT.shape[1] :].tolist()
+
+
+def exact_law(model: Any, prompt: list[int], length: int, temperature: float) -> dict[tuple[int, ...], float]:
+    """Return the probability of every continuation of `length` tokens."""
+    law = {(): 1.0}
+    for _ in range(length):
+        prefixes = list(law)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *prefix] for prefix in prefixes])).logits[:, -1]
+        rows = torch.softmax(logits.double() / temperature, -1).tolist()
+        law = {
+            (*prefix, token): law[prefix] * probability
+            for prefix, row in zip(prefixes, rows, strict=True)
+            for token, probability in enumerate(row)
+        }
+    return law
+
+
+def chi_square_z(counts: dict[tuple[int, ...], int], law: dict[tuple[int, ...], float], total: int) -> float:
+    """Return the chi-square statistic as a normal deviate (Wilson-Hilferty), rare outcomes merged."""
+    bins: list[list[float]] = []
+    rare = [0.0, 0.0]
+    for outcome, probability in sorted(law.items(), key=lambda item: item[1]):
+        expected = total * probability
+        if expected >= 10:
+            bins.append([counts.get(outcome, 0), expected])
+            continue
+        rare[0] += counts.get(outcome, 0)
+        rare[1] += expected
+        if rare[1] >= 10:
+            bins.append(rare)
+            rare = [0.0, 0.0]
+    bins[0] = [bins[0][0] + rare[0], bins[0][1] + rare[1]]
+    freedom = len(bins) - 1
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in bins)
+    return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+
+
+@pytest.mark.parametrize("strategy", ["rejection", "block"])
+def test_joint_law_is_the_targets(strategy: str) -> None:
+    """Three tokens come from one to three steps, so streams, caches and the law of q must all be right."""
+    sizes = {"vocab_size": 7, "hidden_size": 16, "num_hidden_layers": 1}
+    target, draft = make_model(21, **sizes), make_model(22, **sizes)
+    prompt, temperature, total = [1, 4, 2], 1.2, 1500
+    rng = Rng(seeds=torch.tensor([77]), offsets=torch.tensor([0]))
+    decoder = SpeculativeDecoder(
+        target=target,
+        draft=draft,
+        strategy=strategy,
+        num_draft_tokens=2,
+        sampling=SamplingParams(temperature=temperature),
+        rng=rng,
+    )
+    counts: dict[tuple[int, ...], int] = {}
+    partly = 0
+    for _ in range(total):
+        steps = list(decoder.steps(torch.tensor([prompt]), 3))
+        partly += any(0 < step.num_accepted < step.num_draft_tokens for step in steps)
+        outcome = tuple(itertools.chain.from_iterable(step.token_ids for step in steps))
+        counts[outcome] = counts.get(outcome, 0) + 1
+    assert partly > total / 20
+    assert chi_square_z(counts, exact_law(target, prompt, 3, temperature), total) < FALSE_ALARM_Z
+    # The test can tell: the draft's law, and the target's at another temperature, are far off.
+    assert chi_square_z(counts, exact_law(draft, prompt, 3, temperature), total) > 2 * FALSE_ALARM_Z
+    assert chi_square_z(counts, exact_law(target, prompt, 3, 0.7 * temperature), total) > FALSE_ALARM_Z
+
+
+def test_draft_sampling_is_what_q_says(target: Any, draft: Any) -> None:
+    """A draft at temperature 0 beside a sampled target declares one-hot rows at its tokens."""
+    sampling = SamplingParams(temperature=1.5)
+    decoder = SpeculativeDecoder(target=target, draft=draft, sampling=sampling, draft_sampling=GREEDY, rng=2)
+    for step in decoder.steps(PROMPT, 12):
+        one_hot = torch.nn.functional.one_hot(step.draft_token_ids, 97).float()
+        assert torch.equal(step.draft_probs, one_hot)
+
+
+# Steps and caches
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral"])
+def test_cached_rows_are_those_of_a_full_forward(family: str) -> None:
+    options = {"sliding_window": 8} if family == "Mistral" else {}
+    target = make_model(4, family=family, **options)
+    draft = perturbed(target, 0.03)
+    decoder = SpeculativeDecoder(
+        target=target, draft=draft, num_draft_tokens=3, sampling=SamplingParams(temperature=1.2), rng=3
+    )
+    sequence = PROMPT
+    accepted = set()
+    for step in decoder.steps(PROMPT, 60):
+        drafted = torch.cat((sequence, step.draft_token_ids[None]), 1)
+        with torch.no_grad():
+            rows = target(drafted).logits[0, -step.num_draft_tokens - 1 :]
+            laws = torch.softmax(draft(drafted).logits[0, sequence.shape[1] - 1 : -1] / 1.2, -1)
+        assert (step.target_logits - rows).abs().max() < 1e-4
+        if step.num_draft_tokens:
+            assert (step.draft_probs - laws).abs().max() < 1e-4
+        sequence = torch.cat((sequence, torch.tensor([step.token_ids])), 1)
+        if step.num_draft_tokens == 3:
+            accepted.add(step.num_accepted)
+    assert accepted == {0, 1, 2, 3}
+
+
+def test_no_token_is_run_twice(target: Any, draft: Any) -> None:
+    """A target sees the prompt once, then a step's K + 1 tokens; a draft one token a time, two after a full success."""
+    fed: dict[str, list[int]] = {"target": [], "draft": []}
+
+    def count(name: str) -> Callable[..., None]:
+        return lambda _module, _args, kwargs: fed[name].append(kwargs["input_ids"].shape[1])
+
+    hooks = [
+        model.register_forward_pre_hook(count(name), with_kwargs=True)
+        for name, model in (("target", target), ("draft", draft))
+    ]
+    decoder = SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=2, sampling=GREEDY)
+    steps = list(decoder.steps(PROMPT, 40))
+    for hook in hooks:
+        hook.remove()
+    assert fed["target"] == [PROMPT.shape[1] + 2, *(step.num_draft_tokens + 1 for step in steps[1:])]
+    expected = [PROMPT.shape[1], 1]
+    for before, step in itertools.pairwise(steps):
+        missing = 2 if before.num_accepted == before.num_draft_tokens else 1
+        expected += [missing, 1][: step.num_draft_tokens]
+    assert fed["draft"] == expected
+    assert {1, 2} <= set(fed["draft"])
+
+
+def test_what_a_step_says(target: Any, draft: Any) -> None:
+    decoder = SpeculativeDecoder(
+        target=target, draft=draft, strategy=acceptlib.create("block"), num_draft_tokens=4, rng=1
+    )
+    for step in decoder.steps(PROMPT, 20):
+        assert step.draft_token_ids.shape == (step.num_draft_tokens,)
+        assert step.draft_probs.shape == (step.num_draft_tokens, 97)
+        assert step.target_logits.shape == (step.num_draft_tokens + 1, 97)
+        assert step.token_ids == step.result.output_token_ids[0, : step.num_accepted + 1].tolist()
+        assert step.token_ids[:-1] == step.draft_token_ids[: step.num_accepted].tolist()
+        assert 0 < step.verify_seconds < 10
+
+
+def test_draft_may_be_bound_beforehand(target: Any, draft: Any) -> None:
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=10)
+    loop = custom_generate("greedy", assistant_model=draft)
+    assert torch.equal(target.generate(PROMPT, custom_generate=loop, do_sample=False, max_new_tokens=10), expected)
+
+
+# What is refused
+
+
+def filled_cache() -> Any:
+    """Return a cache with one token in it."""
+    cache = transformers.DynamicCache()
+    cache.update(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 1, 16), 0)
+    return cache
+
+
+REFUSED = {
+    "top_k by default": ({"do_sample": True}, "top_k=0"),
+    "top_k": ({"do_sample": True, "top_k": 5}, "top_k=0"),
+    "top_p": ({"do_sample": True, "top_k": 0, "top_p": 0.9}, "top_p=1.0"),
+    "min_p": ({"do_sample": True, "top_k": 0, "min_p": 0.1}, "min_p=None"),
+    "typical_p": ({"do_sample": True, "top_k": 0, "typical_p": 0.5}, "typical_p=1.0"),
+    "repetition_penalty": ({"do_sample": False, "repetition_penalty": 1.2}, "repetition_penalty=1.0"),
+    "min_new_tokens": ({"do_sample": False, "eos_token_id": 1, "min_new_tokens": 3}, "min_new_tokens=None"),
+    "bad_words_ids": ({"do_sample": False, "bad_words_ids": [[4]]}, "bad_words_ids=None"),
+    "renormalize_logits": ({"do_sample": False, "renormalize_logits": True}, "renormalize_logits=False"),
+    "num_beams": ({"do_sample": False, "num_beams": 2}, "\\[1, n\\], got \\[2, 5\\]|num_beams=1"),
+    "prompt_lookup": ({"do_sample": False, "prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens=None"),
+    "output_logits": (
+        {"do_sample": False, "return_dict_in_generate": True, "output_logits": True},
+        "output_logits=False",
+    ),
+    "use_cache": ({"do_sample": False, "use_cache": False}, "use_cache=True"),
+    "filled cache": ({"do_sample": False, "past_key_values": filled_cache()}, "past_key_values"),
+    "batch": ({"do_sample": False, "ids": PROMPT.repeat(2, 1)}, "got \\[2, 5\\]"),
+    "padding": ({"do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "attention_mask"),
+    "synced_gpus": ({"do_sample": False, "synced_gpus": True}, "synced_gpus=False"),
+    "unknown processor": (
+        {"do_sample": False, "logits_processor": transformers.LogitsProcessorList([lambda _, scores: scores])},
+        "logits_processor: function",
+    ),
+}
+if not transformers.__version__.startswith("4."):
+    # Version 4 itself replaces a static cache beside an assistant, and does not say whose an empty cache is.
+    REFUSED |= {
+        "static cache": ({"do_sample": False, "cache_implementation": "static"}, "cache_implementation='dynamic'"),
+        "own cache": ({"do_sample": False, "past_key_values": transformers.DynamicCache()}, "past_key_values"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_generate_refuses(target: Any, draft: Any, options: dict[str, Any], message: str) -> None:
+    """Nothing that would change the text is ignored without a word."""
+    with pytest.raises(InputError, match=message):
+        generate(target, draft, max_new_tokens=4, **options)
+
+
+def test_assistant_model_is_required(target: Any) -> None:
+    with pytest.raises(InputError, match="assistant_model"):
+        target.generate(PROMPT, custom_generate=custom_generate(), do_sample=False, max_new_tokens=4)
+
+
+def test_default_mask_of_ones_is_fine(target: Any, draft: Any) -> None:
+    mask = torch.ones_like(PROMPT)
+    assert generate(target, draft, attention_mask=mask, do_sample=False, max_new_tokens=4).shape == (1, 9)
+
+
+def test_unknown_strategy_shows_at_once() -> None:
+    with pytest.raises(UnknownStrategyError, match="rejection"):
+        custom_generate("rejecton")
+
+
+@pytest.mark.parametrize(
+    ("ids", "max_new_tokens", "message"),
+    [
+        (PROMPT.repeat(2, 1), 4, "one sequence"),
+        (PROMPT[0], 4, "one sequence"),
+        (PROMPT[:, :0], 4, "n >= 1"),
+        (PROMPT.float(), 4, "float32"),
+        (PROMPT, -1, "max_new_tokens"),
+    ],
+)
+def test_steps_refuses(target: Any, draft: Any, ids: torch.Tensor, max_new_tokens: int, message: str) -> None:
+    """At the call, not at the first step."""
+    with pytest.raises(InputError, match=message):
+        SpeculativeDecoder(target=target, draft=draft).steps(ids, max_new_tokens)
+
+
+def test_decoder_refuses(target: Any, draft: Any) -> None:
+    with pytest.raises(InputError, match="num_draft_tokens"):
+        SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=-1)
+    with pytest.raises(InputError, match="draft: expected a transformers"):
+        SpeculativeDecoder(target=target, draft=torch.nn.Linear(2, 2))
+    with pytest.raises(InputError, match=r"target: .* encoder-decoder"):
+        SpeculativeDecoder(target=fake_model(is_encoder_decoder=True), draft=draft)
+    with pytest.raises(InputError, match="stateful"):
+        SpeculativeDecoder(target=fake_model(stateful=True), draft=draft)
+    with pytest.raises(InputError, match=r"attention layers.*linear_attention"):
+        SpeculativeDecoder(target=fake_model(layer_types=["full_attention", "linear_attention"]), draft=draft)
+
+
+def fake_model(*, stateful: bool = False, **config: Any) -> Any:
+    model = torch.nn.Module()
+    model.config = transformers.PretrainedConfig(**config)
+    model._is_stateful = stateful
+    return model
+
+
+def test_rows_without_a_law_are_reported(target: Any) -> None:
+    broken = copy.deepcopy(target)
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(torch.nan)
+    decoder = SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY)
+    with pytest.raises(acceptlib.AcceptlibError, match="NaN"):
+        next(decoder.steps(PROMPT, 4))
+
+
+# The pair
+
+
+def test_bundled_pair(pair: ModelPair) -> None:
+    assert not pair.target.training
+    assert not pair.draft.training
+    assert {weight.dtype for model in (pair.target, pair.draft) for weight in model.parameters()} == {torch.float32}
+    assert pair.draft.num_parameters() < pair.target.num_parameters()
+    assert pair.tokenizer.decode(pair.tokenizer("def f(x):\n").input_ids) == "def f(x):\n"
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "./folder", "/folder"])
+def test_missing_folder(name: str) -> None:
+    with pytest.raises(InputError, match=r"draft: expected a model folder, got .* does not exist"):
+        load_pair(draft=name)
+
+
+def test_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"target: .* cannot be loaded as a model folder"):
+        load_pair(str(tmp_path))
+
+
+def test_different_vocabularies(tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DRAFT, local_files_only=True)
+    tokenizer.add_tokens(["<a-token-of-its-own>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="differ in 1 entries"):
+        load_pair(str(TARGET), tmp_path)
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match=r"pip install acceptlib\[hf\]"):
+        load_pair()
+
+
+def test_transformers_is_imported_when_needed() -> None:
+    code = (
+        "import sys, acceptlib, acceptlib.demo.pair, acceptlib.integrations.transformers\n"
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 - our own interpreter

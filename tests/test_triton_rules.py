@@ -1,0 +1,114 @@
+"""A rule is written once: what torch makes of it and what Triton makes of it are the same."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton_cases
+
+import acceptlib
+from acceptlib.engine.triton.binding import bind
+from acceptlib.errors import StrategyDefinitionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CASES = triton_cases.cases()
+TRANSCENDENTAL = {"exp", "log"}
+FUSED = {"cuda": r"\bfma\.", "hip": r"\bv_(pk_)?(fma|fmac|mad|mac)_"}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return a function that interprets or compiles all cases, once a mode."""
+    folder: Path = tmp_path_factory.mktemp("triton")
+    return functools.cache(lambda mode: triton_cases.run_apart(mode, folder / f"{mode.replace(':', '-')}.pt"))
+
+
+@pytest.mark.parametrize("label", CASES, ids=lambda label: f"{label}-interpreted")
+def test_interpreted_rule_equals_torch(label: str, results: Callable[[str], dict[str, Any]]) -> None:
+    """Bit for bit; within 2 ulp where `exp` or `log` is not the same function."""
+    case, result = CASES[label], results("interpreted")[label]
+    assert isinstance(result, torch.Tensor), result
+    expected = case.expected().to(case.dtype)
+    ulps = 2 if case.operations & TRANSCENDENTAL else 0
+    assert_within(result.numpy(), expected.numpy(), ulps, case)
+
+
+@pytest.mark.parametrize("target", triton_cases.TARGETS)
+@pytest.mark.parametrize("label", CASES)
+def test_rule_compiles_without_gpu(label: str, target: str, results: Callable[[str], dict[str, Any]]) -> None:
+    """Assembly and binary exist, call nothing undefined, and fuse nothing that torch does not fuse."""
+    case, asm = CASES[label], results(target)[label]
+    assert isinstance(asm, dict), asm
+    backend = target.partition(":")[0]
+    text, binary = {"cuda": ("ptx", "cubin"), "hip": ("amdgcn", "hsaco")}[backend]
+    assert asm[text]
+    assert asm[binary]
+    undefined = re.findall(r"^declare .*@(?!llvm\.|__nvvm_reflect)(\w+)", asm["llir"], re.MULTILINE)
+    assert not undefined
+    assert ".extern .func" not in asm[text]
+    # Division, exp and log are made of fused operations; a residual without them must have none.
+    divides = "div" in asm["ttir"] and backend == "hip"
+    if not case.operations & TRANSCENDENTAL and not divides:
+        assert not re.findall(FUSED[backend], asm[text])
+    assert not re.search(r"\b(div\.full|div\.approx|sqrt\.approx)", asm[text])
+
+
+def test_numbers_keep_float64(results: Callable[[str], dict[str, Any]]) -> None:
+    """Compared, returned or held by a variable, no number is rounded to float32 on its way."""
+    constants = set(re.findall(r"0d[0-9A-F]{16}", results("cuda:80")["acme-accept"]["ptx"]))
+    rounded = {text for text in constants if int(text.removeprefix("0d"), base=16) & 0x1FFFFFFF == 0}
+    assert {as_ptx(0.1), as_ptx(0.3), as_ptx(1.0 - 0.7 - 0.1), as_ptx(0.9)} <= constants
+    assert rounded <= {as_ptx(0.0), as_ptx(1.0), as_ptx(3.0)}
+
+
+def test_rule_without_source_is_refused() -> None:
+    """Triton compiles source: the error says so, and what to do."""
+    scope: dict[str, Any] = {"acceptlib": acceptlib}
+    exec("@acceptlib.rule\ndef accept(target_prob):\n    return target_prob\n", scope)  # noqa: S102 - as in a REPL
+    with pytest.raises(StrategyDefinitionError, match=r"rule 'accept': .* in a file, .*backend='torch'"):
+        bind(scope["accept"], ("target_prob",), {})
+    with pytest.raises(StrategyDefinitionError, match="expected a function written with `def`"):
+        bind(acceptlib.rule(lambda target_prob: target_prob), ("target_prob",), {})
+
+
+def test_unknown_argument_is_refused() -> None:
+    """A kernel that lacks a value says which."""
+    with pytest.raises(StrategyDefinitionError, match=r"reads 'draft_prob': expected one of target_prob or a number"):
+        bind(acceptlib.create("rejection").plan.accept, ("target_prob",), {})
+
+
+def test_bind_is_cached() -> None:
+    """Equal arguments give the same function, so that a kernel is compiled once."""
+    plan = acceptlib.create("lenience").plan
+    names = ("draft_prob", "target_prob")
+    function, index = bind(plan.accept, names, plan.constants)
+    assert index == (1, 0)
+    assert bind(plan.accept, names, dict(plan.constants))[0] is function
+    assert bind(plan.accept, names, {"lenience": 0.5})[0] is not function
+
+
+def as_ptx(number: float) -> str:
+    """Return a float64 constant as PTX writes it."""
+    return f"0d{np.float64(number).view(np.uint64):016X}"
+
+
+def assert_within(result: np.ndarray, expected: np.ndarray, ulps: int, case: triton_cases.Case) -> None:
+    """Compare [N] values; NaN equals NaN."""
+    with np.errstate(invalid="ignore"):
+        close = np.abs(result - expected) <= ulps * np.spacing(np.abs(expected))
+    same = (result == expected) | (np.isnan(result) & np.isnan(expected)) | close
+    if not same.all():
+        where = int(np.flatnonzero(~same)[0])
+        read = {name: value[where].item() for name, value in case.inputs().items() if name in case.rule.names}
+        pytest.fail(f"{(~same).sum()} of {len(same)} differ: {result[where]!r}, expected {expected[where]!r} at {read}")
