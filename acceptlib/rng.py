@@ -7,6 +7,7 @@ its offset and the position: not on its batch row, its neighbours, padding or th
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -106,12 +107,9 @@ class Rng:
 
     def uniforms(self, max_num_draft_tokens: int) -> Uniforms:
         """Return the numbers that `verify` would use at this step, as accept [B, K] and emit [B]; advance nothing."""
-        positions = torch.arange(max_num_draft_tokens + 1, device=self.seeds.device)
-        purposes = torch.full_like(positions, Purpose.ACCEPT)
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
-        positions[-1:] = 0
-        purposes[-1:] = Purpose.EMIT
-        words = philox(counters(positions, purposes, self.offsets[:, None]), self.seeds[:, None])
+        position, purpose = _columns(max_num_draft_tokens, self.seeds.device)
+        words = philox(counters(position, purpose, self.offsets[:, None]), self.seeds[:, None])
         return Uniforms(accept=to_uniform(words[:, :, :-1]), emit=join(words[:, :, -1]))
 
     def draft_bits(self, position: int) -> torch.Tensor:
@@ -122,9 +120,9 @@ class Rng:
 
 def counters(position: torch.Tensor, purpose: torch.Tensor | int, offset: torch.Tensor) -> torch.Tensor:
     """Return Philox counters [4, ...] as int64 words for broadcast position, purpose and offset."""
-    purpose = torch.as_tensor(purpose, dtype=torch.int64, device=position.device)
-    words = torch.broadcast_tensors(position, purpose, offset & MASK, (offset >> 32) & MASK)
-    return torch.stack(words)
+    if not isinstance(purpose, torch.Tensor):
+        purpose = torch.full_like(position, purpose)
+    return torch.stack(torch.broadcast_tensors(position, purpose, offset & MASK, (offset >> 32) & MASK))
 
 
 def philox(counter: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
@@ -137,23 +135,36 @@ def philox(counter: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
     Returns:
         [4, ...] int64 with values below 2^32.
     """
+    multiplier, steps = _constants(counter.device)
     shape = counter.shape
     counter = counter.reshape(4, -1)
-    seed = seed.expand(shape[1:]).reshape(-1)
-    # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1.
+    keys = torch.stack((seed >> 32, seed)).expand(2, *shape[1:]).reshape(2, -1) + steps
+    # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1. Only what is
+    # multiplied must be below 2^32, so that is what is masked.
     even, odd = counter[0::2], counter[[3, 1]]
-    constants = torch.tensor((MULTIPLIERS, WEYL), dtype=torch.int64, device=counter.device)
-    multiplier = constants[0, :, None]
-    step = torch.arange(ROUNDS, device=counter.device)[:, None, None] * constants[1, :, None]
-    keys = (torch.stack((seed, seed >> 32)) + step) & MASK
-    keys[:] = keys.flip(1)
-    for key in keys:
+    for key in keys.unbind():
         product = even * multiplier
-        low = product & MASK
         # (c0, c2) <- (high(M1 c2) ^ c1 ^ k0, high(M0 c0) ^ c3 ^ k1), (c1, c3) <- (low(M1 c2), low(M0 c0))
-        even = (((product >> 32) & MASK) ^ odd ^ key).flip(0)
-        odd = low
+        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(MASK).flip(0)
+        odd = product
+    odd = odd & MASK
     return torch.stack((even[0], odd[1], even[1], odd[0])).view(shape)
+
+
+@functools.lru_cache
+def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the multipliers [2, 1], and what each round adds to the key's high and low word, [10, 2, 1]."""
+    multiplier = torch.tensor(MULTIPLIERS, dtype=torch.int64, device=device)[:, None]
+    weyl = torch.tensor(WEYL[::-1], dtype=torch.int64, device=device)[:, None]
+    return multiplier, torch.arange(ROUNDS, device=device)[:, None, None] * weyl
+
+
+@functools.lru_cache
+def _columns(max_num_draft_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return position and purpose, [K+1] int64, of the numbers of one step."""
+    position = [*range(max_num_draft_tokens), 0]
+    purpose = [Purpose.ACCEPT] * max_num_draft_tokens + [Purpose.EMIT]
+    return torch.tensor(position, device=device), torch.tensor(purpose, device=device)
 
 
 def join(words: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from acceptlib.engine import torch_engine
 from acceptlib.exact import oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "rejection": ("rejection", {}),
@@ -53,6 +53,15 @@ KINDS = ("realistic", "equal", "reversed", "one-hot", "disjoint", "zero-draft-pr
 
 
 # Building batches
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Run small tensors on one thread: on a busy machine, waiting for the others takes longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -406,15 +415,17 @@ def test_edges_of_the_draw(setting: str, vocab: int) -> None:
     """The last bits before and the first bits after the end of intervals: catches any inexact step of the draw."""
     generator = torch.Generator().manual_seed(vocab)
     name, options = SETTINGS[setting]
-    # Token 0 is drafted, and certain to be rejected.
-    p = torch.cat((torch.zeros(2, 1), torch.randn(2, vocab - 1, generator=generator).mul(2).softmax(-1)), 1)
+    # Token 0 is drafted, and certain to be rejected. The rows have entries from 2^-2 to below 2^-60.
+    p = torch.cat((torch.zeros(2, 1), torch.randn(2, vocab - 1, generator=generator).mul(7).softmax(-1)), 1)
     q = torch.cat((torch.full((1, 1), 0.5), torch.randn(1, vocab - 1, generator=generator).softmax(-1) / 2), 1)
+    q[:, 1 + vocab // 2 :] = 0
     for drafted in ([0], []):
         n = len(drafted)
         chain = oracle.build(name, drafted, p[: n + 1], q[:n], **options)
         counts = oracle.integers(chain.recovered(0) if n else chain.bonus)
         ends = list(itertools.accumulate(counts))[:-1]
-        ends = [end for end in ends[:: max(1, len(ends) // 40)] if 0 < end < sum(counts)]
+        ends = [*ends[:: max(1, len(ends) // 40)], *ends[2047:2048]]
+        ends = [end for end in ends if 0 < end < sum(counts)]
         first = [-(-(end << 64) // sum(counts)) for end in ends]
         bits = [value - 2**64 if value >= 2**63 else value for edge in first for value in (edge - 1, edge)] + [0, -1]
         requests = [Request(drafted, p[: n + 1], q[:n])] * len(bits)
@@ -590,6 +601,26 @@ def test_logits_beside_probabilities(setting: str) -> None:
         given_rows = {f"target_{target}": forms[target]["target"], f"draft_{draft}": forms[draft]["draft"]}
         result = strategy.verify(logits["ids"], uniforms=uniforms, **given_rows)
         assert count_mismatches(setting, requests, rows, uniforms, result) <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.02, 2e-38])
+def test_low_temperatures(temperature: float) -> None:
+    """Logits near 30 over a low temperature: catches a quotient that overflows, or rounds too early."""
+    generator = torch.Generator().manual_seed(0)
+    target = 30 + 3 * temperature * torch.randn(50, 1, 101, generator=generator)
+    target = target if temperature > 1e-6 else target + torch.randn(50, 1, 101, generator=generator)
+    result = acceptlib.create("rejection").verify(
+        torch.zeros(50, 0, dtype=torch.int64),
+        target_logits=target,
+        sampling=SamplingParams(temperature=torch.full((50,), temperature)),
+        rng=rng_of(50),
+        logprobs=True,
+    )
+    assert result.status.tolist() == [0] * 50
+    assert result.logprobs is not None
+    law = (target.double() / torch.tensor(temperature).double()).log_softmax(-1)
+    wanted = law[:, 0].gather(1, result.output_token_ids.long())
+    torch.testing.assert_close(result.logprobs.double(), wanted, rtol=0, atol=ROUNDING)
 
 
 def test_tied_logits() -> None:

@@ -33,8 +33,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("generate")(generate.command)
-app.command("compare")(compare.command)
 
 
 def main() -> None:
@@ -42,7 +40,7 @@ def main() -> None:
     app()
 
 
-def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
+def _print_version(value: bool | None) -> None:  # noqa: FBT001 - typer's callback
     if value:
         from importlib.metadata import version  # noqa: PLC0415 - for this alone
 
@@ -53,8 +51,8 @@ def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's callback
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
+        bool | None, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it and exit.")
+    ] = None,
 ) -> None:
     pass
 
@@ -185,3 +183,7 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
 def schema_command() -> None:
     """Print the JSON Schema of a config's `acceptance` table."""
     stdout_write(json.dumps(config.json_schema(), indent=2))
+
+
+app.command("generate")(generate.command)
+app.command("compare")(compare.command)

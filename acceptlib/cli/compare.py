@@ -33,7 +33,7 @@ DEFAULT_NUM_PROMPTS: Final = 12
 DEFAULT_MAX_NEW_TOKENS: Final = 32
 
 
-def command(  # noqa: PLR0913 - one argument an option
+def command(  # noqa: PLR0913, PLR0917 - one argument an option
     strategies: Annotated[
         str | None, typer.Option(metavar="A,B", help="Names, separated by commas; all available ones if left out.")
     ] = None,
@@ -52,7 +52,7 @@ def command(  # noqa: PLR0913 - one argument an option
         Path | None, typer.Option(metavar="FILE", help="Also write the rows to FILE (.json, .csv, .md).")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw them (.png, .svg, .pdf).")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")] = False,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")] = None,
 ) -> None:
     """Compare strategies: tokens a step, distance from the target, speed."""
     from acceptlib.cli import comparison, report  # noqa: PLC0415 - nothing else needs what they import
@@ -68,11 +68,11 @@ def command(  # noqa: PLR0913 - one argument an option
     rows: list[Row] = []
     interrupted = False
     try:
-        _run(pair, cases, lengths, settings, rows, quiet=quiet)
+        _run(pair, cases, lengths, settings, rows, quiet=bool(quiet))
     except KeyboardInterrupt:
         interrupted = True
     if rows:
-        report.print_rows(rows, form, quiet=quiet)
+        report.print_rows(rows, form, quiet=bool(quiet))
     if interrupted:
         # A file is the whole comparison or none.
         unwritten = "".join(f"; {path} not written" for path in (output, plot) if path is not None)

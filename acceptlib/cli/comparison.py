@@ -29,6 +29,9 @@ SEEDS_PER_RUN: Final = 1_000_003
 
 WARM_UP_TOKENS: Final = 8
 
+SUSPICIOUS: Final = 4.0
+"""Standard errors between measured and expected tau from which something is wrong, and not chance."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

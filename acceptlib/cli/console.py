@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -56,6 +56,11 @@ def complain(message: str) -> None:
     stderr().print(text, soft_wrap=True)
 
 
-def require(extra: str, error: ImportError) -> CommandError:
-    """Return the error for a package that only an extra installs."""
-    return CommandError(f"{error.name or error} is not installed: pip install 'acceptlib[{extra}]'")
+def require(extra: str, error: ImportError) -> NoReturn:
+    """Name the extra that installs what could not be imported.
+
+    Raises:
+        CommandError: Always.
+    """
+    msg = f"{error.name or error} is not installed: pip install 'acceptlib[{extra}]'"
+    raise CommandError(msg) from None

@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console  # noqa: TC002 - rich is loaded anyway
 from rich.text import Text
 from tabulate import tabulate
 
@@ -156,7 +156,7 @@ def spread(lines: list[str], column: int, messages: Mapping[int, str]) -> list[s
     body = enumerate(lines[HEADING_LINES:])
     return [
         *lines[:HEADING_LINES],
-        *(line[:start] + messages[number] if number in messages else line for number, line in body),
+        *(line[:start].ljust(start) + messages[number] if number in messages else line for number, line in body),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console  # noqa: TC002 - rich is loaded anyway
 from rich.table import Table
 from rich.text import Text
 
@@ -72,7 +72,7 @@ def printable(text: str) -> str:
     return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc")
 
 
-def command(  # noqa: PLR0913 - one argument an option
+def command(  # noqa: PLR0913, PLR0917 - one argument an option
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from stdin.")],
     strategy: Annotated[
         str | None, typer.Option("--strategy", "-s", metavar="NAME", help="Strategy; rejection if left out.")

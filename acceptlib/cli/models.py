@@ -24,7 +24,7 @@ def load(target: str | None, draft: str | None) -> ModelPair:
     try:
         from transformers.utils import logging  # noqa: PLC0415 - seconds of import that other commands do not need
     except ImportError as error:
-        raise require("hf", error) from None
+        require("hf", error)
     from acceptlib.demo import pair  # noqa: PLC0415 - as above
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would draw over ours
@@ -44,7 +44,7 @@ def encode(pair: ModelPair, prompt: str) -> Any:
     return ids
 
 
-def steps(
+def steps(  # noqa: PLR0913 - what one run is made of
     pair: ModelPair,
     strategy: AcceptanceStrategy,
     input_ids: Any,

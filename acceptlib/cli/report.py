@@ -10,7 +10,7 @@ from rich.text import Text
 
 from acceptlib import plots
 from acceptlib.cli import format as table
-from acceptlib.cli.comparison import LONGEST_EXACT, Row
+from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
 from acceptlib.cli.console import CommandError, require, stdout
 from acceptlib.cli.format import Column, Format
 
@@ -35,9 +35,6 @@ _BLANK: Final = [""] * (len(COLUMNS) - FIRST_FIGURE)
 
 NOTHING: Final = 1e-12
 """Below this a distance is what rounding leaves of 0."""
-
-SUSPICIOUS: Final = 4.0
-"""Standard errors between measured and expected tau from which something is wrong, and not chance."""
 
 LEGEND: Final = (
     "tau: emitted tokens a step, with its standard error over prompts (steps of one text depend on each other). "
@@ -100,7 +97,7 @@ def check_plot(path: Path | None) -> None:
         try:
             plots.require()
         except ImportError as error:
-            raise require("plot", error) from None
+            require("plot", error)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

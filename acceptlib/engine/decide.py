@@ -30,11 +30,13 @@ def positional(
     """
     device = num_draft_tokens.device
     position = torch.arange(max_num_draft_tokens, device=device).expand(len(num_draft_tokens), -1)
-    values: Values = {
-        "position": position.to(torch.float64),
-        "num_draft_tokens": num_draft_tokens[:, None].to(torch.float64).expand_as(position),
-        "is_last": position == num_draft_tokens[:, None] - 1,
-    }
+    values: Values = {}
+    if "position" in plan.reads:
+        values["position"] = position.to(torch.float64)
+    if "num_draft_tokens" in plan.reads:
+        values["num_draft_tokens"] = num_draft_tokens[:, None].to(torch.float64).expand_as(position)
+    if "is_last" in plan.reads:
+        values["is_last"] = position == num_draft_tokens[:, None] - 1
     numbers: dict[str, float] = {}
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
@@ -45,12 +47,12 @@ def positional(
     return values, numbers
 
 
-def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], shape: tuple[int, int]) -> torch.Tensor:
-    """Return the running scalar before each position and after the last: [B, K+1] float64, 1 at the start."""
-    carry = torch.ones(shape[0], shape[1] + 1, dtype=torch.float64, device=values["position"].device)
+def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], like: torch.Tensor) -> torch.Tensor:
+    """Return the running scalar before each position of `like`, [B, K], and after the last: [B, K+1] float64."""
+    carry = torch.ones(len(like), like.shape[1] + 1, dtype=torch.float64, device=like.device)
     if plan.carry is not None:
         columns = {name: value.unbind(1) for name, value in values.items() if name in plan.carry.names}
-        for position in range(shape[1]):
+        for position in range(like.shape[1]):
             here = {name: column[position] for name, column in columns.items()}
             carry[:, position + 1] = call(plan.carry, {**here, "carry": carry[:, position]}, numbers)
     return carry
@@ -67,14 +69,14 @@ def acceptance(
     values = {**values, "carry": carry[:, 1:]}
     if "next_residual_mass" in plan.accept.names:
         values["next_residual_mass"] = next_residual_mass()
-    return broadcast(call(plan.accept, values, numbers), values["position"])
+    return broadcast(call(plan.accept, values, numbers), values["carry"])
 
 
 def forgiven(plan: Plan, values: Values, numbers: Mapping[str, float], carry: torch.Tensor) -> torch.Tensor | None:
     """Return which tokens may stand although rejected, [B, K] bool; None where the strategy has no such rule."""
     if plan.forgive is None:
         return None
-    return broadcast(call(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), values["position"]) != 0
+    return broadcast(call(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), carry[:, 1:]) != 0
 
 
 def stop_position(
@@ -107,4 +109,6 @@ def stop_position(
 
 def broadcast(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
     """Return what a rule returned, possibly a plain number, in the shape of `like`."""
-    return torch.as_tensor(value, device=like.device).expand_as(like)
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(value, dtype=torch.float64, device=like.device)
+    return value.expand_as(like)

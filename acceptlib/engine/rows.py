@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
@@ -48,18 +49,18 @@ class Layout:
             bounds = given.cummax(0).values.clamp(0, self.num_tokens)
             self.start, count = bounds[:-1], bounds.diff()
             sane = (given == bounds)[:-1] & (given == bounds)[1:] & (count <= most) & (given[0] == 0)
-            self.faults = torch.where(sane, self.faults, Status.INVALID_COUNT)
+            self.faults = self.faults.masked_fill(~sane, Status.INVALID_COUNT)
             flat = torch.arange(self.num_tokens, device=inputs.device)
             ends = bounds[1:].contiguous()
             self.flat_request = torch.searchsorted(ends, flat, right=True).clamp(max=num_requests - 1)
             self.flat_position = (flat - self.start[self.flat_request]).clamp(0, max(most - 1, 0))
             ids = self.to_grid(drafted)
-            valid = (ids >= 0) & (position < torch.where(sane, count, 0)[:, None])
+            valid = (ids >= 0) & (position < count.masked_fill(~sane, 0)[:, None])
         self.valid = valid.to(torch.int64).cumprod(1).bool()
         self.num_draft_tokens = self.valid.sum(1)
         self.outside = self.valid & (ids >= inputs.vocab_size)
-        self.ids = torch.where(self.valid & ~self.outside, ids, 0)
-        self.flat_ids = self.ids[self.flat_request, self.flat_position]
+        self.ids = ids.masked_fill(~self.valid | self.outside, 0)
+        self.flat_ids = self.ids.reshape(-1) if self.start is None else self.ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: torch.Tensor) -> torch.Tensor:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
@@ -89,10 +90,7 @@ class Layout:
 
 
 class RowReader:
-    """Rows of one model as probabilities.
-
-    Logits that fit into one chunk are processed here, at once; larger inputs row by row as they are asked for.
-    """
+    """Rows of one model as probabilities: all at once where they fit into one chunk, else as they are asked for."""
 
     def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model) -> None:
         """Wrap the caller's rows.
@@ -105,14 +103,22 @@ class RowReader:
             model: Whose rows they are.
         """
         self.raw = rows.data
+        self.is_logits = rows.is_logits
         self.temperature = rows.temperature
         self.layout = layout
         self.vocab_size = vocab_size
+        self.chunk = chunk
         self.model = model
-        self.processed = None if rows.is_logits else rows.data
-        if rows.is_logits and rows.data[..., 0].numel() <= chunk:
-            temperature = None if self.temperature is None else self.temperature[layout.request_of_rows(model)]
-            self.processed = process(rows.data, temperature)
+
+    @functools.cached_property
+    def processed(self) -> torch.Tensor | None:
+        """Every row as probabilities, in the caller's layout; None for logits too large to process at once."""
+        if not self.is_logits:
+            return self.raw
+        if self.raw.numel() > self.chunk * self.raw.shape[-1]:
+            return None
+        temperature = self.temperature
+        return process(self.raw, None if temperature is None else temperature[self.layout.request_of_rows(self.model)])
 
     def rows(self, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Return rows [n, V] float32, as a new tensor."""
@@ -158,7 +164,9 @@ def process(logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Ten
     if temperature is None:
         return torch.softmax(logits, -1, dtype=torch.float32)
     greedy = (temperature == 0)[..., None]
-    scaled = logits.to(torch.float32) / torch.where(greedy, 1.0, temperature[..., None])
+    logits = logits.to(torch.float32)
+    # Less the maximum first: a quotient by a low temperature would lose digits, or overflow.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[..., None].masked_fill(greedy, 1)
     probs = torch.softmax(scaled, -1)
     probs.mul_(~greedy)  # NaN times 0 stays NaN, so that a greedy row without a law is still found
     return probs.scatter_add_(-1, logits.argmax(-1, keepdim=True), greedy.to(torch.float32))
@@ -169,5 +177,5 @@ def _parameter_faults(inputs: Inputs, request: torch.Tensor) -> torch.Tensor:
     for rows in (inputs.target, inputs.draft):
         if rows is not None and rows.temperature is not None:
             sane = (rows.temperature >= 0) & (rows.temperature < torch.inf)
-            faults = torch.where(sane, faults, Status.INVALID_PARAMETER)
+            faults.masked_fill_(~sane, Status.INVALID_PARAMETER)
     return faults

@@ -59,7 +59,7 @@ class _Step:
         accept_uniforms, emit_bits = self._uniforms()
         self.values |= {name: layout.to_grid(value) for name, value in self._row_scalars().items()}
         faults = self._position_faults()
-        self.carry = decide.run_carry(plan, self.values, self.numbers, layout.shape)
+        self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
         h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
         sound = ((faults == Status.OK) & layout.valid).to(torch.int64).cumprod(1).bool()
         accepted = (accept_uniforms < h) & sound
@@ -67,9 +67,10 @@ class _Step:
         stop = decide.stop_position(
             plan, accepted, None if may_stand is None else may_stand & sound, layout.num_draft_tokens
         )
-        stop = torch.where(layout.faults == Status.OK, stop, 0)
+        whole_request_fails = layout.faults != Status.OK
+        stop = stop.masked_fill(whole_request_fails, 0)
         status = functional.pad(faults, (0, 1)).gather(1, stop[:, None])[:, 0]
-        status = torch.where(layout.faults == Status.OK, status, layout.faults)
+        status = torch.where(whole_request_fails, layout.faults, status)
         return self._write(stop, status, *self._emit(stop, emit_bits))
 
     def _uniforms(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +96,8 @@ class _Step:
             else:
                 values["is_target_argmax"] = layout.flat_ids.bool()
         readers = [reader for reader in (self.target, self.draft) if reader is not None]
-        if wanted <= {"target_prob", "draft_prob"} and all(reader.processed is not None for reader in readers):
+        single = wanted <= {"target_prob", "draft_prob"}
+        if single and wanted and all(reader.processed is not None for reader in readers):
             values |= {f"{reader.model}_prob": reader.probs_at_flat_ids() for reader in readers}
         elif wanted:
             parts = [self._reductions(chunk, wanted) for chunk in self._chunks(len(layout.flat_ids))]
@@ -135,13 +137,13 @@ class _Step:
     def _next_residual_mass(self) -> torch.Tensor:
         """Return the mass of the residual at the row after each position: [B, K] float64."""
         masses = [
-            (self._residual(*self._flat(chunk)) * WEIGHT_SCALE).to(torch.int64).sum(1)
+            (self._residual(*self._flat(chunk)).clamp(min=0) * WEIGHT_SCALE).to(torch.int64).sum(1)
             for chunk in self._chunks(len(self.layout.flat_ids))
         ]
         if not masses:
             return torch.zeros_like(self.carry[:, 1:])
         mass = self.layout.to_grid(torch.cat(masses).to(torch.float64) / WEIGHT_SCALE)
-        return torch.where(self.values["is_last"], 0.0, functional.pad(mass[:, 1:], (0, 1)))
+        return torch.where(functional.pad(self.layout.valid[:, 1:], (0, 1)), functional.pad(mass[:, 1:], (0, 1)), 0.0)
 
     def _elements(self, request: torch.Tensor, position: torch.Tensor) -> decide.Values:
         """Return the rows [n, V] float32 that elementwise rules read at some positions."""
@@ -159,7 +161,7 @@ class _Step:
     def _residual(
         self, request: torch.Tensor, position: torch.Tensor, elements: decide.Values | None = None
     ) -> torch.Tensor:
-        """Return the weights [n, V] float32 of the draw after a rejection at some positions; NaN stays NaN."""
+        """Return the residual [n, V] float32 at some positions, before it is clamped at 0; NaN stays NaN."""
         elements = elements or self._elements(request, position)
         residual = self.plan.residual
         if residual is None:
@@ -169,19 +171,18 @@ class _Step:
         scalars["carry"] = self.carry[request, at]
         scalars = {name: value[:, None].to(torch.float32) for name, value in scalars.items()}
         weights = call(residual, {**scalars, **elements}, self.numbers)
-        return decide.broadcast(weights, elements["p"]).to(torch.float32).clamp(min=0)
+        return decide.broadcast(weights, elements["p"]).to(torch.float32)
 
     def _position_faults(self) -> torch.Tensor:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
-        faults = torch.where(self.layout.outside, int(Status.INVALID_TOKEN_ID), int(Status.OK))
-        bad = torch.zeros_like(self.layout.valid)
+        faults = self.layout.outside * int(Status.INVALID_TOKEN_ID)
         if "target_prob" in self.values:
             prob = self.values["target_prob"]
-            faults = torch.where(prob > 1 + ROW_TOLERANCE, Status.UNNORMALIZED_ROW, faults)
-            bad = ~(prob >= 0) | prob.isinf()
+            faults.masked_fill_(prob > 1 + ROW_TOLERANCE, Status.UNNORMALIZED_ROW)
+            faults.masked_fill_(~((prob >= 0) & (prob < torch.inf)), Status.INVALID_ROW)
         if "has_law" in self.values:
-            bad = bad | ~self.values["has_law"]
-        return torch.where(bad, Status.INVALID_ROW, faults)
+            faults.masked_fill_(~self.values["has_law"], Status.INVALID_ROW)
+        return faults
 
     def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return each request's token at its stopping row, the row's `Status`, and the token's probability."""
@@ -203,7 +204,7 @@ class _Step:
         if "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
                 best, has_law = self.target.argmax(request, position)
-                status = torch.where(has_law, status, Status.INVALID_ROW)
+                status = status.masked_fill(~has_law, Status.INVALID_ROW)
             else:
                 best = weights.argmax(1)
             takes_best = torch.where(is_bonus, traits.bonus == "argmax", traits.recovered == "argmax")
@@ -213,7 +214,7 @@ class _Step:
             given = self.inputs.bonus_token_ids[chunk].to(torch.int64)
             outside = (given < 0) | (given >= self.inputs.vocab_size)
             token = torch.where(is_bonus, given.masked_fill(outside, 0), token)
-            status = torch.where(is_bonus, torch.where(outside, Status.INVALID_TOKEN_ID, Status.OK), status)
+            status = torch.where(is_bonus, outside * int(Status.INVALID_TOKEN_ID), status)
         if self.inputs.logprobs:
             prob = p.gather(1, token[:, None])[:, 0]
         return token, status, torch.zeros_like(token, dtype=torch.float32) if prob is None else prob
@@ -224,7 +225,7 @@ class _Step:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
             p = weights = self.target.rows(request, position)
-            unnormalized = torch.zeros_like(is_bonus)
+            unnormalized = is_bonus & False
         else:
             elements = self._elements(request, position)
             p, q = elements["p"], elements["q"]
@@ -232,12 +233,12 @@ class _Step:
             # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
             nothing_left = weights.amax(1) < 1 / WEIGHT_SCALE
             weights = torch.where((is_bonus | nothing_left)[:, None], p, weights)
-            unnormalized = ~is_bonus & ((q.sum(1) > 1 + ROW_TOLERANCE) | (weights.sum(1) > MASS_LIMIT))
-        mass = p.sum(1)
-        unnormalized = unnormalized | ((mass - 1).abs() > ROW_TOLERANCE)
-        invalid = ~(mass > 0) | mass.isinf() | (p.amin(1) < 0) | weights.amax(1).isnan()
-        status = torch.where(unnormalized, int(Status.UNNORMALIZED_ROW), int(Status.OK))
-        return p, weights, torch.where(invalid, Status.INVALID_ROW, status)
+            unnormalized = ~is_bonus & (q.sum(1) > 1 + ROW_TOLERANCE)
+        mass, drawn_mass = p.sum(1), weights.clamp_(min=0).sum(1)
+        unnormalized = unnormalized | ((mass - 1).abs() > ROW_TOLERANCE) | (drawn_mass > MASS_LIMIT)
+        sound = (drawn_mass > 0) & (mass < torch.inf)  # false for NaN
+        status = (unnormalized * int(Status.UNNORMALIZED_ROW)).masked_fill_(~sound, Status.INVALID_ROW)
+        return p, weights, status
 
     def _write(
         self,
@@ -254,8 +255,8 @@ class _Step:
         position = torch.arange(layout.shape[1] + 1, device=stop.device)
         is_accepted = position < stop[:, None]
         is_emitted = (position == stop[:, None]) & emitted[:, None]
-        tokens = torch.where(is_emitted, token[:, None], PLACEHOLDER_TOKEN_ID)
-        tokens = torch.where(is_accepted, functional.pad(layout.ids, (0, 1)), tokens)
+        tokens = torch.where(is_emitted, token[:, None], functional.pad(layout.ids, (0, 1)))
+        tokens.masked_fill_(~(is_accepted | is_emitted), PLACEHOLDER_TOKEN_ID)
         logprobs = None
         if inputs.logprobs:
             probs = torch.where(is_emitted, prob[:, None].to(torch.float64), torch.nan)

@@ -136,7 +136,7 @@ def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tens
     num_draft_tokens = torch.full((num_sequences,), length)
     values, numbers = decide.positional(plan, num_draft_tokens, length)
     values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
-    carry = decide.run_carry(plan, values, numbers, (num_sequences, length))
+    carry = decide.run_carry(plan, values, numbers, ids)
     weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
 
     def next_residual_mass() -> torch.Tensor:

@@ -455,7 +455,7 @@ def _check_model(role: str, model: Any) -> None:
     recurrent = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION_LAYERS
     if recurrent:
         kinds = ", ".join(sorted(recurrent))
-        msg = f"{role}: expected attention layers, whose cache can be rolled back, got {type(model).__name__} with {kinds}"
+        msg = f"{role}: expected attention layers, which can be rolled back, got {type(model).__name__} with {kinds}"
         raise InputError(msg)
 
 

@@ -2,8 +2,8 @@
 
 Three things differ from `triton.language`:
 
-- Triton rounds a number to float32 before it meets a float64 tensor in `minimum`, `maximum` and `where`, so a number
-  first takes the other operand's precision.
+- A number first takes the other operand's precision. Triton 3.6 rounds it to float32 on its way into `minimum` and
+  `maximum`, float64 beside it or not.
 - Division and square root are IEEE in float32 too, where Triton's own are approximations.
 - The minimum and maximum of a NaN are NaN.
 

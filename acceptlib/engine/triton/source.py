@@ -5,8 +5,8 @@ A rule's own source is compiled, with what Triton would read differently from to
 - Whatever a rule computes from numbers alone (options, constants of its module, literals) is computed here, in Python,
   and written into the source. So numbers keep float64 beside float64 scalars and act as float32 beside float32 rows, as
   in torch; Triton rounds a number to float32 as soon as a variable or a tuple holds it.
-- `/` becomes `ops.divide`, which is IEEE in float32 as well, and a number that is compared or returned takes its
-  precision explicitly.
+- A number that is compared or returned takes its precision explicitly, for Triton 3.6 rounds those too.
+- `/` becomes `ops.divide`, which is IEEE in float32 as well.
 - Annotations and decorators go: Triton would look their names up.
 """
 

@@ -1,0 +1,505 @@
+"""The command line: every command, every format, every way out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+import acceptlib
+from acceptlib import plots, registry
+from acceptlib.cli import compare, comparison, generate, models
+from acceptlib.cli import format as tables
+from acceptlib.cli.app import app
+from acceptlib.cli.options import parse_assignments, parse_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
+TINY = ["--prompts", "1", "--max-new-tokens", "8", "--num-draft-tokens", "2"]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(*arguments: str, code: int = 0, **options: Any) -> Any:
+    result = CliRunner().invoke(app, list(arguments), **options)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*arguments: str) -> str:
+    """Return the one line of a command that is refused."""
+    result = run(*arguments, code=2)
+    assert not result.stdout
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("Error: ")
+    return str(result.stderr)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    return models.load(None, None)
+
+
+@pytest.fixture
+def loaded(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(models, "load", lambda _target, _draft: pair)
+    return pair
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A strategy whose rule raises, as a third party's may."""
+
+    class Broken(acceptlib.AcceptanceStrategy):
+        """Raise."""
+
+        name = "broken"
+        traits = acceptlib.Traits(guarantee="lossy")
+
+        @acceptlib.rule
+        def accept(target_prob: Any) -> Any:
+            """Return h."""
+            return target_prob.no_such_method()
+
+    entry = registry.Entry("broken", Broken, "test 1.0")
+    find: Callable[..., registry.Entry] = registry.find
+    monkeypatch.setattr(registry, "find", lambda name, **kw: entry if name == "broken" else find(name, **kw))
+    return "broken"
+
+
+class TestLookingUp:
+    def test_version(self) -> None:
+        assert re.fullmatch(r"acceptlib \d+\.\d+\.\d+\S*\n", run("--version").stdout)
+
+    def test_list_names_every_strategy(self) -> None:
+        rows = json.loads(run("list", "--format", "json").stdout)
+        assert {*BUILT_IN} <= {row["name"] for row in rows}
+        rejection = next(row for row in rows if row["name"] == "rejection")
+        assert rejection["aliases"] == ["speculative", "standard"]
+        assert rejection["guarantee"] == "lossless"
+        assert rejection["summary"].startswith("Speculative sampling")
+
+    def test_list_fits_the_terminal(self) -> None:
+        columns = [tables.Column("name"), tables.Column("summary", wraps=True)]
+        lines, left_out = tables.plain(columns, [["a", "word " * 40]], 80)
+        assert not left_out
+        assert max(map(len, lines)) <= 80
+
+    @pytest.mark.parametrize("command", [["list"], ["plugins"], ["show", "typical"]], ids=lambda command: command[0])
+    def test_every_format_parses_back(self, command: list[str]) -> None:
+        assert json.loads(run(*command, "--format", "json").stdout)
+        first, *rest = csv.reader(io.StringIO(run(*command, "--format", "csv").stdout))
+        assert rest
+        assert all(len(row) == len(first) for row in rest)
+        assert re.search(r"^\|:?-+", run(*command, "--format", "github").stdout, re.MULTILINE)
+        assert "\x1b" not in run(*command, "--format", "plain").stdout
+
+    def test_show_says_everything(self) -> None:
+        text = run("show", "typical").stdout
+        for part in ("lossy, without a bound", "posterior_alpha * exp(-H_i)", "arXiv 2401.10774", "target_entropy"):
+            assert part in text
+        options = {
+            option["name"]: option for option in json.loads(run("show", "typical", "-f", "json").stdout)["options"]
+        }
+        assert options["posterior_threshold"]["bounds"] == ">= 0, <= 1"
+        assert options["posterior_threshold"]["default"] == "0.09"
+        assert options["posterior_threshold"]["type"] == "float"
+        assert "Medusa" in options["posterior_threshold"]["description"]
+
+    def test_show_finds_bounds_within_a_list(self) -> None:
+        options = json.loads(run("show", "synthetic", "-f", "json").stdout)["options"]
+        assert options[0]["type"] == "tuple[float, ...] | None"
+        assert options[0]["bounds"] == "each >= 0 and <= 1"
+
+    def test_show_takes_an_alias(self) -> None:
+        assert run("show", "standard").stdout.startswith("rejection (also speculative, standard)")
+
+    @pytest.mark.parametrize("name", BUILT_IN)
+    def test_show_works_for_all(self, name: str) -> None:
+        record = json.loads(run("show", name, "-f", "json").stdout)
+        assert record["guarantee"]
+        assert record["formula"]
+        assert record["source"]
+        assert record["reads"]
+        assert Path(record["origin"]["file"]).name == f"{name}.py"
+
+    def test_schema_is_json_schema(self) -> None:
+        schema = json.loads(run("schema").stdout)
+        assert schema["properties"]["strategy"]["examples"] == acceptlib.available()
+
+    def test_unknown_name(self) -> None:
+        assert "Did you mean 'rejection'?" in fails("show", "rejecton")
+
+    def test_unexpected_errors_keep_their_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def explode() -> None:
+            raise RuntimeError
+
+        monkeypatch.setattr(registry, "loaded_plugins", explode)
+        assert isinstance(CliRunner().invoke(app, ["plugins"]).exception, RuntimeError)
+
+
+class TestAssignments:
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("0.1", 0.1),
+            ("inf", math.inf),
+            ("[1.0, 0.5]", [1.0, 0.5]),
+            ("true", True),
+            ("sample", "sample"),
+            ('"sample"', "sample"),
+            ("", ""),
+            ("1\nother = 2", "1\nother = 2"),
+        ],
+    )
+    def test_values_are_toml_or_text(self, text: str, value: object) -> None:
+        assert parse_value(text) == value
+
+    def test_a_value_may_hold_an_equals_sign(self) -> None:
+        assert parse_assignments(["a=b=c"]) == {"a": "b=c"}
+
+    @pytest.mark.parametrize(
+        ("option", "message"),
+        [
+            ("posterior_alpha", "expected key=value"),
+            ("=1", "expected key=value"),
+            ("posterior_alfa=1", "Did you mean 'posterior_alpha'?"),
+            ("posterior_threshold=2", "less than or equal to 1"),
+            ("backend=torch", "--config"),
+        ],
+    )
+    def test_errors(self, option: str, message: str) -> None:
+        assert message in fails("generate", "x", "-s", "typical", "-o", option)
+
+    def test_twice(self) -> None:
+        message = fails("generate", "x", "-s", "typical", "-o", "posterior_alpha=1", "-o", "posterior_alpha=2")
+        assert "given twice" in message
+
+
+class TestGenerate:
+    @pytest.mark.usefixtures("loaded")
+    def test_text_and_figures(self) -> None:
+        text = run("generate", "def add(a, b):\n", "--max-new-tokens", "12", "--seed", "1").stdout
+        assert text.startswith("def add(a, b):\n")
+        assert re.search(r"^tau +\d\.\d\d", text, re.MULTILINE)
+        assert "acceptance by position" in text
+        assert "\x1b" not in text
+
+    @pytest.mark.usefixtures("loaded")
+    def test_a_seed_is_a_text(self) -> None:
+        arguments = ["generate", "import os", "-s", "block", "--max-new-tokens", "12", "--seed", "5"]
+        first, second = (run(*arguments).stdout.partition("tau")[0] for _ in range(2))
+        assert first == second
+
+    @pytest.mark.usefixtures("loaded")
+    def test_config_and_stdin(self, tmp_path: Path) -> None:
+        file = tmp_path / "acceptance.toml"
+        file.write_text('[acceptance]\nstrategy = "lenience"\n[acceptance.options]\nlenience = 0.5\n')
+        text = run(
+            "generate", "-", "--config", str(file), "-o", "lenience=0.25", "--max-new-tokens", "4", input="import sys"
+        ).stdout
+        assert text.startswith("import sys")
+        assert "acceptlib.create('lenience', lenience=0.25)" in text
+
+    @pytest.mark.usefixtures("loaded")
+    def test_nothing_to_continue(self) -> None:
+        assert "at least one character" in fails("generate", "")
+
+    def test_two_names(self, tmp_path: Path) -> None:
+        assert "give one" in fails("generate", "x", "-s", "typical", "--config", str(tmp_path / "a.toml"))
+
+    def test_config_that_is_not_there(self, tmp_path: Path) -> None:
+        assert "cannot be read" in fails("generate", "x", "--config", str(tmp_path / "no.toml"))
+
+    def test_model_that_is_not_there(self, tmp_path: Path) -> None:
+        nowhere = str(tmp_path / "nowhere")
+        assert "nowhere" in fails("generate", "x", "--target", nowhere, "--draft", nowhere)
+
+    @pytest.mark.usefixtures("loaded")
+    def test_interrupted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        steps = models.steps
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            yield next(steps(*arguments, **options))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(models, "steps", interrupted)
+        result = run("generate", "import os", "--max-new-tokens", "50", code=130)
+        assert "1 steps" in result.stdout
+        assert "interrupted" in result.stderr
+
+    def test_kinds(self, loaded: Any) -> None:
+        ids = models.encode(loaded, "def f(x):")
+        options: dict[str, Any] = {"num_draft_tokens": 3, "max_new_tokens": 40, "temperature": 1.0, "seed": 0}
+        seen = set()
+        for step in models.steps(loaded, acceptlib.create("rejection"), ids, **options):
+            kinds = [generate.kind_of(step, index) for index in range(len(step.token_ids))]
+            last = "bonus" if step.num_accepted == step.num_draft_tokens else "recovered"
+            assert kinds == ["accepted"] * step.num_accepted + [last]
+            seen.update(kinds)
+        assert seen == {"accepted", "recovered", "bonus"}
+
+
+class TestTextStream:
+    @pytest.mark.parametrize("text", ["def größe(): 'π ≈ 3' # 日本語 🎉🏳️‍🌈 fin", "\n\n    x = 1\n", "🎉"])
+    def test_pieces_add_up_and_no_character_is_cut(self, pair: Any, text: str) -> None:
+        prompt = pair.tokenizer("s = ").input_ids
+        stream = generate.TextStream(pair.tokenizer, prompt)
+        pieces = [stream.add(token_id) for token_id in pair.tokenizer(text).input_ids]
+        assert "".join(pieces) == text
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert not stream.finish()
+
+    def test_a_cut_character_is_held_back_to_the_end(self, pair: Any) -> None:
+        ids = pair.tokenizer("🎉").input_ids
+        assert len(ids) > 1
+        stream = generate.TextStream(pair.tokenizer, pair.tokenizer("x").input_ids)
+        assert [stream.add(token_id) for token_id in ids[:-1]] == [""] * (len(ids) - 1)
+        assert set(stream.finish()) == {"\ufffd"}
+
+    def test_control_characters_do_not_reach_the_terminal(self) -> None:
+        assert generate.printable("a\x1b[31mb\r\x07\n\tc\x9b") == "a[31mb\n\tc"
+
+
+class TestCompare:
+    @pytest.mark.usefixtures("loaded")
+    def test_table(self) -> None:
+        result = run("compare", "--strategies", "rejection,greedy", *TINY)
+        lines = result.stdout.splitlines()
+        assert lines[0].split()[:4] == ["strategy", "K", "guarantee", "tau"]
+        assert [line.split()[0] for line in lines[2:4]] == ["rejection", "greedy"]
+        assert not result.stderr
+
+    @pytest.mark.usefixtures("loaded")
+    def test_json_csv_and_files(self, tmp_path: Path) -> None:
+        output, plot = tmp_path / "rows.csv", tmp_path / "rows.png"
+        arguments = [
+            "--strategies",
+            "block,synthetic",
+            "--prompts",
+            "2",
+            "--max-new-tokens",
+            "12",
+            "--num-draft-tokens",
+            "2",
+        ]
+        result = run("compare", *arguments, "--format", "json", "--output", str(output), "--plot", str(plot))
+        rows = json.loads(result.stdout)
+        block, synthetic = rows
+        assert [row["strategy"] for row in rows] == ["block", "synthetic"]
+        assert block["tv"] < 1e-12
+        assert synthetic["tv"] > 0.05
+        assert synthetic["mean_acceptance_length"] == 3.0
+        assert synthetic["expected_acceptance_length"] == pytest.approx(3.0)
+        assert synthetic["acceptance_by_position"] == [1.0, 1.0]
+        assert all(row["error"] is None and row["num_steps"] > 0 for row in rows)
+        written = list(csv.DictReader(io.StringIO(output.read_text())))
+        assert [float(row["mean_acceptance_length"]) for row in written] == [
+            row["mean_acceptance_length"] for row in rows
+        ]
+        assert plot.read_bytes().startswith(PNG)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.png"]
+
+    @pytest.mark.usefixtures("loaded")
+    def test_seeds_are_paired_and_reproducible(self) -> None:
+        arguments = ["compare", "--strategies", "typical,typical,lenience", *TINY, "-f", "csv", "--seed", "3"]
+        tables_ = [list(csv.DictReader(io.StringIO(run(*arguments).stdout))) for _ in range(2)]
+        assert [row["strategy"] for row in tables_[0]] == ["typical", "lenience"]
+        timed = {"tokens_per_second", "verify_microseconds"}
+        first, second = ([{k: v for k, v in row.items() if k not in timed} for row in rows] for rows in tables_)
+        assert first == second
+
+    @pytest.mark.usefixtures("loaded")
+    def test_config_restricts_to_its_strategy(self, tmp_path: Path) -> None:
+        file = tmp_path / "acceptance.json"
+        file.write_text(
+            json.dumps({"acceptance": {"strategy": "ensemble", "backend": "torch", "options": {"weight": 0.5}}})
+        )
+        (row,) = json.loads(run("compare", "--config", str(file), *TINY, "-f", "json").stdout)
+        assert row["strategy"] == "mixture"
+        assert row["options"] == {"weight": 0.5}
+
+    @pytest.mark.usefixtures("loaded")
+    def test_a_strategy_that_raises_costs_only_its_own_row(self, broken: str) -> None:
+        arguments = ["compare", "--strategies", f"greedy,{broken},rejection", *TINY]
+        lines = run(*arguments, code=1).stdout.splitlines()
+        assert "failed: AttributeError: " in lines[3]
+        assert "no_such_method" in lines[3]
+        rows = json.loads(run(*arguments, "-f", "json", code=1).stdout)
+        assert [row["error"] is None for row in rows] == [True, False, True]
+        assert "failed: " in run(*arguments, "-f", "github", code=1).stdout
+
+    @pytest.mark.usefixtures("loaded")
+    def test_interrupted_keeps_the_rows_so_far(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        measure, output = comparison.measure, tmp_path / "rows.json"
+        output.write_text("before")
+
+        def second_is_interrupted(pair: Any, case: Any, *rest: Any) -> Any:
+            if case.name == "rejection":
+                raise KeyboardInterrupt
+            return measure(pair, case, *rest)
+
+        monkeypatch.setattr(comparison, "measure", second_is_interrupted)
+        arguments = ["--strategies", "greedy,rejection", *TINY, "-f", "json", "--output", str(output)]
+        result = run("compare", *arguments, code=130)
+        assert [row["strategy"] for row in json.loads(result.stdout)] == ["greedy"]
+        assert "interrupted after 1 of 2 rows" in result.stderr
+        assert output.read_text() == "before"
+
+    def test_ctrl_c_from_outside(self) -> None:
+        """A signal, not an exception we raise ourselves: whatever it meets, the exit is clean."""
+        command = [sys.executable, "-m", "acceptlib.cli", "compare", "--prompts", "48", "--max-new-tokens", "400"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ACCEPTLIB_DISABLE_PLUGINS": "1", "FORCE_COLOR": "1"}
+        process = subprocess.Popen(  # noqa: S603 - our own command line
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+        assert process.stderr is not None
+        seen = b""
+        while b"block, K" not in seen:  # the progress bar has reached the first row
+            read = os.read(process.stderr.fileno(), 4096)
+            assert read, seen
+            seen += read
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert not output
+        assert b"interrupted after 0 of 24 rows" in errors
+        assert b"Traceback" not in errors
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--strategies", "rejecton"], "Did you mean 'rejection'?"),
+            (["--output", "rows.txt"], ".json, .csv, .md"),
+            (["--output", "no/such/folder/rows.json"], "does not exist"),
+            (["--plot", "rows.gif"], ".png, .svg, .pdf"),
+            (["--num-draft-tokens", "2,x"], "integers >= 1"),
+            (["--num-draft-tokens", "0"], "integers >= 1"),
+            (["--prompts", "1000"], "at most"),
+            (["--config", "missing.toml"], "cannot be read"),
+            (["--config", "missing.toml", "--strategies", "fly"], "give one"),
+        ],
+    )
+    @pytest.mark.usefixtures("loaded")
+    def test_refused_before_anything_runs(self, arguments: list[str], message: str) -> None:
+        assert message in fails("compare", *arguments)
+
+    def test_without_matplotlib(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        assert "acceptlib[plot]" in fails("compare", "--plot", "rows.png")
+
+    def test_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "transformers.utils", None)
+        assert "acceptlib[hf]" in fails("compare", *TINY)
+
+
+class TestFigures:
+    def test_standard_error_counts_prompts_not_steps(self) -> None:
+        # Two prompts of ten equal steps each: twenty steps, but two independent observations.
+        assert comparison.clustered_error([(10, 20), (10, 30)]) == pytest.approx(math.sqrt(2 * 25 * 2) / 20)
+        assert comparison.clustered_error([(10, 20), (5, 10)]) == 0
+        assert comparison.clustered_error([(10, 20)]) is None
+
+    def test_measured_and_exact_tau_agree(self, pair: Any) -> None:
+        settings = comparison.Settings(prompts=compare._prompts(2), max_new_tokens=20, temperature=1.0, seed=0)
+        for name in ("rejection", "block", "fly"):
+            case = comparison.Case(name, "", lambda name=name: acceptlib.create(name))
+            row = comparison.measure(pair, case, 3, settings, lambda: None)
+            assert row.error is None
+            assert row.deviation is not None
+            assert 0 < abs(row.deviation) < comparison.SUSPICIOUS
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.5])
+    def test_temperature_reaches_the_exact_law(self, pair: Any, temperature: float) -> None:
+        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=12, temperature=temperature, seed=0)
+        case = comparison.Case("rejection", "", lambda: acceptlib.create("rejection"))
+        row = comparison.measure(pair, case, 2, settings, lambda: None)
+        assert row.tv is not None
+        assert row.tv < 1e-12
+        assert row.expected_acceptance_length is not None
+        if temperature == 0:
+            assert row.expected_acceptance_length == row.mean_acceptance_length
+
+    def test_too_short_for_a_whole_draft(self, pair: Any) -> None:
+        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=2, temperature=1.0, seed=0)
+        case = comparison.Case("greedy", "greedy", lambda: acceptlib.create("greedy"))
+        row = comparison.measure(pair, case, 8, settings, lambda: None)
+        assert row.error is not None
+        assert "--max-new-tokens" in row.error
+
+
+class TestTables:
+    COLUMNS = (
+        tables.Column("name"),
+        tables.Column("a", "right", expendable=1),
+        tables.Column("b", "right", expendable=2),
+    )
+
+    def test_columns_go_where_there_is_no_room(self) -> None:
+        lines, left_out = tables.plain(self.COLUMNS, [["x" * 20, "1" * 20, "2" * 20]], 50)
+        assert left_out == ["b"]
+        assert len(lines[0]) <= 50
+        assert tables.plain(self.COLUMNS, [["x" * 20, "1" * 20, "2" * 20]], None)[1] == []
+
+    def test_no_rows(self) -> None:
+        assert tables.plain(self.COLUMNS, [], 80)[0][0].split() == ["name", "a", "b"]
+        assert tables.github(self.COLUMNS, []).startswith("| name")
+
+    def test_a_message_spans_its_row(self) -> None:
+        lines, _ = tables.plain(self.COLUMNS, [["x", "", ""], ["y", "1", "2"]], None)
+        spread = tables.spread(lines, 1, {0: "failed: too long for any column"})
+        assert spread[2] == "x     failed: too long for any column"
+        assert spread[3] == lines[3]
+
+    def test_numbers_that_are_not_finite(self) -> None:
+        assert json.loads(tables.to_json([{"a": math.inf, "b": [math.nan, 1.0]}])) == [{"a": None, "b": [None, 1.0]}]
+        assert tables.to_csv([{"a": math.inf, "b": [0.5, 1.0], "c": None}]) == "a,b,c\n,0.5 1.0,\n"
+
+    def test_pipes_do_not_break_markdown(self) -> None:
+        assert "float \\| None" in tables.github([tables.Column("type")], [["float | None"]])
+
+    def test_a_file_is_written_whole_or_not_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "rows.json"
+        path.write_text("before")
+
+        def full(self: Path, data: bytes) -> int:
+            with self.open("wb") as file:
+                file.write(data[:2])
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(acceptlib.AcceptlibError, match="No space left"):
+            tables.write_whole(path, "after")
+        assert path.read_text() == "before"
+        assert list(tmp_path.iterdir()) == [path]
+
+
+class TestPlots:
+    def point(self, strategy: str, tau: float, tv: float, guarantee: str = "lossy") -> plots.Point:
+        return plots.Point(strategy, guarantee, 2, tau, 0.1, tv, (0.8, 0.5))
+
+    def test_front(self) -> None:
+        best, worse, lossy = self.point("a", 2.0, 0.0), self.point("b", 1.9, 0.0), self.point("c", 3.0, 0.2)
+        beaten = self.point("d", 2.5, 0.3)
+        assert plots.pareto_front([beaten, lossy, worse, best]) == [best, lossy]
+
+    @pytest.mark.parametrize(("ending", "magic"), [(".png", PNG), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+    def test_files(self, ending: str, magic: bytes) -> None:
+        points = [self.point(f"rule{number}", 2 + number / 10, number / 50) for number in range(12)]
+        assert plots.comparison(points, ending).startswith(magic)
+
+    def test_equal_figures_make_equal_files(self) -> None:
+        points = [self.point("a", 2.0, 0.0, "lossless")]
+        assert plots.comparison(points, ".svg") == plots.comparison(points, ".svg")

@@ -1,0 +1,518 @@
+"""What `verify` promises beyond the law: layouts, parameters, results, and what it leaves alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import acceptlib
+from acceptlib import Rng, SamplingParams, Uniforms, VerifyResult
+from acceptlib.errors import InputError
+
+READ_NO_DRAFT = {"greedy", "synthetic", "typical", "typical-sample"}
+
+
+def mixed(count: int, vocab: int = 11, seed: int = 0) -> list[Request]:
+    """Return requests of 0 to 4 drafted tokens, most of them contested."""
+    return [support.ordinary((3 * index) % 5, vocab, seed + index) for index in range(count)]
+
+
+# Layouts
+
+
+@forms
+@settings
+def test_layouts_agree(setting: str, form: str) -> None:
+    requests = mixed(40)
+    support.same(
+        support.verify(setting, requests, "ragged", form, logprobs=True),
+        support.verify(setting, requests, "padded", form, logprobs=True),
+    )
+
+
+@settings
+def test_ragged_finds_the_longest_draft_itself(setting: str) -> None:
+    requests = mixed(10)
+    support.same(support.verify(setting, requests), support.verify(setting, requests, max_num_draft_tokens=None))
+
+
+@settings
+def test_larger_limit_only_widens_the_result(setting: str) -> None:
+    requests = mixed(10)
+    narrow, wide = support.verify(setting, requests), support.verify(setting, requests, max_num_draft_tokens=9)
+    assert wide.output_token_ids.shape == (10, 10)
+    assert bool((wide.output_token_ids[:, 5:] == acceptlib.PLACEHOLDER_TOKEN_ID).all())
+    assert torch.equal(wide.output_token_ids[:, :5], narrow.output_token_ids)
+    assert torch.equal(wide.num_emitted, narrow.num_emitted)
+
+
+@pytest.mark.parametrize("draft", [True, False], ids=["draft", "ngram"])
+@forms
+@layouts
+@settings
+def test_nothing_drafted(setting: str, layout: str, form: str, draft: bool) -> None:  # noqa: FBT001
+    """T = 0 and K = 0: one token each, drawn from the bonus row."""
+    requests = [support.standing(0, 7, seed) for seed in range(3)]
+    arguments = support.lay_out(requests, layout, form, draft=draft)
+    for limit in (0, None) if layout == "padded" else (0, None, 4):
+        arguments["max_num_draft_tokens"] = limit
+        result = support.create(setting).verify(**arguments, rng=support.streams(range(3)), logprobs=True)
+        assert result.output_token_ids.shape == (3, (limit or 0) + 1)
+        assert result.num_accepted.tolist() == [0, 0, 0]
+        assert result.num_emitted.tolist() == [1, 1, 1]
+        assert result.status.tolist() == [0, 0, 0]
+        given = support.create(setting).verify(**arguments, rng=0, bonus_token_ids=torch.tensor([4, 5, 6]))
+        assert [support.tokens(given, b) for b in range(3)] == [[4], [5], [6]]
+
+
+@pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "plain"])
+@forms
+@settings
+def test_no_requests(setting: str, form: str, logprobs: bool) -> None:  # noqa: FBT001
+    """B = 0, as between batches."""
+    strategy = support.create(setting)
+    ragged = {
+        "draft_token_ids": torch.empty(0, dtype=torch.int64),
+        f"target_{form}": torch.empty(0, 7),
+        f"draft_{form}": torch.empty(0, 7),
+        "cu_num_draft_tokens": torch.zeros(1, dtype=torch.int32),
+    }
+    padded = {
+        "draft_token_ids": torch.empty(0, 3, dtype=torch.int64),
+        f"target_{form}": torch.empty(0, 4, 7),
+        f"draft_{form}": torch.empty(0, 3, 7),
+    }
+    for arguments, columns in ((ragged, 1), (ragged | {"max_num_draft_tokens": 2}, 3), (padded, 4)):
+        result = strategy.verify(**arguments, rng=support.streams([]), logprobs=logprobs)
+        assert result.output_token_ids.shape == (0, columns)
+        assert result.output_token_ids.dtype == torch.int32
+        assert result.num_accepted.shape == result.num_emitted.shape == result.status.shape == (0,)
+        assert (result.logprobs is not None) == logprobs
+        out = VerifyResult.empty(0, columns - 1, torch.device("cpu"), logprobs=logprobs)
+        assert strategy.verify(**arguments, rng=0, logprobs=logprobs, out=out) is out
+        result.raise_for_status()
+
+
+@layouts
+@pytest.mark.parametrize("setting", FAITHFUL)
+def test_given_bonus_token_is_emitted_only_where_all_stand(setting: str, layout: str) -> None:
+    requests = [support.standing(n, 11, seed) for seed, n in enumerate((3, 3, 0, 2, 4))]
+    support.mask_drafted(requests[1], 2)  # the last drafted token
+    support.mask_drafted(requests[4], 0)
+    plain = support.verify(setting, requests, layout)
+    for dtype in (torch.int32, torch.int64):
+        bonus = torch.tensor([10, 9, 8, 7, 6], dtype=dtype)
+        result = support.verify(setting, requests, layout, bonus_token_ids=bonus)
+        assert [support.tokens(result, b)[-1] for b in (0, 2, 3)] == [10, 8, 7]
+        assert result.num_accepted.tolist() == [3, 2, 0, 2, 0]
+        support.same(result, plain, rows=[1, 4], to=[1, 4])
+
+
+# Sampling parameters
+
+
+@layouts
+@pytest.mark.parametrize("setting", FAITHFUL)
+def test_temperature_0_is_greedy_for_its_request_alone(setting: str, layout: str) -> None:
+    requests = mixed(30)
+    temperature = torch.tensor([0.0, 1.0, 0.6] * 10)
+    sampling = SamplingParams(temperature=temperature)
+    result = support.verify(setting, requests, layout, "logits", sampling=sampling)
+    greedy = support.verify("greedy", requests, layout, "logits")
+    cold = list(range(0, 30, 3))
+    support.same(result, greedy, rows=cold, to=cold)
+    warm = SamplingParams(temperature=torch.tensor([1.0, 1.0, 0.6] * 10))
+    untouched = support.verify(setting, requests, layout, "logits", sampling=warm)
+    rest = [b for b in range(30) if b % 3]
+    support.same(result, untouched, rows=rest, to=rest)
+
+
+@layouts
+@settings
+def test_temperature_0_keeps_a_greedy_draft(setting: str, layout: str) -> None:
+    """Argmax tokens drafted, argmax tokens emitted, by every rule."""
+    requests = [support.standing(n, 11, seed) for seed, n in enumerate((3, 0, 4, 1))]
+    for temperature in (0, 0.0, torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16)):
+        for draft in (True, False):
+            arguments = support.lay_out(requests, layout, "logits", draft=draft)
+            sampling = SamplingParams(temperature=temperature)
+            result = support.create(setting).verify(**arguments, sampling=sampling, rng=1)
+            assert [support.tokens(result, b) for b in range(4)] == [r.p.argmax(-1).tolist() for r in requests]
+
+
+@layouts
+@settings
+def test_temperature_as_a_number_is_the_same_for_every_request(setting: str, layout: str) -> None:
+    requests = mixed(20)
+    for number in (0.0, 0.7, 1.0, 2):
+        one, each = (
+            support.verify(setting, requests, layout, "logits", sampling=SamplingParams(temperature=temperature))
+            for temperature in (number, torch.full((20,), number, dtype=torch.float64))
+        )
+        support.same(one, each)
+        if number == 1:
+            support.same(one, support.verify(setting, requests, layout, "logits"))
+            support.same(one, support.verify(setting, requests, layout, "logits", sampling=SamplingParams()))
+
+
+@layouts
+@settings
+def test_draft_sampling_acts_on_the_draft_alone(setting: str, layout: str) -> None:
+    requests = mixed(40)
+    warm, cool = SamplingParams(temperature=1.7), SamplingParams(temperature=0.4)
+    result = support.verify(setting, requests, layout, "logits", sampling=cool, draft_sampling=warm)
+    arguments = support.lay_out(requests, layout, "logits")
+    logits = arguments.pop("draft_logits")
+    arguments["draft_probs"] = (logits / torch.tensor(1.7)).softmax(-1)
+    wanted = support.create(setting).verify(**arguments, sampling=cool, rng=support.streams(range(40)))
+    support.same(result, wanted)
+    shared = support.verify(setting, requests, layout, "logits", sampling=cool)
+    assert torch.equal(result.output_token_ids, shared.output_token_ids) == (setting in READ_NO_DRAFT)
+    support.same(
+        shared, support.verify(setting, requests, layout, "logits", sampling=cool, draft_sampling=SamplingParams(temperature=0.4))
+    )
+
+
+# Results
+
+
+@forms
+@settings
+def test_logprobs_are_those_of_the_target(setting: str, form: str) -> None:
+    """log p of what was emitted, accepted, recovered and bonus tokens alike; NaN beyond."""
+    requests = mixed(40)
+    sampling = {"sampling": SamplingParams(temperature=0.8)} if form == "logits" else {}
+    result = support.verify(setting, requests, "ragged", form, logprobs=True, **sampling)
+    assert result.logprobs is not None
+    assert result.logprobs.dtype == torch.float32
+    for b, request in enumerate(requests):
+        emitted = support.tokens(result, b)
+        rows = request.p.double().log()
+        rows = (rows / 0.8).log_softmax(-1) if form == "logits" else rows
+        wanted = torch.tensor([rows[i, token] for i, token in enumerate(emitted)], dtype=torch.float32)
+        torch.testing.assert_close(result.logprobs[b, : len(emitted)], wanted, rtol=1e-5, atol=1e-6)
+        assert result.logprobs[b, len(emitted) :].isnan().all()
+
+
+def test_result_dtypes() -> None:
+    result = support.verify("rejection", mixed(3), logprobs=True)
+    assert result.output_token_ids.dtype == result.num_accepted.dtype == result.num_emitted.dtype == torch.int32
+    assert result.status.dtype == torch.int8
+
+
+@settings
+def test_out_of_an_earlier_step(setting: str) -> None:
+    """The tensors stay where they are, as a CUDA graph needs, and hold nothing of the step before."""
+    first, second = mixed(10), mixed(10, seed=50)
+    out = support.verify(setting, first)
+    places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
+    again = support.verify(setting, second, out=out)
+    assert again is out
+    assert places == [t.data_ptr() for t in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
+    support.same(out, support.verify(setting, second))
+
+
+def test_out_of_another_shape_is_an_error_and_stays_as_it_was() -> None:
+    requests = mixed(4)
+    for num_requests, most in ((3, 4), (4, 3), (5, 5)):
+        out = VerifyResult.empty(num_requests, most, torch.device("cpu"), logprobs=False)
+        out.output_token_ids.fill_(77)
+        with pytest.raises(InputError, match=r"out\.output_token_ids: expected shape \[4, 5\]"):
+            support.verify("rejection", requests, out=out)
+        assert bool((out.output_token_ids == 77).all())
+
+
+# Randomness
+
+
+@settings
+def test_explicit_uniforms_are_those_of_the_stream(setting: str) -> None:
+    """`Rng.uniforms` shows what `verify` uses, and passing them in changes nothing."""
+    requests = mixed(20)
+    rng = Rng(seeds=torch.arange(20) * 977, offsets=torch.arange(20) + 2**33)
+    uniforms = rng.uniforms(4)
+    support.same(support.verify(setting, requests, uniforms=uniforms), support.verify(setting, requests, rng=rng))
+
+
+@forms
+@layouts
+@settings
+def test_offsets_advance_by_one_step_a_call(setting: str, layout: str, form: str) -> None:
+    """Also of a request without drafted tokens, of one that stops early, and of one that is marked."""
+    requests = [support.ordinary(n, 11, seed=n) for n in (3, 0, 4, 1)]
+    requests[3].p[:] = torch.nan
+    rng = Rng(seeds=torch.tensor([5, 6, 7, 8]), offsets=torch.tensor([0, 10, 2**40, -1]))
+    offsets = rng.offsets
+    for step in range(1, 4):
+        support.verify(setting, requests, layout, form, rng=rng)
+        assert rng.offsets is offsets
+        assert offsets.tolist() == [step, 10 + step, 2**40 + step, step - 1]
+        assert rng.seeds.tolist() == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("setting", ["rejection", "block", "typical-sample"])
+def test_consecutive_steps_differ_and_replay_alike(setting: str) -> None:
+    requests = [support.ordinary(3, 101, seed) for seed in range(50)]
+    runs = []
+    for _ in range(2):
+        rng = support.streams(range(50))
+        runs.append([support.verify(setting, requests, rng=rng).output_token_ids.clone() for _ in range(3)])
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)
+    assert not torch.equal(runs[0][0], runs[0][1])
+    assert not torch.equal(runs[0][1], runs[0][2])
+
+
+def test_generator_and_int_as_randomness() -> None:
+    """A seeded generator replays, a call advances it; an int is the same at every call."""
+    requests = [support.ordinary(3, 101, seed) for seed in range(50)]
+    source = torch.Generator().manual_seed(3)
+    first = support.verify("rejection", requests, rng=source)
+    second = support.verify("rejection", requests, rng=source)
+    assert not torch.equal(first.output_token_ids, second.output_token_ids)
+    support.same(first, support.verify("rejection", requests, rng=source.manual_seed(3)))
+    support.same(support.verify("rejection", requests, rng=9), support.verify("rejection", requests, rng=9))
+
+
+# What is left alone
+
+
+@forms
+@layouts
+@settings
+def test_callers_tensors_are_never_written(setting: str, layout: str, form: str) -> None:
+    requests = [Request(r.ids.to(torch.int32), r.p, r.q) for r in mixed(12)]
+    arguments = support.lay_out(requests, layout, form)
+    arguments["bonus_token_ids"] = torch.arange(12) % 11
+    arguments["uniforms"] = support.streams(range(12)).uniforms(4)
+    if form == "logits":
+        arguments["sampling"] = SamplingParams(temperature=torch.linspace(0, 2, 12))
+        arguments["draft_sampling"] = SamplingParams(temperature=torch.linspace(0.5, 0, 12))
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    tensors |= {"accept": arguments["uniforms"].accept, "emit": arguments["uniforms"].emit}
+    tensors |= {name: arguments[name].temperature for name in ("sampling", "draft_sampling") if name in arguments}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    versions = {name: tensor._version for name, tensor in tensors.items()}
+    support.create(setting).verify(**arguments, logprobs=True)
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
+        assert tensor._version == versions[name], name
+
+
+@forms
+@settings
+def test_rows_that_require_grad(setting: str, form: str) -> None:
+    requests = mixed(8)
+    wanted = support.verify(setting, requests, "padded", form, logprobs=True)
+    arguments = support.lay_out(requests, "padded", form)
+    for name in (f"target_{form}", f"draft_{form}"):
+        arguments[name].requires_grad_()
+    sampling = {}
+    if form == "logits":
+        sampling = {"sampling": SamplingParams(temperature=torch.ones(8, requires_grad=True))}
+    result = support.create(setting).verify(**arguments, **sampling, logprobs=True, rng=support.streams(range(8)))
+    support.same(result, wanted)
+    assert result.logprobs is not None
+    assert result.logprobs.grad_fn is None
+    assert not result.logprobs.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@forms
+@layouts
+@settings
+def test_half_precision_rows_are_their_values_in_float32(
+    setting: str, layout: str, form: str, dtype: torch.dtype
+) -> None:
+    arguments = support.lay_out(mixed(30, vocab=67), layout, form)
+    half, full = dict(arguments), dict(arguments)
+    for name in (f"target_{form}", f"draft_{form}"):
+        half[name] = arguments[name].to(dtype)
+        full[name] = half[name].to(torch.float32)
+    sampling = {"sampling": SamplingParams(temperature=torch.linspace(0, 2, 30))} if form == "logits" else {}
+    left, right = (
+        support.create(setting).verify(**rows, **sampling, rng=support.streams(range(30)), logprobs=True)
+        for rows in (half, full)
+    )
+    support.same(left, right)
+    assert not left.status.any()
+
+
+# Options that make one strategy another
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lenience", {"lenience": 1.0}),
+        ("mixture", {"weight": 1.0}),
+        ("fly", {"fly_entropy_threshold": float("inf")}),
+        ("speculative", {}),
+        ("standard", {}),
+    ],
+    ids=["lenience-1", "mixture-1", "fly-infinite", "speculative", "standard"],
+)
+@pytest.mark.parametrize("draft", [True, False], ids=["draft", "ngram"])
+@forms
+def test_neutral_option_is_rejection(name: str, options: dict[str, float], form: str, draft: bool) -> None:  # noqa: FBT001
+    """Bit for bit, over batches of every shape."""
+    for seed in range(30):
+        requests = [support.ordinary((index + seed) % 7, 5 + 13 * (seed % 4), 100 * seed + index) for index in range(40)]
+        arguments = support.lay_out(requests, ("ragged", "padded")[seed % 2], form, draft=draft)
+        left, right = (
+            strategy.verify(**arguments, rng=support.streams(range(40)), logprobs=True)
+            for strategy in (acceptlib.create(name, **options), acceptlib.create("rejection"))
+        )
+        support.same(left, right)
+
+
+def test_synthetic_rates_are_exact_by_position() -> None:
+    """Over a grid of uniforms, position i stands in exactly its share of the requests."""
+    rates = (0.8, 0.4, 0.1)
+    grid = (torch.arange(20, dtype=torch.float64) + 0.5) / 20
+    accept = torch.cartesian_prod(grid, grid, grid)
+    count = len(accept)
+    ids = torch.zeros(count, 4, dtype=torch.int64)
+    uniforms = Uniforms(
+        accept=torch.cat([accept, torch.zeros(count, 1, dtype=torch.float64)], 1),
+        emit=torch.zeros(count, dtype=torch.int64),
+    )
+    for target in (torch.full((count, 5, 3), 1 / 3), torch.eye(3)[2].expand(count, 5, 3)):
+        result = acceptlib.create("synthetic", synthetic_acceptance_rates=rates).verify(
+            ids, target_probs=target, uniforms=uniforms
+        )
+        standing = [int((result.num_accepted > position).sum()) for position in range(4)]
+        assert standing == [count * 8 // 10, count * 4 // 10, count // 10, 0]
+
+
+def test_synthetic_length_is_the_mean_of_emitted_tokens() -> None:
+    grid = (torch.arange(20, dtype=torch.float64) + 0.5) / 20
+    accept = torch.cartesian_prod(grid, grid, grid)
+    uniforms = Uniforms(accept=accept, emit=torch.zeros(len(accept), dtype=torch.int64))
+    ids = torch.zeros(accept.shape, dtype=torch.int64)
+    target = torch.full((len(accept), 4, 3), 1 / 3)
+    for length, emitted in ((1.0, 8000), (1.25, 10_000), (2.5, 20_000), (3.0, 24_000), (4.0, 32_000), (9.0, 32_000)):
+        strategy = acceptlib.create("synthetic", synthetic_acceptance_length=length)
+        result = strategy.verify(ids, target_probs=target, uniforms=uniforms)
+        assert int(result.num_emitted.sum()) == emitted
+
+
+# What is read
+
+
+@layouts
+def test_rejection_reads_two_rows_a_request_and_one_entry_a_token(layout: str) -> None:
+    """NaN in every other entry of either model changes nothing."""
+    requests = mixed(60, vocab=23)
+    clean = support.verify("rejection", requests, layout, logprobs=True)
+    assert {0, 1, 2, 3, 4} == {*clean.num_accepted.tolist()}
+    poisoned = []
+    for b, request in enumerate(requests):
+        assert request.q is not None
+        stop = int(clean.num_accepted[b])
+        p, q = (torch.full_like(rows, torch.nan) for rows in (request.p, request.q))
+        for to, source in ((p, request.p), (q, request.q)):
+            position = torch.arange(request.n)
+            to[position, request.ids] = source[position, request.ids]
+            to[stop : stop + 1] = source[stop : stop + 1]
+        poisoned.append(Request(request.ids, p, q))
+    support.same(support.verify("rejection", poisoned, layout, logprobs=True), clean)
+
+
+@pytest.mark.parametrize("setting", sorted(READ_NO_DRAFT))
+@forms
+def test_rules_without_a_draft_read_no_draft(setting: str, form: str) -> None:
+    requests = mixed(20)
+    arguments = support.lay_out(requests, "ragged", form)
+    without = arguments | {f"draft_{form}": None}
+    poisoned = arguments | {f"draft_{form}": torch.full_like(arguments[f"draft_{form}"], torch.nan)}
+    results = [
+        support.create(setting).verify(**given, rng=support.streams(range(20)))
+        for given in (arguments, without, poisoned)
+    ]
+    support.same(results[0], results[1])
+    support.same(results[0], results[2])
+
+
+@forms
+@pytest.mark.parametrize("setting", sorted({*SETTINGS} - READ_NO_DRAFT))
+def test_no_draft_rows_mean_a_one_hot_draft(setting: str, form: str) -> None:
+    requests = mixed(30)
+    explicit = [Request(r.ids, r.p, torch.nn.functional.one_hot(r.ids, 11).float()) for r in requests]
+    arguments = support.lay_out(requests, "padded", form, draft=False)
+    result = support.create(setting).verify(**arguments, rng=support.streams(range(30)))
+    support.same(result, support.verify(setting, explicit, "padded", form))
+
+
+# The device is never waited for
+
+WAITING = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique", "_unique2"}
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises on operations whose result the host must wait for, and on indexing with a mask, which hides one."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in WAITING or (name == "repeat_interleave" and func._overloadname == "Tensor"):
+            raise AssertionError(f"{name} waits for the device")
+        if name in {"index", "index_put", "index_put_", "_index_put_impl_"} and any(
+            index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1]
+        ):
+            raise AssertionError(f"{name} with a mask waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda tensor: tensor.sum().item(),
+        lambda tensor: bool(tensor[0]),
+        lambda tensor: tensor.nonzero(),
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: tensor.repeat_interleave(tensor),
+        lambda tensor: tensor.unique(),
+    ],
+    ids=["item", "bool", "nonzero", "mask", "repeat-interleave", "unique"],
+)
+def test_waiting_is_noticed(waits: Any) -> None:
+    """The check that follows can fail."""
+    with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
+        waits(torch.tensor([1, 0, 2]))
+
+
+@forms
+@layouts
+@settings
+def test_verify_never_waits(setting: str, layout: str, form: str) -> None:
+    requests = mixed(9)
+    requests[2].p[1] = torch.nan  # marking a request must not wait either
+    out = VerifyResult.empty(9, 4, torch.device("cpu"), logprobs=True)
+    for draft, extra in itertools.product((True, False), (False, True)):
+        arguments = support.lay_out(requests, layout, form, draft=draft)
+        if extra:
+            arguments |= {"bonus_token_ids": torch.arange(9), "logprobs": True, "out": out}
+        if extra and form == "logits":
+            arguments["sampling"] = SamplingParams(temperature=torch.linspace(0, 2, 9))
+        strategy = support.create(setting)
+        for rng in (support.streams(range(9)), 5, torch.Generator().manual_seed(1)):
+            with NoWaiting():
+                strategy.verify(**arguments, rng=rng)
+
+
+def test_h_of_1_accepts_the_largest_u_and_h_of_0_rejects_the_smallest() -> None:
+    sure, never = support.standing(3, 11, 0), support.standing(3, 11, 1)
+    support.mask_drafted(never, 0)
+    for setting in FAITHFUL:
+        high = support.verify(setting, [sure], uniforms=support.fixed(1, 3, ALMOST_ONE, -1))
+        low = support.verify(setting, [never], uniforms=support.fixed(1, 3, 0.0, 0))
+        assert (high.num_accepted.tolist(), low.num_accepted.tolist()) == ([3], [0]), setting
