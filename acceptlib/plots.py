@@ -136,6 +136,9 @@ def _largest(points: Sequence[Point]) -> list[Point]:
 
 
 def _draw_trade(axes: Any, points: Sequence[Point], looks: dict[str, dict[str, Any]]) -> None:
+    from matplotlib.patheffects import withStroke  # noqa: PLC0415 - an extra
+
+    halo = withStroke(linewidth=2.5, foreground="white")  # keeps a name legible across another rule's error bar
     largest = _largest(points)
     for point in largest:
         look = looks[point.strategy]
@@ -161,7 +164,7 @@ def _draw_trade(axes: Any, points: Sequence[Point], looks: dict[str, dict[str, A
     for point, height in _spread(axes, largest):
         axes.annotate(
             point.strategy, (point.tv, point.tau), xytext=(NAME_OFFSET, height), textcoords="offset points",
-            va="center", color=TEXT_COLOR,
+            va="center", color=TEXT_COLOR, path_effects=[halo], zorder=4,
         )  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def _pad(rows: torch.Tensor, length: int, value: float) -> torch.Tensor:
 
 def streams(seeds: list[int] | range) -> Rng:
     """Return streams at step 0."""
-    return Rng(seeds=torch.tensor(list(seeds)), offsets=torch.zeros(len(seeds), dtype=torch.int64))
+    return Rng(seeds=torch.tensor(list(seeds), dtype=torch.int64), offsets=torch.zeros(len(seeds), dtype=torch.int64))
 
 
 def fixed(num_requests: int, most: int, accept: float = 0.0, bits: int = 0) -> Uniforms:

@@ -201,138 +201,143 @@ READS_TARGET = [name for name in SETTINGS if name != "synthetic"]
 
 
 def check_marked(
-    setting: str, requests: list[Request], bad: int, stood: int, status: Status, layout: str, form: str, **more: Any
+    setting: str, requests: list[Request], stood: dict[int, int], status: Status, layout: str, form: str = "probs"
 ) -> None:
-    """Assert that request `bad` keeps `stood` tokens, and that others are as in a batch without it."""
-    seeds = list(range(len(requests)))
-    rest = [index for index in seeds if index != bad]
-    result = support.verify(setting, requests, layout, form, rng=support.streams(seeds), **more)
+    """Assert that some requests keep so many tokens and are marked, and that others are as in a batch without them.
+
+    Args:
+        setting: The strategy.
+        requests: The batch.
+        stood: Spoiled request -> the drafted tokens it keeps.
+        status: What it is marked with.
+        layout: `padded` or `ragged`.
+        form: `probs` or `logits`.
+    """
+    everyone = range(len(requests))
+    rest = [index for index in everyone if index not in stood]
+    result = support.verify(setting, requests, layout, form)
     support.check_sound(result, requests[0].p.shape[1])
-    assert support.tokens(result, bad) == requests[bad].ids[:stood].tolist()
-    assert int(result.num_accepted[bad]) == int(result.num_emitted[bad]) == stood
-    assert int(result.status[bad]) == status
-    most = max(request.n for request in requests)
-    alone = support.verify(
-        setting,
-        [requests[index] for index in rest],
-        layout,
-        form,
-        rng=support.streams(rest),
-        **({"max_num_draft_tokens": most} if layout == "ragged" else {}),
-    )
-    assert alone.status.tolist() == [0] * len(rest)
+    for index, count in stood.items():
+        assert support.tokens(result, index) == requests[index].ids[:count].tolist(), index
+        assert int(result.num_accepted[index]) == int(result.num_emitted[index]) == count
+    assert result.status.tolist() == [status if index in stood else 0 for index in everyone]
+    limit = {"max_num_draft_tokens": MOST} if layout == "ragged" else {}
+    alone = support.verify(setting, [requests[b] for b in rest], layout, form, rng=support.streams(rest), **limit)
     support.same(result, alone, rows=rest)
     with pytest.raises(StatusError) as caught:
         result.raise_for_status()
-    assert f"request {bad}, position {stood}: {EXPLANATIONS[status]}" in str(caught.value)
+    for index, count in stood.items():
+        assert f"request {index}, position {count}: {EXPLANATIONS[status]}" in str(caught.value)
 
 
-def neighbourhood(vocab: int, seed: int) -> list[Request]:
-    """Return requests around the one to spoil, which is number 2: shorter, longer, empty, all standing or not."""
-    standing, ordinary = support.standing, support.ordinary
-    return [
-        standing(2, vocab, seed),
-        standing(0, vocab, seed + 1),
-        standing(3, vocab, seed + 2),
-        ordinary(4, vocab, seed + 3),
-        standing(1, vocab, seed + 4),
-    ]
+MOST = 4
+SPOILED = {1: 0, 4: 1, 6: 2, 7: 3}
+"""Request of `neighbourhood` to spoil -> the position to spoil."""
 
 
-@pytest.mark.parametrize("position", range(4))
+def neighbourhood(vocab: int = 11, seed: int = 0) -> list[Request]:
+    """Return a batch: requests of three standing tokens to spoil, around them shorter, longer and empty ones."""
+    lengths = [2, 3, 0, 1, 3, 4, 3, 3, 1]
+    requests = [support.standing(n, vocab, 10 * seed + index) for index, n in enumerate(lengths)]
+    requests[5] = support.ordinary(MOST, vocab, 10 * seed)
+    return requests
+
+
 @pytest.mark.parametrize("bad", BAD_VALUES)
 @forms
 @layouts
 @pytest.mark.parametrize("setting", READS_TARGET)
-def test_bad_target_row(setting: str, layout: str, form: str, bad: str, position: int) -> None:
+def test_bad_target_row(setting: str, layout: str, form: str, bad: str) -> None:
     """A row that no token can be drawn from stops its request there, and touches nothing else."""
+    spoiled = SPOILED
+    if setting == "mixture" and bad == "no-mass":
+        spoiled = {7: 3}  # a drafted token of p = 0 may stand by its draft, and the row is not read further
     for vocab in (10, 11):
-        requests = neighbourhood(vocab, seed=position)
-        requests[2].p[position] = BAD_VALUES[bad]
-        check_marked(setting, requests, 2, position, Status.INVALID_ROW, layout, form)
+        requests = neighbourhood(vocab)
+        for index, position in spoiled.items():
+            requests[index].p[position] = BAD_VALUES[bad]
+        check_marked(setting, requests, spoiled, Status.INVALID_ROW, layout, form)
 
 
 @pytest.mark.parametrize("bad", BAD_VALUES)
 @forms
 @layouts
 def test_bad_stopping_row_of_a_rule_that_reads_no_row(layout: str, form: str, bad: str) -> None:
-    requests = neighbourhood(10, seed=3)
-    requests[2].p[3] = BAD_VALUES[bad]
-    check_marked("synthetic", requests, 2, 3, Status.INVALID_ROW, layout, form)
+    requests = neighbourhood()
+    requests[4].p[3] = BAD_VALUES[bad]
+    check_marked("synthetic", requests, {4: 3}, Status.INVALID_ROW, layout, form)
 
 
 @pytest.mark.parametrize("vocab", [10, 11], ids=["even-vocabulary", "odd-vocabulary"])
 @layouts
-def test_block_decision_on_a_bad_row_is_no_decision(layout: str, vocab: int) -> None:
-    """Block verification decides on a position by the mass of the next row: a bad one must stop the request there."""
-    requests = neighbourhood(vocab, seed=1)
-    spoiled = requests[2]
-    assert spoiled.q is not None
-    spoiled.q[0] = spoiled.p[0] * 0.5
-    spoiled.q[0, spoiled.ids[0]] += 0.5  # p < q at the drafted token, so that P < 1
-    spoiled.p[1] = math.nan
-    most = max(request.n for request in requests)
+def test_bad_row_leaves_no_mass_to_blocks_decision(layout: str, vocab: int) -> None:
+    """Block verification weighs a position by the next row. A bad one counts as no mass, so only P = 1 stands there."""
+    requests = neighbourhood(vocab)
+    certain, contested = requests[4], requests[6]
+    assert contested.q is not None
+    contested.q[0] = contested.p[0] * 0.5
+    contested.q[0, contested.ids[0]] += 0.5  # p < q at the drafted token, so that P < 1
+    certain.p[1] = contested.p[1] = math.nan
     for u in (0.0, 0.3, ALMOST_ONE):
-        result = support.verify("block", requests, layout, uniforms=support.fixed(5, most, u))
-        assert int(result.status[2]) == Status.INVALID_ROW
+        result = support.verify("block", requests, layout, uniforms=support.fixed(len(requests), MOST, u))
+        assert support.tokens(result, 4) == certain.ids[:1].tolist()
+        assert (int(result.status[4]), int(result.status[6])) == (Status.INVALID_ROW, Status.OK)
+        assert (int(result.num_accepted[6]), int(result.num_emitted[6])) == (0, 1)
 
 
-@pytest.mark.parametrize("where", ["first", "drafted", "last"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "minus-inf"])
+@pytest.mark.parametrize("where", [0, 5, 10], ids=["first", "inner", "last"])
 @layouts
 @settings
-def test_one_bad_entry_in_the_bonus_row(setting: str, layout: str, value: float, where: str) -> None:
-    requests = neighbourhood(11, seed=5)
-    requests[2].p[3, {"first": 0, "drafted": 5, "last": 10}[where]] = value
-    if setting == "greedy" and value == -math.inf:
-        return  # an argmax is one all the same
-    check_marked(setting, requests, 2, 3, Status.INVALID_ROW, layout, "probs")
+def test_one_bad_entry_in_the_bonus_row(setting: str, layout: str, where: int) -> None:
+    for value in (math.nan, math.inf, *(() if setting == "greedy" else (-math.inf, -0.5))):
+        requests = neighbourhood()
+        requests[4].p[3, where] = value
+        check_marked(setting, requests, {4: 3}, Status.INVALID_ROW, layout)
 
 
 @layouts
 @pytest.mark.parametrize("setting", FAITHFUL)
 def test_bad_rows_past_the_stop_do_not_matter(setting: str, layout: str) -> None:
     """Nothing after the stopping row is anyone's business."""
-    good = neighbourhood(11, seed=6)
-    support.mask_drafted(good[2], 0)
-    bad = [request.copy() for request in good]
-    bad[2].p[2:] = math.nan  # row 1 counts in block's decision on token 0
-    uniforms = support.fixed(5, 4, 0.5, 12345)
-    if setting == "fly":  # a rejected token may stand if its followers do
-        bad[2].p[1:] = math.nan
-    support.same(
-        support.verify(setting, good, layout, uniforms=uniforms, logprobs=True),
-        support.verify(setting, bad, layout, uniforms=uniforms, logprobs=True),
-    )
+    for vocab in (10, 11):
+        good = neighbourhood(vocab)
+        support.mask_drafted(good[4], 0)
+        bad = [request.copy() for request in good]
+        bad[4].p[1:] = math.nan
+        uniforms = support.fixed(len(good), MOST, 0.5, 12345)
+        support.same(
+            support.verify(setting, good, layout, uniforms=uniforms, logprobs=True),
+            support.verify(setting, bad, layout, uniforms=uniforms, logprobs=True),
+        )
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1, 3.0, 1e30])
 @layouts
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "greedy"])
 def test_unnormalised_bonus_row(setting: str, layout: str, factor: float) -> None:
-    requests = neighbourhood(11, seed=7)
-    requests[2].p[3] *= factor
-    check_marked(setting, requests, 2, 3, Status.UNNORMALIZED_ROW, layout, "probs")
+    requests = neighbourhood()
+    requests[4].p[3] *= factor
+    check_marked(setting, requests, {4: 3}, Status.UNNORMALIZED_ROW, layout)
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1, 3.0])
 @layouts
 @pytest.mark.parametrize("setting", [name for name in FAITHFUL if name != "greedy"])
 def test_unnormalised_row_after_a_rejection(setting: str, layout: str, factor: float) -> None:
-    requests = neighbourhood(11, seed=8)
-    support.mask_drafted(requests[2], 1)
-    requests[2].p[1] *= factor
-    check_marked(setting, requests, 2, 1, Status.UNNORMALIZED_ROW, layout, "probs")
+    requests = neighbourhood()
+    support.mask_drafted(requests[4], 1)
+    requests[4].p[1] *= factor
+    check_marked(setting, requests, {4: 1}, Status.UNNORMALIZED_ROW, layout)
 
 
 @layouts
 @pytest.mark.parametrize("setting", ["rejection", "block", "fly", "lenience"])
 def test_unnormalised_draft_row_after_a_rejection(setting: str, layout: str) -> None:
-    requests = neighbourhood(11, seed=9)
-    support.mask_drafted(requests[2], 1)
-    assert requests[2].q is not None
-    requests[2].q[1] *= 1.2
-    check_marked(setting, requests, 2, 1, Status.UNNORMALIZED_ROW, layout, "probs")
+    requests = neighbourhood()
+    support.mask_drafted(requests[4], 1)
+    assert requests[4].q is not None
+    requests[4].q[1] *= 1.2
+    check_marked(setting, requests, {4: 1}, Status.UNNORMALIZED_ROW, layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -348,30 +353,30 @@ def test_rounded_rows_count_as_normalised(setting: str, dtype: torch.dtype) -> N
 @settings
 def test_logprobs_change_neither_tokens_nor_status(setting: str) -> None:
     """They are read on the side, also where rows are bad."""
-    for value, position, form in itertools.product((math.nan, 0.0, 3.0, math.inf), range(4), ("probs", "logits")):
-        requests = neighbourhood(11, seed=position)
-        requests[2].p[position] = value
+    for value, form in itertools.product((math.nan, 0.0, 3.0, math.inf), ("probs", "logits")):
+        requests = neighbourhood()
+        for index, position in SPOILED.items():
+            requests[index].p[position] = value
         plain = support.verify(setting, requests, "ragged", form)
         with_logprobs = support.verify(setting, requests, "ragged", form, logprobs=True)
         for name in ("output_token_ids", "num_accepted", "num_emitted", "status"):
-            assert torch.equal(getattr(plain, name), getattr(with_logprobs, name)), (value, position, form, name)
+            assert torch.equal(getattr(plain, name), getattr(with_logprobs, name)), (value, form, name)
 
 
 # Bad ids
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
-@pytest.mark.parametrize("position", range(3))
 @forms
 @layouts
 @settings
-def test_drafted_id_outside_the_vocabulary(
-    setting: str, layout: str, form: str, position: int, dtype: torch.dtype
-) -> None:
-    for outside in (10, 11, 2**31 - 1, *((2**40, 2**63 - 1) if dtype == torch.int64 else ())):
-        requests = [Request(r.ids.to(dtype), r.p, r.q) for r in neighbourhood(10, seed=11)]
-        requests[2].ids[position] = outside
-        check_marked(setting, requests, 2, position, Status.INVALID_TOKEN_ID, layout, form)
+def test_drafted_id_outside_the_vocabulary(setting: str, layout: str, form: str, dtype: torch.dtype) -> None:
+    spoiled = {index: position for index, position in SPOILED.items() if position < 3}
+    for outside in (11, 12, 2**31 - 1, *((2**40, 2**63 - 1) if dtype == torch.int64 else ())):
+        requests = [Request(r.ids.to(dtype), r.p, r.q) for r in neighbourhood()]
+        for index, position in spoiled.items():
+            requests[index].ids[position] = outside
+        check_marked(setting, requests, spoiled, Status.INVALID_TOKEN_ID, layout, form)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
@@ -405,24 +410,23 @@ def test_given_bonus_token_needs_no_bonus_row(setting: str) -> None:
         assert [support.tokens(result, b)[-1] for b in range(3)] == [7, 8, 9]
 
 
-@pytest.mark.parametrize("placeholder", [-1, -7, -(2**31)])
 @pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "mid-chain", "trailing"])
 @forms
 @layouts
 @settings
-def test_placeholder_ends_the_chain(setting: str, layout: str, form: str, at: int, placeholder: int) -> None:
+def test_placeholder_ends_the_chain(setting: str, layout: str, form: str, at: int) -> None:
     """The row there is the bonus row; what follows is not read, valid ids and NaN rows alike."""
-    requests = [support.ordinary(3, 10, seed) for seed in range(20)]
+    requests = [support.ordinary(3, 10, seed) for seed in range(9)]
     cut = [Request(r.ids[:at], r.p[: at + 1], None if r.q is None else r.q[:at]) for r in requests]
     requests = [request.copy() for request in requests]
-    for request in requests:
+    for index, request in enumerate(requests):
         assert request.q is not None
-        request.ids[at] = placeholder
+        request.ids[at] = (-1, -7, -(2**31))[index % 3]
         request.p[at + 1 :] = math.nan
         request.q[at:] = math.nan
     result = support.verify(setting, requests, layout, form)
     shorter = support.verify(setting, cut, layout, form)
-    assert result.status.tolist() == [0] * 20
+    assert result.status.tolist() == [0] * 9
     for name in ("num_accepted", "num_emitted", "status"):
         assert torch.equal(getattr(result, name), getattr(shorter, name))
     assert torch.equal(result.output_token_ids[:, : at + 1], shorter.output_token_ids)
@@ -448,14 +452,13 @@ BAD_COUNTS: dict[str, tuple[list[int], int | None, list[int]]] = {
 
 
 @pytest.mark.parametrize("case", BAD_COUNTS)
-@forms
 @settings
-def test_bad_counts(setting: str, form: str, case: str) -> None:
+def test_bad_counts(setting: str, case: str) -> None:
     """Requests whose bounds make sense are verified, the others emit nothing, and no index leaves a tensor."""
     bounds, most, expected = BAD_COUNTS[case]
     whole = support.ordinary(8, 10, seed=13)
     p = torch.cat([whole.p, support.ordinary(1, 10, seed=14).p])  # T + B = 11 rows
-    arguments = support.lay_out([Request(whole.ids, p, whole.q)], "ragged", form) | {
+    arguments = support.lay_out([Request(whole.ids, p, whole.q)]) | {
         "cu_num_draft_tokens": torch.tensor(bounds, dtype=torch.int64),
         "max_num_draft_tokens": most,
     }
@@ -466,7 +469,7 @@ def test_bad_counts(setting: str, form: str, case: str) -> None:
     for b in (b for b, status in enumerate(expected) if status == 0):
         start, end = bounds[b], bounds[b + 1]
         request = Request(whole.ids[start:end], p[start + b : end + b + 1], whole.q[start:end])
-        alone = support.verify(setting, [request], "ragged", form, rng=support.streams([b]))
+        alone = support.verify(setting, [request], rng=support.streams([b]))
         assert support.tokens(result, b) == support.tokens(alone, 0)
     for b in (b for b, status in enumerate(expected) if status != 0):
         assert support.tokens(result, b) == []
@@ -512,7 +515,7 @@ def test_bad_temperature_in_a_tensor(setting: str, layout: str, side: str, dtype
         result.raise_for_status()
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-30])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-39, 1e-30])
 @settings
 def test_tiny_temperature_is_greedy(setting: str, temperature: float) -> None:
     """Dividing by it must not overflow into a row of NaN."""
@@ -529,9 +532,7 @@ def test_tiny_temperature_is_greedy(setting: str, temperature: float) -> None:
 @pytest.mark.parametrize("setting", ["block", "fly", "mixture", "rejection"])
 def test_zero_residual_draws_from_the_target(setting: str) -> None:
     """p == q, and a drafted token that neither gives any probability: the draw is the one of a bonus row."""
-    p = support.ordinary(0, 9, seed=21).p
-    p[0, [0, 4, 8]] = 0  # also the first and the last id, where a failing search ends
-    p /= p.sum()
+    p = torch.tensor([[0.0, 0.1, 0.2, 0.1, 0.0, 0.2, 0.1, 0.3, 0.0]])  # none at both ends, where a failed search ends
     drafted = Request(torch.tensor([4]), p.expand(2, -1), p)
     bits = [0, -1, 2**63 - 1, -(2**63), *range(-(2**63), 2**63, 2**63 // 500)]
     emit = torch.tensor(bits)
@@ -570,7 +571,7 @@ def test_rows_equal_but_for_rounding(setting: str) -> None:
         assert support.tokens(result, 0) == [token]
 
 
-@pytest.mark.parametrize("q", [0.0, math.nan, -0.5], ids=["zero", "nan", "negative"])
+@pytest.mark.parametrize("q", [0.0, math.nan, -0.5, -math.inf], ids=["zero", "nan", "negative", "minus-inf"])
 @pytest.mark.parametrize("setting", ["block", "fly", "lenience", "mixture", "rejection"])
 def test_drafted_token_without_draft_probability_stands_iff_the_target_gives_it_any(setting: str, q: float) -> None:
     draft = torch.tensor([[q, 0.5, 0.5]])
@@ -611,7 +612,8 @@ def test_law_over_the_tail_is_the_targets() -> None:
     p = torch.tensor([[0.125, 0.125, 0.0, 0.25, 0.5]]).expand(2, -1)
     request = Request(torch.tensor([2]), p, torch.tensor([[0.5, 0.25, 0.25]]))
     count = 1200
-    bits = torch.tensor([(2**64 * i // count + 2**63) % 2**64 - 2**63 for i in range(count)]) ^ -(2**63)
+    steps = [2**63 * (2 * i + 1) // count for i in range(count)]  # midpoints, as unsigned words
+    bits = torch.tensor([step if step < 2**63 else step - 2**64 for step in steps])
     uniforms = Uniforms(accept=torch.zeros(count, 1, dtype=torch.float64), emit=bits)
     result = support.verify("rejection", [request] * count, uniforms=uniforms)
     assert result.num_accepted.tolist() == [0] * count
@@ -663,7 +665,7 @@ IDS = st.one_of(st.integers(-3, 8), st.sampled_from([-(2**63), -(2**31), 2**31, 
 
 
 @given(st.data())
-@hypothesis_settings(derandomize=True, deadline=None, max_examples=300, database=None)
+@hypothesis_settings(derandomize=True, deadline=None, max_examples=200, database=None)
 def test_garbage_never_gives_an_id_outside_the_vocabulary(data: st.DataObject) -> None:
     """Whatever the values, ids lie in [0, V), counts fit, and nothing is read out of bounds."""
     setting = data.draw(st.sampled_from(sorted(SETTINGS)))
@@ -745,16 +747,16 @@ def masked_rows(vocab: int, source: torch.Generator) -> list[tuple[torch.Tensor,
 @forms
 @settings
 def test_masked_token_is_never_emitted(setting: str, form: str, draft: bool) -> None:  # noqa: FBT001
-    """10^5 tokens a setting. `mixture` and `synthetic` may keep what was drafted; what they draw is never masked."""
-    source = generator = support.generator(31)
-    vocab, most, count = 13, 2, 60_000
+    """2 * 10^5 draws a setting. `mixture` and `synthetic` may keep what was drafted; what they draw is never masked."""
+    source = support.generator(31)
+    vocab, most, count = 13, 2, 50_000
     pairs = masked_rows(vocab, source)
     table = torch.stack([torch.stack(pair) for pair in pairs])[
-        torch.randint(len(pairs), (count, most + 1), generator=generator)
+        torch.randint(len(pairs), (count, most + 1), generator=source)
     ]
     p, q = table[:, :, 0], table[:, :most, 1]
     weights = (q + 0.01).flatten(0, 1)
-    ids = torch.multinomial(weights, 1, generator=generator).view(count, most)
+    ids = torch.multinomial(weights, 1, generator=source).view(count, most)
     rows = {"target": p, **({"draft": q} if draft else {})}
     arguments = {f"{name}_{form}": value.log() if form == "logits" else value for name, value in rows.items()}
     rng = support.streams(range(count))

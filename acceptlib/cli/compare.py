@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # With these, the eight built-in strategies take about a minute on two CPU cores.
 DEFAULT_NUM_DRAFT_TOKENS: Final = (2, 4, 8)
-DEFAULT_NUM_PROMPTS: Final = 12
+DEFAULT_NUM_PROMPTS: Final = 16
 DEFAULT_MAX_NEW_TOKENS: Final = 32
 
 

@@ -163,7 +163,7 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
     prompts = "1 prompt" if first.num_prompts == 1 else f"{first.num_prompts} prompts"
     settings = f"up to {first.max_new_tokens} tokens each, temperature {first.temperature:g}, seed {first.seed}"
     remarks = [f"{prompts}, {settings}; the same seeds for every row."]
-    tested = [(abs(row.deviation), row) for row in rows if row.deviation is not None]
+    tested = [(abs(row.deviation), row) for row in rows if row.deviation]  # 0 where nothing is random
     if tested:
         worst, row = max(tested, key=lambda pair: pair[0])
         verdict = ": more than chance explains." if worst > SUSPICIOUS else "."

@@ -211,7 +211,7 @@ class _CachedModel:
         """Start with an empty cache; rows are cut to `vocab_size`, the target's."""
         self.model = model
         self.vocab_size = vocab_size
-        self.largest_id = _vocab_size(model) - 1
+        self.largest_id = min(_vocab_size(model), vocab_size) - 1
         self.length = 0
         self.keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Without a config every layer keeps all it has seen, and a sliding window is a matter of the attention mask
@@ -220,9 +220,11 @@ class _CachedModel:
 
     def rows(self, token_ids: torch.Tensor, count: int) -> torch.Tensor:
         """Run the tokens of [1, n] that the cache lacks, and return the last `count` rows, [count, V] float32."""
-        # A drafted token is drawn from the rows returned here whatever the draft was fed, so a token beyond the draft's
-        # vocabulary may be replaced; only acceptance could suffer.
-        fed = token_ids[:, self.length :].to(self.model.device).clamp(max=self.largest_id)
+        fed = token_ids[:, self.length :].to(self.model.device)
+        if self.largest_id < self.vocab_size - 1:
+            # Drafted tokens are drawn from the rows returned here whatever the draft was fed, so a token that it cannot
+            # embed may be replaced; only acceptance could suffer.
+            fed = fed.clamp(max=self.largest_id)
         keep = {"logits_to_keep": count} if self.keep_rows else {}
         output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **keep)
         self.length = token_ids.shape[1]

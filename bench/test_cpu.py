@@ -1,0 +1,131 @@
+"""Verification on the CPU beside transformers' own step, in one process. Nothing is timed that is not right first.
+
+Run with `make bench`. The ratios that matter are printed by `test_ratios`, which also holds them to their bounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation.utils import _speculative_sampling
+
+import acceptlib
+from acceptlib.exact import oracle
+
+VOCAB_SIZE = 128256
+NUM_DRAFT_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows of one batch, as logits and as probabilities."""
+
+    ids: torch.Tensor
+    target_logits: torch.Tensor
+    draft_logits: torch.Tensor
+    target_probs: torch.Tensor
+    draft_probs: torch.Tensor
+
+    @property
+    def rng(self) -> acceptlib.Rng:
+        """Return fresh streams."""
+        return acceptlib.Rng(seeds=torch.arange(len(self.ids)), offsets=torch.zeros(len(self.ids), dtype=torch.int64))
+
+
+def workload(num_requests: int) -> Workload:
+    """Return rows whose drafts are accepted about two times in three."""
+    generator = torch.Generator().manual_seed(num_requests)
+    target = torch.randn(num_requests, NUM_DRAFT_TOKENS + 1, VOCAB_SIZE, generator=generator) * 3
+    draft = target[:, :-1] + torch.randn(num_requests, NUM_DRAFT_TOKENS, VOCAB_SIZE, generator=generator)
+    draft_probs = draft.softmax(-1)
+    ids = torch.multinomial(draft_probs.view(-1, VOCAB_SIZE), 1, generator=generator).view(num_requests, -1)
+    return Workload(ids, target, draft, target.softmax(-1), draft_probs)
+
+
+def step(strategy: acceptlib.AcceptanceStrategy, rows: Workload, form: str) -> Callable[[], Any]:
+    """Return one verified step, after checking it against the oracle."""
+    if form == "logits":
+        given = {"target_logits": rows.target_logits, "draft_logits": rows.draft_logits}
+    else:
+        given = {"target_probs": rows.target_probs, "draft_probs": rows.draft_probs}
+    result = strategy.verify(rows.ids, rng=rows.rng, **given)
+    uniforms = rows.rng.uniforms(NUM_DRAFT_TOKENS)
+    tokens, accepted = oracle.verify(
+        strategy.name,
+        rows.ids[0].tolist(),
+        rows.target_probs[0],
+        rows.draft_probs[0],
+        uniforms.accept[0].tolist(),
+        int(uniforms.emit[0]),
+    )
+    assert (result.output_token_ids[0, : len(tokens)].tolist(), int(result.num_accepted[0])) == (tokens, accepted)
+    rng = rows.rng
+    return lambda: strategy.verify(rows.ids, rng=rng, **given)
+
+
+def peer(rows: Workload) -> Callable[[], Any]:
+    """Return transformers' step, from logits."""
+    sequence = torch.cat((torch.zeros(1, 1, dtype=torch.int64), rows.ids), 1)
+    return lambda: _speculative_sampling(sequence, rows.draft_logits, NUM_DRAFT_TOKENS, rows.target_logits, False)  # noqa: FBT003
+
+
+def one_row(rows: Workload) -> Callable[[], Any]:
+    """Return one row's clamp, cumulative sum and search: the least that a draw in floats costs."""
+    p, q, u = rows.target_probs[0, :1], rows.draft_probs[0, :1], torch.tensor([[0.1]])
+    return lambda: torch.searchsorted((p - q).clamp(min=0).cumsum(-1), u)
+
+
+ROWS = workload(1)
+
+
+@pytest.mark.parametrize("form", ["logits", "probs"])
+@pytest.mark.parametrize("name", acceptlib.available())
+def test_strategy(benchmark: Any, name: str, form: str) -> None:
+    """Every strategy at B = 1, K = 5, V = 128256, float32."""
+    benchmark.group = f"B1-K5-V128256-float32-{form}"
+    benchmark.extra_info["backend"] = "torch"
+    benchmark(step(acceptlib.create(name), ROWS, form))
+
+
+def test_transformers(benchmark: Any) -> None:
+    """The peer, on the same rows."""
+    benchmark.group = "B1-K5-V128256-float32-logits"
+    benchmark(peer(ROWS))
+
+
+def median_times(*functions: Callable[[], Any], rounds: int = 41) -> list[float]:
+    """Return the median seconds of each function, taken in turns so that a slow moment hits all alike."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, column in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            column.append(time.perf_counter() - start)
+    return [statistics.median(column) for column in times]
+
+
+def test_ratios(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """From logits 3 times faster than transformers; from probabilities within 4 rows; B = 64 within 40 times B = 1."""
+    rejection, many = acceptlib.create("rejection"), workload(64)
+    logits, probs, hf, row = median_times(
+        step(rejection, ROWS, "logits"), step(rejection, ROWS, "probs"), peer(ROWS), one_row(ROWS)
+    )
+    many_logits, many_probs = median_times(step(rejection, many, "logits"), step(rejection, many, "probs"), rounds=5)
+    benchmark.extra_info.update(
+        faster_than_transformers=hf / logits,
+        rows=probs / row,
+        batch_64_logits=many_logits / logits,
+        batch_64_probs=many_probs / probs,
+    )
+    with capsys.disabled():
+        print("\n" + ", ".join(f"{name} {value:.2f}" for name, value in benchmark.extra_info.items()))
+    benchmark.pedantic(step(rejection, ROWS, "logits"), rounds=5)
+    assert hf / logits >= 3
+    assert probs / row <= 4
+    assert max(many_logits / logits, many_probs / probs) <= 40

@@ -1,0 +1,326 @@
+"""Config files and mappings: what they create, and what is wrong with those that create nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import acceptlib
+from acceptlib import config
+from acceptlib.errors import BackendError, ConfigError, OptionError, UnknownStrategyError
+
+TOML = """
+[unrelated]
+strategy = "of war"
+
+[acceptance]
+strategy = "typical"
+backend = "torch"
+
+[acceptance.options]
+posterior_threshold = 0.2
+posterior_alpha = 0.4
+"""
+YAML = """
+unrelated: [1, 2]
+acceptance:
+  strategy: typical
+  backend: torch
+  options: {posterior_threshold: 0.2, posterior_alpha: 0.4}
+"""
+TABLE = {
+    "strategy": "typical",
+    "backend": "torch",
+    "options": {"posterior_threshold": 0.2, "posterior_alpha": 0.4},
+}
+JSON = json.dumps({"unrelated": None, "acceptance": TABLE})
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    """Return the path of a new file."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def minimal(extra: str = "") -> str:
+    """Return a TOML config."""
+    return f'[acceptance]\nstrategy = "rejection"\n{extra}'
+
+
+# What a config creates
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.toml", TOML), ("a.json", JSON), ("a.yaml", YAML), ("a.yml", YAML), ("A.TOML", TOML), ("a.b.Json", JSON)],
+)
+def test_every_format_gives_the_same_strategy(tmp_path: Path, name: str, text: str) -> None:
+    path = written(tmp_path, name, text)
+    for source in (path, str(path), TABLE):
+        strategy = acceptlib.from_config(source)
+        assert repr(strategy) == repr(acceptlib.create("typical", posterior_threshold=0.2, posterior_alpha=0.4))
+        assert strategy.backend == "torch"
+
+
+def test_defaults(tmp_path: Path) -> None:
+    strategy = acceptlib.from_config(written(tmp_path, "a.toml", minimal()))
+    assert (strategy.name, strategy.backend) == ("rejection", "auto")
+    assert repr(acceptlib.from_config({"strategy": "fly"})) == repr(acceptlib.create("fly"))
+
+
+@pytest.mark.parametrize(("alias", "name"), [("speculative", "rejection"), ("ensemble", "mixture")])
+def test_alias(alias: str, name: str) -> None:
+    assert acceptlib.from_config({"strategy": alias}).name == name
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
+def test_backend_is_handed_on(backend: str) -> None:
+    assert acceptlib.from_config({"strategy": "block", "backend": backend}).backend == backend
+
+
+def test_list_of_a_file_becomes_an_option(tmp_path: Path) -> None:
+    text = '[acceptance]\nstrategy = "synthetic"\noptions = {synthetic_acceptance_rates = [0.9, 0.5]}\n'
+    strategy = acceptlib.from_config(written(tmp_path, "a.toml", text))
+    assert strategy.options.model_dump()["synthetic_acceptance_rates"] == (0.9, 0.5)
+
+
+def test_source_mapping_is_left_as_it_is() -> None:
+    table = {"strategy": "lenience", "options": {"lenience": 0.5}}
+    acceptlib.from_config(table)
+    assert table == {"strategy": "lenience", "options": {"lenience": 0.5}}
+
+
+# What is wrong with a mapping
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "fragments"),
+    [
+        ({"strategi": "block"}, ConfigError, ["unknown key 'strategi'", "Did you mean 'strategy'", "options, plugins"]),
+        ({}, ConfigError, ["key 'strategy'", "required"]),
+        ({"strategy": 3}, ConfigError, ["key 'strategy'", "string", "got 3"]),
+        ({"strategy": "block", "backend": "cuda"}, ConfigError, ["key 'backend'", "'triton'", "got 'cuda'"]),
+        ({"strategy": "block", "options": [1]}, ConfigError, ["key 'options'", "dictionary", "got [1]"]),
+        ({"strategy": "block", "options": {3: 1}}, ConfigError, ["options", "string", "got 3"]),
+        ({"strategy": "block", "plugins": "maybe"}, ConfigError, ["key 'plugins'", "boolean", "got 'maybe'"]),
+        ({"strategy": "block", "seed": 1}, ConfigError, ["unknown key 'seed'", "backend, options, plugins, strategy"]),
+        ({"acceptance": {"strategy": "block"}}, ConfigError, ["'acceptance' table itself", "config['acceptance']"]),
+        ({"acceptance": {}, "strategy": "block"}, ConfigError, ["unknown key 'acceptance'"]),
+        (
+            {"strategy": "rejecton"},
+            UnknownStrategyError,
+            ["'rejecton'", "Did you mean 'rejection'", "Available: block"],
+        ),
+        (
+            {"strategy": "fly", "options": {"fly_windw": 3}},
+            OptionError,
+            ["no option 'fly_windw'", "Did you mean 'fly_window'"],
+        ),
+        (
+            {"strategy": "fly", "options": {"fly_window": 0}},
+            OptionError,
+            ["option 'fly_window'", "got 0", "equal to 1"],
+        ),
+        (
+            {"strategy": "fly", "options": {"fly_window": "x"}},
+            OptionError,
+            ["option 'fly_window'", "got 'x'", "integer"],
+        ),
+        ({"strategy": "block", "options": {"lenience": 1}}, OptionError, ["no option 'lenience'", "It has none"]),
+        ({"strategy": "block", "options": {"backend": "torch"}}, OptionError, ["no option 'backend'"]),
+        ({"strategy": "block", "options": {"self": 1}}, OptionError, ["no option 'self'"]),
+    ],
+)
+def test_bad_mapping(table: dict[str, Any], error: type[ConfigError], fragments: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        acceptlib.from_config(table)
+    assert isinstance(caught.value, ConfigError)
+    assert isinstance(caught.value, ValueError)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+# What is wrong with a file
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fragments"),
+    [
+        ("a.ini", "", ["a.ini", "expected a file ending in .toml, .json, .yaml, .yml", "'.ini'"]),
+        ("acceptance", "", ["acceptance", "'no ending'"]),
+        ("a.toml", "[acceptance\nstrategy = 3", ["a.toml", "not valid TOML", "line 1"]),
+        ("a.json", '{"acceptance": }', ["a.json", "not valid JSON", "line 1"]),
+        ("a.yaml", "acceptance: [", ["a.yaml", "not valid YAML", "line 1"]),
+        ("a.toml", "", ["a.toml", "'acceptance'", "'strategy'", "nothing"]),
+        ("a.yaml", "", ["a.yaml", "'acceptance'", "nothing"]),
+        ("a.toml", "[accept]\nstrategy = 'block'", ["table 'acceptance'", "['accept']"]),
+        ("a.toml", "acceptance = 'block'", ["table 'acceptance'"]),
+        ("a.json", "[]", ["table 'acceptance'"]),
+        ("a.json", "5", ["table 'acceptance'"]),
+        ("a.json", '[{"a": 1}, {"b": 2}]', ["table 'acceptance'"]),
+        ("a.yaml", "block", ["table 'acceptance'"]),
+        ("a.yaml", "1: x\na: y", ["table 'acceptance'"]),
+        ("a.yaml", "acceptance:\n", ["table 'acceptance'"]),
+        ("a.toml", minimal("backends = 'torch'"), ["a.toml", "unknown key 'backends'", "Did you mean 'backend'"]),
+        ("a.yaml", "acceptance: {strategy: block, 3: x}", ["a.yaml", "3"]),
+    ],
+)
+def test_bad_file(tmp_path: Path, name: str, text: str, fragments: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        acceptlib.from_config(written(tmp_path, name, text))
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.json", "a.yaml"])
+def test_file_that_is_no_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\xff\xfe\x00acceptance")
+    with pytest.raises(ConfigError, match="not valid"):
+        acceptlib.from_config(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file") as caught:
+        acceptlib.from_config(tmp_path / "none.toml")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_directory(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.yaml: cannot be read: Is a directory"):
+        acceptlib.from_config(tmp_path / "folder.yaml")
+
+
+@pytest.mark.parametrize(
+    "tag", ["!!python/object/apply:os.mkdir [{}]", "!!python/object/new:os.mkdir [{}]", "!!python/name:os.mkdir"]
+)
+def test_yaml_is_data(tmp_path: Path, tag: str) -> None:
+    """A tag that would call a function is an error, and calls nothing."""
+    proof = tmp_path / "evaluated"
+    path = written(tmp_path, "a.yaml", f"acceptance:\n  strategy: {tag.format(proof)}\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        acceptlib.from_config(path)
+    assert not proof.exists()
+
+
+# Backends
+
+
+def test_backend_that_cannot_run_says_why() -> None:
+    strategy = acceptlib.from_config({"strategy": "rejection", "backend": "triton"})
+    with pytest.raises(BackendError, match=r"backend='triton' cannot run on cpu: .+ Use backend='auto' or 'torch'"):
+        strategy.verify(torch.zeros(1, 1, dtype=torch.int64), target_probs=torch.ones(1, 2, 1))
+
+
+def test_unknown_backend_suggests() -> None:
+    with pytest.raises(BackendError, match=r"Unknown backend 'tritn'\. Did you mean 'triton'\? Available: auto, torch"):
+        acceptlib.create("rejection", backend="tritn")
+
+
+# JSON Schema
+
+TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+KEYWORDS = {
+    *("$defs", "allOf", "anyOf", "additionalProperties", "const", "default", "description", "enum", "examples"),
+    *("exclusiveMinimum", "exclusiveMaximum", "if", "items", "maximum", "minimum", "properties", "required", "then"),
+    *("title", "type"),
+}
+
+
+def fits(value: Any, schema: Any) -> bool:
+    """Return whether `value` satisfies `schema`: the part of JSON Schema 2020-12 that is used here."""
+    if isinstance(schema, bool):
+        return schema
+    assert {*schema} <= KEYWORDS, {*schema} - KEYWORDS
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    checks = [
+        "type" not in schema
+        or (isinstance(value, TYPES[schema["type"]]) and (isinstance(value, bool) <= (schema["type"] == "boolean"))),
+        "enum" not in schema or value in schema["enum"],
+        "const" not in schema or value == schema["const"],
+        not number or value >= schema.get("minimum", value),
+        not number or value <= schema.get("maximum", value),
+        not number or "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"],
+        not number or "exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"],
+        "anyOf" not in schema or any(fits(value, option) for option in schema["anyOf"]),
+        all(fits(value, part) for part in schema.get("allOf", [])),
+        "if" not in schema or not fits(value, schema["if"]) or fits(value, schema["then"]),
+    ]
+    if isinstance(value, list):
+        checks += [fits(item, schema.get("items", True)) for item in value]
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        checks += [key in value for key in schema.get("required", [])]
+        checks += [fits(item, known.get(key, schema.get("additionalProperties", True))) for key, item in value.items()]
+    return all(checks)
+
+
+GOOD_TABLES: list[dict[str, Any]] = [
+    TABLE,
+    {"strategy": "rejection"},
+    {"strategy": "speculative", "options": {}},
+    {"strategy": "block", "backend": "auto", "plugins": False},
+    {"strategy": "lenience", "options": {"lenience": 1}},
+    {"strategy": "ensemble", "options": {"weight": 0.0}},
+    {"strategy": "fly", "options": {"fly_window": 1, "fly_entropy_top_k": 2, "fly_entropy_threshold": 0}},
+    {"strategy": "typical", "options": {"recovery": "sample"}},
+    {"strategy": "synthetic", "options": {"synthetic_acceptance_rates": [0.5, 0.25]}},
+    {"strategy": "synthetic", "options": {"synthetic_acceptance_length": 2.5}},
+    {"strategy": "synthetic", "options": {"synthetic_acceptance_rates": None}},
+]
+BAD_TABLES: list[dict[str, Any]] = [
+    {},
+    {"options": {}},
+    {"strategy": 3},
+    {"strategy": "block", "backend": "cuda"},
+    {"strategy": "block", "plugins": "maybe"},
+    {"strategy": "block", "seed": 1},
+    {"strategy": "block", "options": {"lenience": 1.0}},
+    {"strategy": "speculative", "options": {"lenience": 1.0}},
+    {"strategy": "lenience", "options": {"lenience": 0}},
+    {"strategy": "lenience", "options": {"lenience": 1.5}},
+    {"strategy": "ensemble", "options": {"weight": -0.1}},
+    {"strategy": "fly", "options": {"fly_window": 0}},
+    {"strategy": "fly", "options": {"fly_window": 2.5}},
+    {"strategy": "typical", "options": {"recovery": "best"}},
+    {"strategy": "synthetic", "options": {"synthetic_acceptance_rates": [1.5]}},
+    {"strategy": "synthetic", "options": {"synthetic_acceptance_length": 0.5}},
+]
+
+
+def test_schema_is_json() -> None:
+    assert json.loads(json.dumps(config.json_schema(), allow_nan=False)) == config.json_schema()
+
+
+def test_schema_names_every_strategy() -> None:
+    schema = config.json_schema()
+    assert schema["properties"]["strategy"]["examples"] == acceptlib.available()
+    assert schema["required"] == ["strategy"]
+    assert len(schema["allOf"]) == len(acceptlib.available())
+
+
+@pytest.mark.parametrize("table", GOOD_TABLES, ids=json.dumps)
+def test_schema_accepts_what_loads(table: dict[str, Any]) -> None:
+    acceptlib.from_config(table)
+    assert fits(table, config.json_schema())
+
+
+@pytest.mark.parametrize("table", BAD_TABLES, ids=json.dumps)
+def test_schema_rejects_what_does_not(table: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        acceptlib.from_config(table)
+    assert not fits(table, config.json_schema())

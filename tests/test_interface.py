@@ -1,0 +1,393 @@
+"""The interface that strategies are written against, and what is said of a class that does not fit it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import support
+import torch
+from support import Request
+
+import acceptlib
+from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, ops, row_sum, rule
+from acceptlib.errors import OptionError, StrategyDefinitionError
+from acceptlib.exact import oracle  # noqa: F401 - the exact law must import beside the interface
+
+PACKAGE = Path(acceptlib.__file__).parent
+BUILT_INS = sorted(path for path in (PACKAGE / "strategies").glob("*.py") if path.name != "__init__.py")
+LOSSY = Traits(guarantee="lossy", bound="none")
+
+
+def run(strategy: AcceptanceStrategy, requests: list[Request], **arguments: Any) -> VerifyResult:
+    """Verify with a strategy that is not registered."""
+    if "uniforms" not in arguments:
+        arguments["rng"] = support.streams(range(len(requests)))
+    return strategy.verify(**support.lay_out(requests), **arguments)
+
+
+def test_public_names_are_pinned() -> None:
+    assert acceptlib.__all__ == [
+        "PLACEHOLDER_TOKEN_ID",
+        "AcceptanceStrategy",
+        "AcceptlibError",
+        "Options",
+        "Rng",
+        "SamplingParams",
+        "Traits",
+        "Uniforms",
+        "VerifyResult",
+        "available",
+        "create",
+        "from_config",
+        "hookimpl",
+        "ops",
+        "row_sum",
+        "rule",
+    ]
+    for name in acceptlib.__all__:
+        assert hasattr(acceptlib, name)
+
+
+# A strategy of one's own
+
+
+class Lenient(AcceptanceStrategy):
+    """Rejection sampling with a bonus for the draft: what a newcomer writes first."""
+
+    name = "lenient"
+    traits = LOSSY
+
+    class Options(Options):
+        bonus: float = 1.5
+
+    @rule
+    def accept(target_prob: Any, draft_prob: Any, bonus: Any) -> Any:
+        return ops.minimum(bonus * ops.ratio(target_prob, draft_prob), 1.0)
+
+    @rule
+    def residual(p: Any, q: Any) -> Any:
+        return p - q
+
+
+def test_strategy_of_ones_own() -> None:
+    requests = [support.ordinary(n % 5, 11, seed=n) for n in range(40)]
+    support.same(run(Lenient(bonus=1.0), requests), support.verify("rejection", requests))
+    uniforms = support.streams(range(40)).uniforms(4)
+    result = run(Lenient(), requests, uniforms=uniforms)
+    for b, request in enumerate(requests):
+        assert request.q is not None
+        stood = 0
+        while stood < request.n:
+            token = request.ids[stood]
+            p, q = (rows[stood, token].double() for rows in (request.p, request.q))
+            if not uniforms.accept[b, stood] < min(1.5 * float(p / q), 1.0):
+                break
+            stood += 1
+        assert int(result.num_accepted[b]) == stood
+    assert repr(Lenient()) == "acceptlib.create('lenient', bonus=1.5)"
+    with pytest.raises(OptionError, match="Did you mean 'bonus'"):
+        Lenient(bonsu=2)
+
+
+class OwnVerify(AcceptanceStrategy):
+    """A strategy outside the skeleton."""
+
+    name = "own-verify"
+    traits = LOSSY
+
+    def verify(self, draft_token_ids: torch.Tensor, **_: Any) -> VerifyResult:
+        count, most = draft_token_ids.shape
+        result = VerifyResult.empty(count, most, draft_token_ids.device, logprobs=False)
+        result.output_token_ids.fill_(-1)
+        result.output_token_ids[:, 0] = 7
+        result.num_accepted.fill_(0)
+        result.num_emitted.fill_(1)
+        result.status.fill_(0)
+        return result
+
+
+def test_strategy_may_override_verify_whole() -> None:
+    """It needs no rule, and options and backends are checked as for any other."""
+    strategy = OwnVerify(backend="torch")
+    assert strategy.verify(torch.zeros(2, 3, dtype=torch.int64)).output_token_ids.tolist() == [[7, -1, -1, -1]] * 2
+    with pytest.raises(OptionError, match="It has none"):
+        OwnVerify(speed=1)
+
+
+class Scheduled(AcceptanceStrategy):
+    """Acceptance by position, from an option that is a tuple."""
+
+    name = "scheduled"
+    traits = LOSSY
+
+    class Options(Options):
+        schedule: tuple[float, ...] = (1.0, 0.5)
+
+    @rule
+    def accept(schedule: Any) -> Any:
+        return schedule
+
+
+def test_tuple_holds_one_value_a_position_and_0_beyond() -> None:
+    requests = [support.ordinary(n, 11, seed=n) for n in (4, 1, 2, 0)]
+    for schedule, u, stood in (
+        ((1.0, 0.5), 0.4, [2, 1, 2, 0]),
+        ((1.0, 0.5), 0.5, [1, 1, 1, 0]),
+        ((1.0,) * 9, support.ALMOST_ONE, [4, 1, 2, 0]),
+        ((), 0.0, [0, 0, 0, 0]),
+    ):
+        result = run(Scheduled(schedule=schedule), requests, uniforms=support.fixed(4, 4, u))
+        assert result.num_accepted.tolist() == stood
+
+
+class PointResidual(AcceptanceStrategy):
+    """Rejects everything and never draws the drafted token, weighting the rest by what was drafted."""
+
+    name = "point-residual"
+    traits = LOSSY
+
+    @rule
+    def accept() -> Any:
+        return 0.0
+
+    @rule
+    def residual(p: Any, is_drafted: Any, target_prob: Any) -> Any:
+        return ops.where(is_drafted, 0.0, p * target_prob)
+
+
+def test_residual_may_depend_on_the_drafted_token() -> None:
+    count = 2000
+    p = torch.tensor([[0.5, 0.25, 0.125, 0.125]])
+    requests = [Request(torch.tensor([0]), p.expand(2, -1), None)] * count
+    bits = (torch.arange(count) * 2 + 1) * (2**64 // (2 * count) // 2)  # the lower half of r, evenly
+    uniforms = acceptlib.Uniforms(accept=torch.zeros(count, 1, dtype=torch.float64), emit=bits)
+    result = run(PointResidual(), requests, uniforms=uniforms)
+    assert result.num_accepted.tolist() == [0] * count
+    assert torch.bincount(result.output_token_ids[:, 0].long(), minlength=4).tolist() == [0, count, 0, 0]
+    uniforms = dataclasses.replace(uniforms, emit=bits | -(2**63))  # the upper half
+    result = run(PointResidual(), requests, uniforms=uniforms)
+    assert torch.bincount(result.output_token_ids[:, 0].long(), minlength=4).tolist() == [0, 0, count // 2, count // 2]
+
+
+class Distance(AcceptanceStrategy):
+    """Accepts with the overlap of the two rows, a sum of its own."""
+
+    name = "distance"
+    traits = LOSSY
+
+    @row_sum
+    def distance(p: Any, q: Any) -> Any:
+        return 0.5 * ops.abs(p - q)
+
+    @rule
+    def accept(distance: Any) -> Any:
+        return 1.0 - distance
+
+
+def test_row_sum_of_ones_own() -> None:
+    requests = [support.ordinary(3, 997, seed) for seed in range(30)]
+    overlap = torch.stack([1 - 0.5 * (r.p[:3] - r.q).double().abs().sum(-1) for r in requests if r.q is not None])
+    for offset, stood in ((-1e-6, 3), (1e-6, 0)):
+        uniforms = acceptlib.Uniforms(accept=overlap + offset, emit=torch.zeros(30, dtype=torch.int64))
+        assert run(Distance(), requests, uniforms=uniforms).num_accepted.tolist() == [stood] * 30
+
+
+class EveryQuantity(AcceptanceStrategy):
+    """Reads all there is, and accepts where it is as documented."""
+
+    name = "every-quantity"
+    traits = Traits(guarantee="lossy", bound="none", top_k=2)
+
+    @rule
+    def carry(carry: Any) -> Any:
+        return 0.5 * carry
+
+    @rule
+    def accept(
+        position: Any, num_draft_tokens: Any, is_last: Any, is_target_argmax: Any, carry: Any, target_max_prob: Any,
+        target_prob: Any, draft_max_prob: Any, draft_prob: Any, target_top_entropy: Any, next_residual_mass: Any,
+    ) -> Any:  # fmt: skip
+        right = (
+            (num_draft_tokens == 3.0)
+            & (is_last == (position == 2.0))
+            & (carry == 0.5 * ops.exp(-0.6931471805599453 * position))
+        )
+        right = right & (is_target_argmax == (target_prob == target_max_prob)) & (draft_prob <= draft_max_prob)
+        right = right & (ops.abs(target_top_entropy - 0.6931471805599453) < 1e-6)
+        return ops.where(right & (next_residual_mass == ops.where(is_last, 0.0, 1.0)), 1.0, 0.0)
+
+
+def test_quantities_are_as_documented() -> None:
+    p = torch.tensor([0.5, 0.5, 0.0, 0.0])
+    request = Request(torch.tensor([0, 2, 1]), p.expand(4, -1), torch.full((3, 4), 0.25))
+    result = run(EveryQuantity(), [request] * 2, uniforms=support.fixed(2, 3, support.ALMOST_ONE))
+    assert result.num_accepted.tolist() == [2, 2]  # token 1 ties with the argmax, which is token 0
+
+
+# Classes that do not fit
+
+
+def test_strategy_needs_a_name() -> None:
+    with pytest.raises(StrategyDefinitionError, match="Nameless: expected a class attribute 'name', a str"):
+
+        class Nameless(AcceptanceStrategy):
+            traits = LOSSY
+
+
+def test_strategy_needs_traits() -> None:
+    with pytest.raises(StrategyDefinitionError, match="Traitless: expected a class attribute 'traits', a Traits"):
+
+        class Traitless(AcceptanceStrategy):
+            name = "traitless"
+
+
+@pytest.mark.parametrize("accept", [None, lambda target_prob: target_prob], ids=["missing", "undecorated"])
+def test_strategy_needs_an_accept_rule(accept: Any) -> None:
+    body = {"name": "ruleless", "traits": LOSSY, **({"accept": accept} if accept else {})}
+    with pytest.raises(StrategyDefinitionError, match=r"'ruleless': expected an `accept` rule .* or its own `verify`"):
+        type("Ruleless", (AcceptanceStrategy,), body)
+
+
+def test_aliases_are_a_tuple() -> None:
+    """A lone string would become an alias a letter."""
+    with pytest.raises(StrategyDefinitionError, match="aliases"):
+        type("Lone", (Lenient,), {"name": "lone", "aliases": ("penny")})
+
+
+def test_definition_error_is_a_type_error_of_the_tree() -> None:
+    assert issubclass(StrategyDefinitionError, TypeError)
+    assert issubclass(StrategyDefinitionError, acceptlib.AcceptlibError)
+
+
+@pytest.mark.parametrize("default", ["self", "default", "keyword", "star"])
+def test_rule_takes_plain_parameters(default: str) -> None:
+    functions = {
+        "self": lambda self, target_prob: target_prob,  # noqa: ARG005
+        "default": lambda target_prob=1.0: target_prob,
+        "keyword": lambda *, target_prob: target_prob,
+        "star": lambda *target_prob: target_prob,
+    }
+    if default == "self":
+        with pytest.raises(StrategyDefinitionError, match="reads 'self', which it cannot"):
+            made(accept=rule(functions[default]))()
+        return
+    with pytest.raises(StrategyDefinitionError, match=r"expected plain parameters without defaults.*takes no self"):
+        rule(functions[default])
+
+
+def made(traits: Traits = LOSSY, **body: Any) -> type[AcceptanceStrategy]:
+    """Return a strategy class of the given rules."""
+    body = {"accept": rule(lambda target_prob: target_prob), **body}
+    return type("Made", (AcceptanceStrategy,), {"name": "made", "traits": traits, **body})
+
+
+@pytest.mark.parametrize(
+    ("role", "function", "fragments"),
+    [
+        ("accept", lambda target_probs: target_probs, ["'accept' reads 'target_probs'", "Did you mean 'target_prob'"]),
+        ("accept", lambda p: p, ["'accept' reads 'p'"]),
+        ("carry", lambda next_residual_mass: next_residual_mass, ["'carry' reads 'next_residual_mass'"]),
+        ("residual", lambda next_residual_mass: next_residual_mass, ["'residual' reads 'next_residual_mass'"]),
+        ("residual", lambda p, weight: p * weight, ["'residual' reads 'weight'", "Available: "]),
+    ],
+    ids=["misspelt", "row-in-a-scalar-rule", "carry-sees-ahead", "residual-sees-ahead", "missing-option"],
+)
+def test_rule_reads_what_there_is(role: str, function: Any, fragments: list[str]) -> None:
+    with pytest.raises(StrategyDefinitionError) as caught:
+        made(**{role: rule(function)})()
+    for fragment in ("strategy 'made'", *fragments):
+        assert fragment in str(caught.value)
+
+
+def test_row_sum_reads_rows_and_options() -> None:
+    with pytest.raises(StrategyDefinitionError, match="'mass' reads 'carry', which it cannot"):
+        made(mass=row_sum(lambda p, carry: p * carry), accept=rule(lambda mass: mass))()
+
+
+@pytest.mark.parametrize("name", ["target_prob", "carry", "p", "is_drafted", "position"])
+def test_option_and_row_sum_may_not_be_named_like_a_quantity(name: str) -> None:
+    with pytest.raises(StrategyDefinitionError, match=f"'made': {name} already name"):
+        made(Options=type("Options", (Options,), {"__annotations__": {name: float}, name: 1.0}))
+    if name != "carry":  # which is a rule's name as well
+        with pytest.raises(StrategyDefinitionError, match=f"'made': {name} already name"):
+            made(**{name: row_sum(lambda p: p)})
+
+
+@pytest.mark.parametrize("forgives", [True, False], ids=["forgive-without-window", "window-without-forgive"])
+def test_forgive_and_window_go_together(forgives: bool) -> None:  # noqa: FBT001
+    with pytest.raises(StrategyDefinitionError, match=r"a `forgive` rule and Traits\(stop='window'\) go together"):
+        if forgives:
+            made(forgive=rule(lambda target_prob: target_prob > 0))()
+        else:
+            made(traits=dataclasses.replace(LOSSY, stop="window", window=2))()
+
+
+def test_inherited_rules_can_be_replaced() -> None:
+    """A subclass keeps what it does not write."""
+
+    class Never(Lenient):
+        name = "never"
+
+        @rule
+        def accept() -> Any:
+            return 0.0
+
+    requests = [support.ordinary(3, 11, seed) for seed in range(5)]
+    assert run(Never(), requests).num_accepted.tolist() == [0] * 5
+    assert Never().options.model_dump() == {"bonus": 1.5}
+    assert Never.residual is Lenient.residual
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Lenient().options.bonus = 2.0  # type: ignore[attr-defined]
+
+
+# The built-ins' files
+
+
+@pytest.mark.parametrize("path", BUILT_INS, ids=lambda path: path.stem)
+def test_built_in_is_one_short_file_that_states_its_terms(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 120
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    assert len(classes) == 1
+    docstring = ast.get_docstring(classes[0])
+    assert docstring is not None
+    paragraphs = docstring.split("\n\n")
+    for heading in ("Guarantee: ", "Formula: ", "Source: "):
+        assert sum(paragraph.startswith(heading) for paragraph in paragraphs) == 1, heading
+    assert acceptlib.create(path.stem).name == path.stem
+    assert type(acceptlib.create(path.stem)).__name__ == classes[0].name
+
+
+def strings(path: Path) -> set[str]:
+    """Return the string constants of a file, without docstrings and the words of `Literal[...]`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    literals = (
+        node.slice
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal"
+    )
+    words = {id(inner) for literal in literals for inner in ast.walk(literal)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in words)
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted(PACKAGE.glob("*.py")), *sorted((PACKAGE / "engine").rglob("*.py"))],
+    ids=lambda path: path.relative_to(PACKAGE).as_posix(),
+)
+def test_no_built_in_is_special(path: Path) -> None:
+    """Only the list in `strategies` knows their names: what they may do, a plugin's strategy may."""
+    names = {
+        name
+        for built_in in map(acceptlib.create, (p.stem for p in BUILT_INS))
+        for name in (built_in.name, *built_in.aliases)
+    }
+    assert strings(path).isdisjoint(names)

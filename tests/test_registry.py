@@ -1,0 +1,365 @@
+"""Names, aliases and plugins: what loads, what is reported, and that nothing broken breaks the rest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import acceptlib
+from acceptlib import registry
+from acceptlib.errors import ConfigError, OptionError, PluginError, UnknownStrategyError
+from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
+
+BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
+
+HEADER = """
+import acceptlib
+from acceptlib import AcceptanceStrategy, Traits, rule
+
+class Coin(AcceptanceStrategy):
+    name = {name!r}
+    aliases = {aliases!r}
+    traits = Traits(guarantee="lossy", bound="none")
+    interface_version = {version}
+
+    @rule
+    def accept(target_prob):
+        return target_prob
+"""
+
+HOOK = """
+@acceptlib.hookimpl
+def acceptlib_strategies():
+    return [Coin]
+"""
+
+
+def source(name: str, *, aliases: tuple[str, ...] = (), version: int = 1, hook: str = HOOK) -> str:
+    """Return the module of a plugin that brings one strategy."""
+    return HEADER.format(name=name, aliases=aliases, version=version) + hook
+
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Return a function that installs a package: a module and the metadata that pip would write beside it."""
+    monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    modules: list[str] = []
+
+    def write(distribution: str, text: str, *, version: str = "1.2", entry: str | None = None) -> None:
+        module = distribution.replace("-", "_")
+        modules.append(module)
+        (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+        info = tmp_path / f"{module}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[acceptlib]\n{distribution} = {entry or module}\n")
+        registry._load.cache_clear()
+
+    registry._load.cache_clear()
+    yield write
+    for module in modules:
+        sys.modules.pop(module, None)
+    registry._load.cache_clear()
+
+
+def loaded(distribution: str) -> Plugin:
+    """Return the record of one distribution."""
+    return next(plugin for plugin in registry.loaded_plugins() if plugin.distribution == distribution)
+
+
+def check_others_work(*names: str) -> None:
+    """Assert that the built-ins, and `names`, are there and can be created."""
+    assert acceptlib.available() == sorted(acceptlib.available())
+    for name in (*BUILT_IN, *names):
+        assert name in acceptlib.available()
+        assert acceptlib.create(name).name == name
+
+
+# Built-ins
+
+
+def test_built_ins_come_through_the_hook() -> None:
+    (built_in,) = discover(())
+    assert built_in.name == "acceptlib"
+    assert built_in.distribution == f"acceptlib {metadata.version('acceptlib')}"
+    assert sorted(strategy.name for strategy in built_in.strategies) == BUILT_IN
+    assert built_in.problems == ()
+
+
+def test_available_is_sorted_and_holds_no_alias(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    assert acceptlib.available() == BUILT_IN
+    monkeypatch.delenv(DISABLE_VARIABLE)
+    install("zz-coin", source("aaa-coin", aliases=("penny",)))
+    names = acceptlib.available()
+    assert names == sorted(names)
+    assert "aaa-coin" in names
+    assert "penny" not in names
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("speculative", "rejection"), ("standard", "rejection"), ("ensemble", "mixture")]
+)
+def test_alias_creates_the_same_strategy(alias: str, name: str) -> None:
+    assert type(acceptlib.create(alias)) is type(acceptlib.create(name))
+    assert registry.find(alias).strategy is registry.find(name).strategy
+
+
+def test_create_binds_options_and_shows_them() -> None:
+    strategy = acceptlib.create("lenience", lenience=0.5, backend="torch")
+    assert strategy.backend == "torch"
+    assert strategy.options.model_dump() == {"lenience": 0.5}
+    assert repr(strategy) == "acceptlib.create('lenience', lenience=0.5)"
+
+
+def test_unknown_name_suggests_and_lists() -> None:
+    with pytest.raises(UnknownStrategyError) as caught:
+        acceptlib.create("rejecton")
+    message = str(caught.value)
+    assert message.startswith("Unknown strategy 'rejecton'. Did you mean 'rejection'? Available: ")
+    assert ", ".join(BUILT_IN[:3]) in message
+    assert isinstance(caught.value, ConfigError)
+    assert isinstance(caught.value, LookupError)
+
+
+def test_unknown_name_far_from_all_suggests_nothing() -> None:
+    with pytest.raises(UnknownStrategyError) as caught:
+        acceptlib.create("qqq")
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_misspelt_alias_is_suggested() -> None:
+    with pytest.raises(UnknownStrategyError, match="Did you mean 'speculative'"):
+        acceptlib.create("speculativ")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fragments"),
+    [
+        (
+            "typical",
+            {"posterior_treshold": 0.1},
+            ["no option 'posterior_treshold'", "Did you mean 'posterior_threshold'"],
+        ),
+        ("rejection", {"lenience": 0.1}, ["no option 'lenience'", "It has none."]),
+        ("lenience", {"lenience": 0.0}, ["'lenience', option 'lenience'", "got 0.0", "greater than 0"]),
+        ("typical", {"recovery": "best"}, ["option 'recovery'", "got 'best'", "'argmax' or 'sample'"]),
+        ("synthetic", {"synthetic_acceptance_rates": [0.2, 0.5]}, ["must not increase, got [0.2, 0.5]"]),
+        (
+            "synthetic",
+            {"synthetic_acceptance_rates": [0.5], "synthetic_acceptance_length": 2},
+            ["exclude each other"],
+        ),
+        ("fly", {"fly_window": 0, "fly_entropy_top_k": 1.5}, ["option 'fly_window'", "option 'fly_entropy_top_k'"]),
+        ("lenience", {"lenience": float("nan")}, ["option 'lenience'", "nan"]),
+        ("rejection", {"self": 1}, ["no option 'self'"]),
+    ],
+)
+def test_option_error(name: str, options: dict[str, object], fragments: list[str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        acceptlib.create(name, **options)
+    for fragment in (*fragments, f"See `acceptlib show {name}`."):
+        assert fragment in str(caught.value)
+
+
+# Plugins
+
+
+def test_plugin_is_found_with_its_provenance(install: Install) -> None:
+    install("good-coin", source("good-coin", aliases=("good-penny",)), version="3.1")
+    check_others_work("good-coin")
+    assert acceptlib.create("good-penny").name == "good-coin"
+    assert registry.find("good-coin").distribution == "good-coin 3.1"
+    assert loaded("good-coin 3.1").problems == ()
+    assert [entry.name for entry in metadata.entry_points(group="acceptlib") if entry.name == "good-coin"]
+
+
+def test_plugin_may_be_an_object_of_a_module(install: Install) -> None:
+    hook = """
+class Plugin:
+    @acceptlib.hookimpl
+    def acceptlib_strategies(self):
+        return (Coin,)
+
+plugin = Plugin()
+"""
+    install("object-coin", source("object-coin", hook=hook), entry="object_coin:plugin")
+    check_others_work("object-coin")
+
+
+HOOKS = {
+    "misspelt": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategy():\n    return [Coin]\n",
+        ["unknown hook 'acceptlib_strategy'", "Did you mean 'acceptlib_strategies'"],
+    ),
+    "unmarked": ("def acceptlib_strategies():\n    return [Coin]\n", ["implements no hook"]),
+    "raises": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    raise ValueError('out of coins')\n",
+        ["its hook raised ValueError: out of coins"],
+    ),
+    "takes-arguments": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies(config):\n    return [Coin]\n",
+        ["its hook raised", "config"],
+    ),
+    "returns-instance": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [Coin()]\n",
+        ["its hook returned", "expected subclasses of acceptlib.AcceptanceStrategy"],
+    ),
+    "returns-other-class": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [dict]\n",
+        ["its hook returned <class 'dict'>", "expected subclasses of acceptlib.AcceptanceStrategy"],
+    ),
+    "returns-the-interface": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [AcceptanceStrategy]\n",
+        ["its hook returned", "expected subclasses of acceptlib.AcceptanceStrategy"],
+    ),
+    "returns-no-list": ("@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return Coin\n", ["TypeError"]),
+}
+
+
+@pytest.mark.parametrize("case", HOOKS)
+def test_broken_hook_is_reported_and_harms_nobody(install: Install, case: str) -> None:
+    hook, fragments = HOOKS[case]
+    install("bad-coin", source("bad-coin", hook=hook))
+    install("good-coin", source("good-coin"))
+    check_others_work("good-coin")
+    assert "bad-coin" not in acceptlib.available()
+    problems = loaded("bad-coin 1.2").problems
+    for fragment in fragments:
+        assert fragment in " ".join(problems)
+    with pytest.raises(UnknownStrategyError, match=r"(?s)problems: bad-coin 1\.2: .*See `acceptlib plugins`"):
+        acceptlib.create("bad-coin")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import no_such_module_of_acceptlib", "raised ModuleNotFoundError: No module named"),
+        ("def broken(:", "raised SyntaxError"),
+        ("raise RuntimeError('no licence')", "raised RuntimeError: no licence"),
+        ("import sys\nsys.exit('no licence')", "raised SystemExit: no licence"),
+        ("import acceptlib\nclass C(acceptlib.AcceptanceStrategy):\n    name = 'c'", "raised StrategyDefinitionError"),
+    ],
+    ids=["missing-module", "syntax", "raises", "exits", "strategy-without-traits"],
+)
+def test_plugin_that_fails_to_import_is_reported_and_harms_nobody(install: Install, text: str, problem: str) -> None:
+    install("bad-coin", text)
+    install("good-coin", source("good-coin"))
+    check_others_work("good-coin")
+    (reported,) = loaded("bad-coin 1.2").problems
+    assert reported.startswith("importing 'bad_coin' ")
+    assert problem in reported
+
+
+def test_entry_point_without_a_target_is_reported(install: Install) -> None:
+    install("bad-coin", source("bad-coin"), entry="bad_coin:missing")
+    check_others_work()
+    assert "AttributeError" in " ".join(loaded("bad-coin 1.2").problems)
+
+
+@pytest.mark.parametrize("returned", ["None", "[]", "()"])
+def test_hook_that_returns_nothing_is_no_problem(install: Install, returned: str) -> None:
+    install(
+        "empty-coin", source("x", hook=f"@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return {returned}\n")
+    )
+    check_others_work()
+    assert loaded("empty-coin 1.2").strategies == ()
+    assert loaded("empty-coin 1.2").problems == ()
+
+
+def test_other_interface_version_is_reported(install: Install) -> None:
+    install("future-coin", source("future-coin", version=2))
+    check_others_work()
+    assert "future-coin" not in acceptlib.available()
+    (problem,) = loaded("future-coin 1.2").problems
+    assert "'future-coin' was written for interface version 2; this acceptlib has 1" in problem
+
+
+def test_built_in_name_cannot_be_taken(install: Install) -> None:
+    install("taking-coin", source("rejection", aliases=("speculative", "taking-penny")))
+    check_others_work("rejection")
+    for name in ("rejection", "speculative"):
+        assert registry.find(name).distribution.startswith("acceptlib ")
+    problems = " ".join(loaded("taking-coin 1.2").problems)
+    for name in ("rejection", "speculative"):
+        assert f"the name {name!r} is taken by acceptlib " in problems
+    assert all(plugin.problems == () for plugin in registry.loaded_plugins() if plugin.name == "acceptlib")
+
+
+def test_one_name_of_two_packages_is_an_error_that_names_both(install: Install) -> None:
+    install("first-coin", source("twin", aliases=("first-penny",)))
+    install("second-coin", source("twin"), version="0.9")
+    check_others_work()
+    assert "twin" not in acceptlib.available()
+    with pytest.raises(PluginError) as caught:
+        acceptlib.create("twin")
+    for part in ("first-coin 1.2", "second-coin 0.9", "'twin'"):
+        assert part in str(caught.value)
+    assert acceptlib.create("first-penny").name == "twin"
+    for distribution in ("first-coin 1.2", "second-coin 0.9"):
+        assert "the name 'twin' is taken by another package as well" in loaded(distribution).problems
+
+
+def test_one_class_given_twice_is_one_strategy(install: Install) -> None:
+    hook = "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [Coin, Coin]\n"
+    install("double-coin", source("double-coin", hook=hook))
+    check_others_work("double-coin")
+    assert loaded("double-coin 1.2").problems == ()
+
+
+@pytest.mark.parametrize("value", ["1", "yes", "true"])
+def test_environment_turns_plugins_off(install: Install, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install("good-coin", source("good-coin"))
+    monkeypatch.setenv(DISABLE_VARIABLE, value)
+    assert acceptlib.available() == BUILT_IN
+    assert [plugin.name for plugin in registry.loaded_plugins()] == ["acceptlib"]
+    with pytest.raises(UnknownStrategyError):
+        acceptlib.create("good-coin")
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_environment_leaves_plugins_on(install: Install, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install("good-coin", source("good-coin"))
+    monkeypatch.setenv(DISABLE_VARIABLE, value)
+    check_others_work("good-coin")
+
+
+def test_plugin_that_is_turned_off_is_not_imported(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("loud-coin", "raise SystemExit('imported')")
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    check_others_work()
+    assert "loud_coin" not in sys.modules
+
+
+def test_config_turns_plugins_off(install: Install) -> None:
+    install("good-coin", source("good-coin"))
+    assert acceptlib.from_config({"strategy": "good-coin"}).name == "good-coin"
+    assert acceptlib.from_config({"strategy": "good-coin", "plugins": True}).name == "good-coin"
+    assert acceptlib.from_config({"strategy": "block", "plugins": False}).name == "block"
+    with pytest.raises(UnknownStrategyError, match="'good-coin'"):
+        acceptlib.from_config({"strategy": "good-coin", "plugins": False})
+
+
+def test_config_cannot_turn_on_what_the_environment_turned_off(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("good-coin", source("good-coin"))
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    with pytest.raises(UnknownStrategyError):
+        acceptlib.from_config({"strategy": "good-coin", "plugins": True})
+
+
+def test_entry_point_of_no_distribution() -> None:
+    """As a host application makes them by hand."""
+    entry = metadata.EntryPoint(name="by-hand", value="no_such_module_of_acceptlib", group="acceptlib")
+    _, plugin = discover([entry])
+    assert (plugin.name, plugin.distribution, plugin.strategies) == ("by-hand", "unknown", ())
+    assert "ModuleNotFoundError" in plugin.problems[0]
