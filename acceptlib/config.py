@@ -13,7 +13,7 @@ import yaml
 
 from acceptlib import registry
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import ConfigError, suggest
+from acceptlib.errors import ConfigError, OptionError, suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -62,6 +62,9 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
     config = load(source)
     third_parties = None if config.plugins else False
     entry = registry.find(config.strategy, third_parties=third_parties)
+    if "backend" in config.options:
+        msg = f"Strategy {config.strategy!r} has no option 'backend': it is a key beside 'options'."
+        raise OptionError(msg)
     return entry.strategy(backend=config.backend, **config.options)
 
 
@@ -121,8 +124,12 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise ConfigError(msg) from error
     table = content.get(TABLE) if isinstance(content, Mapping) else None
     if not isinstance(table, Mapping):
-        msg = (
-            f"{path}: expected a table {TABLE!r} with a key 'strategy', got {sorted(content) if content else 'nothing'}"
-        )
+        msg = f"{path}: expected a table {TABLE!r} with a key 'strategy', got {_shape(content)}"
         raise ConfigError(msg)
     return table
+
+
+def _shape(content: object) -> str:
+    if isinstance(content, Mapping) and content:
+        return str(sorted(map(str, content)))
+    return "nothing" if not content else f"a {type(content).__name__}"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from acceptlib.errors import InputError, StatusError
 from acceptlib.rng import Rng, Uniforms
-
-if TYPE_CHECKING:
-    from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import SamplingParams
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -188,6 +186,17 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if draft_sampling is not None and not draft_is_logits:
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
         raise InputError(msg)
+
+    for name, value, kind in (
+        ("sampling", sampling, SamplingParams),
+        ("draft_sampling", draft_sampling, SamplingParams),
+        ("uniforms", uniforms, Uniforms),
+        ("out", out, VerifyResult),
+        ("max_num_draft_tokens", max_num_draft_tokens, int),
+    ):
+        if value is not None and not isinstance(value, kind):
+            msg = f"{name}: expected {kind.__name__}, got {value!r} ({type(value).__name__})"
+            raise InputError(msg)
 
     device = target_data.device
     _expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)

@@ -62,7 +62,7 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[
         distribution = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown"
         try:
             plugin = entry_point.load()
-        except Exception as error:  # noqa: BLE001 - a third party's import may raise anything; it is recorded
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an import may raise anything; it is recorded
             problem = f"importing {entry_point.value!r} raised {type(error).__name__}: {error}"
             found.append(Plugin(entry_point.name, distribution, (), (problem,)))
         else:
@@ -79,6 +79,7 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
     try:
         manager.register(plugin, name)
         problems += _unknown_hooks(manager, plugin)
+        implements = bool(manager.get_hookcallers(plugin))
         for returned in manager.hook.acceptlib_strategies():
             for candidate in returned or ():
                 problem = _reject(candidate)
@@ -86,9 +87,9 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
                     problems.append(problem)
                 else:
                     classes.append(candidate)
-    except Exception as error:  # noqa: BLE001 - as above
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
         problems.append(f"its hook raised {type(error).__name__}: {error}")
-    if not classes and not problems:
+    if not problems and not implements:
         problems.append(
             "it implements no hook: expected a function acceptlib_strategies marked with acceptlib.hookimpl"
         )
@@ -108,7 +109,11 @@ def _unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> list[str]:
 
 def _reject(candidate: object) -> str | None:
     """Return why `candidate` cannot be used as a strategy class."""
-    if not (inspect.isclass(candidate) and issubclass(candidate, AcceptanceStrategy)):
+    if (
+        not isinstance(candidate, type)
+        or not issubclass(candidate, AcceptanceStrategy)
+        or candidate is AcceptanceStrategy
+    ):
         return f"its hook returned {candidate!r}: expected subclasses of acceptlib.AcceptanceStrategy"
     if candidate.interface_version != INTERFACE_VERSION:
         return (

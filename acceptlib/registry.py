@@ -38,6 +38,8 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
     for plugin in loaded:
         for strategy in plugin.strategies:
             for name in (strategy.name, *strategy.aliases):
+                if name in entries and entries[name].strategy is strategy:
+                    continue
                 if name not in entries:
                     entries[name] = Entry(name, strategy, plugin.distribution)
                     continue
@@ -105,7 +107,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
     raise UnknownStrategyError(msg)
 
 
-def create(name: str, *, backend: Choice = "auto", **options: Any) -> AcceptanceStrategy:
+def create(name: str, /, *, backend: Choice = "auto", **options: Any) -> AcceptanceStrategy:
     """Create a strategy by name.
 
     Args:

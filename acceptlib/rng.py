@@ -122,7 +122,8 @@ def counters(position: torch.Tensor, purpose: torch.Tensor | int, offset: torch.
     """Return Philox counters [4, ...] as int64 words for broadcast position, purpose and offset."""
     if not isinstance(purpose, torch.Tensor):
         purpose = torch.full_like(position, purpose)
-    return torch.stack(torch.broadcast_tensors(position, purpose, offset & MASK, (offset >> 32) & MASK))
+    offset, zero = offset + 0 * position, 0 * offset
+    return torch.stack((position + zero, purpose + zero, offset & MASK, (offset >> 32) & MASK))
 
 
 def philox(counter: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
 
 from acceptlib.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +23,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check numbers; tensors are checked by `verify`, which knows B."""
-        if isinstance(self.temperature, int | float) and not 0 <= self.temperature < float("inf"):
-            msg = f"temperature: expected a finite number >= 0 (0 is greedy), got {self.temperature!r}"
+        if self.temperature is None or isinstance(self.temperature, torch.Tensor):
+            return
+        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < float("inf"):
+            msg = f"temperature: expected a finite number >= 0 (0 is greedy) or a tensor [B], got {self.temperature!r}"
             raise InputError(msg)

@@ -30,6 +30,9 @@ class Options(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, validate_default=True)
 
 
+_Options = Options
+
+
 class AcceptanceStrategy:
     """Decides how many drafted tokens stand and draws the token that follows them.
 
@@ -66,7 +69,7 @@ class AcceptanceStrategy:
     forgive: ClassVar[Rule | None] = None
     residual: ClassVar[Rule | None] = None
 
-    options: Options
+    options: _Options
     backend: backends.Choice
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -76,6 +79,9 @@ class AcceptanceStrategy:
             if not isinstance(getattr(cls, attribute, None), kind):
                 msg = f"strategy class {cls.__qualname__}: expected a class attribute {attribute!r}, a {kind.__name__}"
                 raise StrategyDefinitionError(msg)
+        if not isinstance(cls.aliases, tuple):
+            msg = f"strategy {cls.name!r}: expected aliases, a tuple of str, got {cls.aliases!r}"
+            raise StrategyDefinitionError(msg)
         overrides = cls.verify is not AcceptanceStrategy.verify
         if not overrides and not isinstance(getattr(cls, "accept", None), Rule):
             msg = (
@@ -88,7 +94,7 @@ class AcceptanceStrategy:
             msg = f"strategy {cls.name!r}: {names} already name quantities; rename the option or row sum"
             raise StrategyDefinitionError(msg)
 
-    def __init__(self, *, backend: backends.Choice = "auto", **options: Any) -> None:
+    def __init__(self, /, *, backend: backends.Choice = "auto", **options: Any) -> None:
         """Validate the options and bind them to the rules.
 
         Args:

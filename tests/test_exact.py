@@ -176,12 +176,17 @@ def test_lenience_keeps_its_bound(pair: str, lenience: float) -> None:
 @pytest.mark.parametrize("weight", [0.0, 0.25, 0.8, 1.0])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_mixture_is_as_far_as_it_says(pair: str, weight: float) -> None:
-    """TV(out, p) = (1 - w) TV(p, q), exactly."""
+    """TV(out, p) = (1 - w) TV(p, q) exactly, or less where the draft leaves the target's support."""
     target, draft = PAIRS[pair]
     emitted = exact.law(acceptlib.create("mixture", weight=weight), target, draft, num_draft_tokens=1)
     first = exact.complete(emitted, target, 1)
     apart = float((target(()) - draft(())).abs().sum() / 2)
-    assert float((first - target(())).abs().sum() / 2) == pytest.approx((1 - weight) * apart, abs=EXACT)
+    found = float((first - target(())).abs().sum() / 2)
+    if bool(((target(()) == 0) & (draft(()) > 0)).any()):
+        assert found < (1 - weight) * apart + EXACT
+        assert bool((first[target(()) == 0] == 0).all())
+    else:
+        assert found == pytest.approx((1 - weight) * apart, abs=EXACT)
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -202,20 +207,20 @@ def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
     """Expected tokens given the draft against the oracle's loops; TV of one row against the joint law's."""
     strategy = acceptlib.create(name)
     generator = torch.Generator().manual_seed(3)
-    p = torch.softmax(torch.randn(5, 6, generator=generator) * 2, -1)
-    q = torch.softmax(p[:-1].log() + torch.randn(4, 6, generator=generator), -1)
+    p = torch.softmax(torch.randn(5, 6, generator=generator, dtype=torch.float64) * 2, -1)
+    q = torch.softmax(p[:-1].log() + torch.randn(4, 6, generator=generator, dtype=torch.float64), -1)
     ids = torch.multinomial(q, 1, generator=generator)[:, 0]
-    figures = exact.step_figures(strategy, ids, p.double(), q.double(), 5)
-    assert figures.expected_tokens == pytest.approx(oracle.expected_tokens(name, ids.tolist(), p, q), abs=1e-6)
+    figures = exact.step_figures(strategy, ids, p, q, 5)
+    assert figures.expected_tokens == pytest.approx(oracle.expected_tokens(name, ids.tolist(), p.float(), q.float()), abs=1e-6)
     if strategy.traits.stop == "first_rejection":
-        one = exact.step_figures(strategy, ids[:1], p[:2].double(), q[:1].double(), 1)
+        one = exact.step_figures(strategy, ids[:1], p[:2], q[:1], 1)
         first = exact.complete(exact.law(strategy, p[:2], q[:1]), p[:2], 1)
-        assert one.tv == pytest.approx(float((first - p[0].double()).abs().sum() / 2), abs=EXACT)
+        assert one.tv == pytest.approx(float((first - p[0]).abs().sum() / 2), abs=EXACT)
 
 
 def test_kl_is_infinite_beyond_the_support_and_zero_for_lossless() -> None:
     target, draft = PAIRS["disjoint-supports"]
-    assert exact.kl(acceptlib.create("mixture", weight=0.5), target, draft, num_draft_tokens=1) == math.inf
+    assert exact.kl(acceptlib.create("synthetic"), target, draft, num_draft_tokens=1) == math.inf
     assert abs(exact.kl(acceptlib.create("block"), *PAIRS["random"], num_draft_tokens=2)) < EXACT
 
 

@@ -207,10 +207,19 @@ class EveryQuantity(AcceptanceStrategy):
         return 0.5 * carry
 
     @rule
-    def accept(
-        position: Any, num_draft_tokens: Any, is_last: Any, is_target_argmax: Any, carry: Any, target_max_prob: Any,
-        target_prob: Any, draft_max_prob: Any, draft_prob: Any, target_top_entropy: Any, next_residual_mass: Any,
-    ) -> Any:  # fmt: skip
+    def accept(  # noqa: PLR0917 - all of them
+        position: Any,
+        num_draft_tokens: Any,
+        is_last: Any,
+        is_target_argmax: Any,
+        carry: Any,
+        target_max_prob: Any,
+        target_prob: Any,
+        draft_max_prob: Any,
+        draft_prob: Any,
+        target_top_entropy: Any,
+        next_residual_mass: Any,
+    ) -> Any:
         right = (
             (num_draft_tokens == 3.0)
             & (is_last == (position == 2.0))
@@ -319,11 +328,10 @@ def test_option_and_row_sum_may_not_be_named_like_a_quantity(name: str) -> None:
 
 @pytest.mark.parametrize("forgives", [True, False], ids=["forgive-without-window", "window-without-forgive"])
 def test_forgive_and_window_go_together(forgives: bool) -> None:  # noqa: FBT001
+    windowed = dataclasses.replace(LOSSY, stop="window", window=2)
+    strategy = made(forgive=rule(lambda target_prob: target_prob > 0)) if forgives else made(traits=windowed)
     with pytest.raises(StrategyDefinitionError, match=r"a `forgive` rule and Traits\(stop='window'\) go together"):
-        if forgives:
-            made(forgive=rule(lambda target_prob: target_prob > 0))()
-        else:
-            made(traits=dataclasses.replace(LOSSY, stop="window", window=2))()
+        strategy()
 
 
 def test_inherited_rules_can_be_replaced() -> None:

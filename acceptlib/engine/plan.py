@@ -27,7 +27,7 @@ class Traits:
             sequence. `lossy`: neither.
         bound: For lossy strategies, what is promised instead, in a few words.
         neutral: Options under which a lossy strategy equals `neutral_equals`, bit for bit.
-        neutral_equals: The lossless strategy that it then equals.
+        neutral_equals: Name of the lossless strategy that it then equals.
         stop: `first_rejection`; `last_acceptance`: the largest accepted position stands, with all before it;
             `window`: a rejection that `forgive` allows stands if the next `window` tokens are accepted.
         recovered: `sample` draws the recovered token from the residual, `argmax` takes its largest entry.
@@ -40,7 +40,7 @@ class Traits:
     guarantee: Literal["lossless", "greedy", "lossy"]
     bound: str = ""
     neutral: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    neutral_equals: str = "rejection"
+    neutral_equals: str = ""
     stop: Literal["first_rejection", "last_acceptance", "window"] = "first_rejection"
     recovered: Literal["sample", "argmax"] = "sample"
     bonus: Literal["sample", "argmax"] = "sample"

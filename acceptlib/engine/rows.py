@@ -50,7 +50,7 @@ class Layout:
             self.start, count = bounds[:-1], bounds.diff()
             sane = (given == bounds)[:-1] & (given == bounds)[1:] & (count <= most) & (given[0] == 0)
             self.faults = self.faults.masked_fill(~sane, Status.INVALID_COUNT)
-            flat = torch.arange(self.num_tokens, device=inputs.device)
+            flat = torch.arange(self.num_tokens if most else 0, device=inputs.device)
             ends = bounds[1:].contiguous()
             self.flat_request = torch.searchsorted(ends, flat, right=True).clamp(max=num_requests - 1)
             self.flat_position = (flat - self.start[self.flat_request]).clamp(0, max(most - 1, 0))
@@ -66,7 +66,7 @@ class Layout:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
         if self.start is None:
             return flat.view(self.shape)
-        if not self.num_tokens:
+        if not self.num_tokens or not self.shape[1]:
             return flat.new_zeros(self.shape)
         position = torch.arange(self.shape[1], device=flat.device)
         return flat[(self.start[:, None] + position).clamp(max=self.num_tokens - 1)]
@@ -148,7 +148,8 @@ class RowReader:
         """
         rows = self.raw[self.layout.index(self.model, request, position)]
         token = rows.argmax(-1)
-        return token, rows.gather(-1, token[:, None])[:, 0].isfinite()
+        best = rows.gather(-1, token[:, None])[:, 0]
+        return token, best.isfinite() if self.is_logits else best.isfinite() & (best > 0)
 
 
 def process(logits: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:

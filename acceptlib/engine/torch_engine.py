@@ -49,7 +49,7 @@ class _Step:
         self.layout = Layout(inputs)
         self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, self.chunk, "target")
         self.draft = None
-        if inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
+        if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
             self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, inputs.max_num_draft_tokens)
 
@@ -104,7 +104,7 @@ class _Step:
             values |= {name: torch.cat([part[name] for part in parts]) for name in wanted if parts}
             values |= {name: self.layout.flat_ids.to(torch.float64) for name in wanted if not parts}
         if "draft_prob" in values:
-            values["draft_prob"] = values["draft_prob"].nan_to_num(nan=0.0)
+            values["draft_prob"] = values["draft_prob"].nan_to_num(nan=0.0).clamp_(min=0)
         elif "draft_prob" in wanted:
             values["draft_prob"] = torch.ones_like(layout.flat_ids, dtype=torch.float64)
         return values
@@ -135,9 +135,11 @@ class _Step:
         return found
 
     def _next_residual_mass(self) -> torch.Tensor:
-        """Return the mass of the residual at the row after each position: [B, K] float64."""
+        """Return the mass of the residual at the next row, [B, K] float64; 0 where that row has no law."""
         masses = [
-            (self._residual(*self._flat(chunk)).clamp(min=0) * WEIGHT_SCALE).to(torch.int64).sum(1)
+            (self._residual(*self._flat(chunk)).clamp(min=0).nan_to_num_(nan=0.0, posinf=0.0) * WEIGHT_SCALE)
+            .to(torch.int64)
+            .sum(1)
             for chunk in self._chunks(len(self.layout.flat_ids))
         ]
         if not masses:
@@ -153,7 +155,7 @@ class _Step:
             ids = functional.pad(self.layout.ids, (0, 1))[request, position]
             elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == ids[:, None]
         if self.draft is not None:
-            elements["q"] = self.draft.rows(request, position).nan_to_num_(nan=0.0)
+            elements["q"] = self.draft.rows(request, position).nan_to_num_(nan=0.0).clamp_(min=0)
         elif self.plan.reads_draft:
             elements["q"] = elements["is_drafted"].to(torch.float32)
         return elements
@@ -176,13 +178,13 @@ class _Step:
     def _position_faults(self) -> torch.Tensor:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
         faults = self.layout.outside * int(Status.INVALID_TOKEN_ID)
-        if "target_prob" in self.values:
+        if "target_prob" in self.plan.reads:
             prob = self.values["target_prob"]
             faults.masked_fill_(prob > 1 + ROW_TOLERANCE, Status.UNNORMALIZED_ROW)
             faults.masked_fill_(~((prob >= 0) & (prob < torch.inf)), Status.INVALID_ROW)
         if "has_law" in self.values:
             faults.masked_fill_(~self.values["has_law"], Status.INVALID_ROW)
-        return faults
+        return faults.masked_fill_(~self.layout.valid, Status.OK)
 
     def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return each request's token at its stopping row, the row's `Status`, and the token's probability."""
@@ -199,7 +201,9 @@ class _Step:
         status = torch.full_like(position, Status.OK)
         token = prob = None
         if plan.samples or plan.residual is not None or self.inputs.logprobs:
-            p, weights, status = self._weights(request, position, is_bonus)
+            p, weights, row_status = self._weights(request, position, is_bonus)
+            if plan.samples or plan.residual is not None:
+                status = row_status
             token = draw(weights, bits) if plan.samples else weights.argmax(1)
         if "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:

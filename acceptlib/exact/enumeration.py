@@ -192,7 +192,7 @@ def row_scalars(
     position = torch.arange(p.shape[-2], dtype=torch.float64)[None]
     for name, row_sum in plan.used_row_sums.items():
         terms = _elementwise(row_sum, ids, p, q, {**values, "position": position}, numbers)
-        values[name] = torch.broadcast_to(terms, torch.broadcast_shapes(terms.shape, p.shape)).sum(-1)
+        values[name] = (terms + torch.zeros_like(p)).sum(-1)  # a term that is one number stands for every entry
     return values
 
 
@@ -236,7 +236,8 @@ def _elementwise(
     read |= {"p": p, "q": q}
     if "is_drafted" in rule.names:
         read["is_drafted"] = functional.one_hot(ids, p.shape[-1]).bool()
-    return call(rule, read, numbers)
+    weights: torch.Tensor = call(rule, read, numbers)
+    return weights
 
 
 def _as_model(rows: torch.Tensor | Model) -> Model:

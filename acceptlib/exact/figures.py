@@ -85,8 +85,8 @@ def step_figures(
     Args:
         strategy: A strategy given by rules.
         draft_token_ids: [K].
-        target_probs: [K+1, V] float64, processed.
-        draft_probs: [K, V'] float64, padded with zeros or cut to V.
+        target_probs: [K+1, V], processed; normalised here in float64.
+        draft_probs: [K, V'], padded with zeros or cut to V; likewise.
         num_visited: How many of the rows the step reached, 1..K+1.
     """
     plan = strategy.plan
@@ -95,6 +95,8 @@ def step_figures(
     q = torch.zeros(length, vocab_size, dtype=torch.float64)
     shared = min(vocab_size, draft_probs.shape[-1])
     q[:, :shared] = draft_probs[:, :shared]
+    # Rows of float32 sum to 1 within 1e-7 only, which would read as a distance.
+    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
     stops = verify_exactly(plan, ids[None], p[None], q[None]).stops[0]
     expected = 1 + float((stops * torch.arange(length + 1)).sum())
     if plan.traits.stop == "first_rejection" and plan.carry is None:

@@ -262,11 +262,11 @@ def lenience(x: Sequence[int], p: torch.Tensor, q: torch.Tensor, lenience: float
 
 
 def mixture(x: Sequence[int], p: torch.Tensor, q: torch.Tensor, weight: float = 0.8) -> Chain:
-    """h_i = min(1, v_i(x_i) / q_i(x_i)) with v = w p + (1 - w) q; recovered from (p - q)+. arXiv 2604.07622."""
+    """h_i = min(1, v / q) with v = w p + (1 - w) q, 0 where p = 0; recovered from (p - q)+. arXiv 2604.07622."""
     h = []
     for i, x_i in enumerate(x):
         p_x, q_x = p[i, x_i].item(), q[i, x_i].item()
-        h.append(min(1.0, ratio(weight * p_x + (1 - weight) * q_x, q_x)))
+        h.append(min(1.0, ratio(weight * p_x + (1 - weight) * q_x, q_x)) if p_x > 0 else 0.0)
     return Chain(h, first_rejection, lambda tau: residual(p[tau], q[tau]), p[len(x)])
 
 

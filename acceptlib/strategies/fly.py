@@ -26,7 +26,13 @@ class Fly(AcceptanceStrategy):
     """
 
     name = "fly"
-    traits = Traits(guarantee="lossy", bound="none", stop="window", neutral={"fly_entropy_threshold": float("inf")})
+    traits = Traits(
+        guarantee="lossy",
+        bound="none",
+        stop="window",
+        neutral={"fly_entropy_threshold": float("inf")},
+        neutral_equals="rejection",
+    )
 
     class Options(strategy.Options):
         """Options of `fly`."""

@@ -23,7 +23,9 @@ class Lenience(AcceptanceStrategy):
     """
 
     name = "lenience"
-    traits = Traits(guarantee="lossy", bound="out(x) <= p(x) / lenience", neutral={"lenience": 1.0})
+    traits = Traits(
+        guarantee="lossy", bound="out(x) <= p(x) / lenience", neutral={"lenience": 1.0}, neutral_equals="rejection"
+    )
 
     class Options(strategy.Options):
         """Options of `lenience`."""

@@ -13,9 +13,11 @@ from acceptlib.strategy import AcceptanceStrategy, Traits
 class Mixture(AcceptanceStrategy):
     """Rejection sampling whose target is a weighted mean of the target's and the draft's rows.
 
-    Guarantee: lossy. A row's law is exactly v = w p + (1 - w) q, at distance TV(v, p) = (1 - w) TV(p, q).
+    Guarantee: lossy. A row's law is v = w p + (1 - w) q, at distance TV(v, p) = (1 - w) TV(p, q), wherever the target
+    gives every token of the draft some probability. A token that it gives none (a constraint, say) is never accepted,
+    and the distance is less.
 
-    Formula: h_i = min(1, v_i(x_i) / q_i(x_i)); recovered token from max(p_i - q_i, 0), normalised (max(v - q, 0) is
+    Formula: h_i = min(1, v_i(x_i) / q_i(x_i)), 0 where p_i(x_i) = 0; recovered token from max(p_i - q_i, 0), normalised (max(v - q, 0) is
     the same up to the factor w). With w = 1 this is `rejection`.
 
     Source: arXiv 2604.07622; transformers calls the weight `assistant_ensemble_weight`. The default is ours.
@@ -23,7 +25,12 @@ class Mixture(AcceptanceStrategy):
 
     name = "mixture"
     aliases = ("ensemble",)
-    traits = Traits(guarantee="lossy", bound="TV(out, p) = (1 - weight) TV(p, q)", neutral={"weight": 1.0})
+    traits = Traits(
+        guarantee="lossy",
+        bound="TV(out, p) <= (1 - weight) TV(p, q)",
+        neutral={"weight": 1.0},
+        neutral_equals="rejection",
+    )
 
     class Options(strategy.Options):
         """Options of `mixture`."""
@@ -34,7 +41,7 @@ class Mixture(AcceptanceStrategy):
     def accept(target_prob: Value, draft_prob: Value, weight: Value) -> Value:
         """Return h."""
         mixed = weight * target_prob + (1.0 - weight) * draft_prob
-        return ops.minimum(ops.ratio(mixed, draft_prob), 1.0)
+        return ops.where(target_prob > 0, ops.minimum(ops.ratio(mixed, draft_prob), 1.0), 0.0)
 
     @rule
     def residual(p: Value, q: Value) -> Value:

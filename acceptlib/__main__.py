@@ -1,0 +1,5 @@
+"""`python -m acceptlib`: the command line."""
+
+from acceptlib.cli import main
+
+main()
