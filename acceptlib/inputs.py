@@ -48,8 +48,8 @@ class VerifyResult:
         num_accepted: [B] int32, accepted drafted prefix, 0..n_b.
         num_emitted: [B] int32, `num_accepted + 1`; `num_accepted` where status is not 0.
         status: [B] int8, a `Status`; 0 where all is well.
-        logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN beyond
-            them; None unless asked for.
+        logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN
+            beyond them; None unless asked for.
     """
 
     output_token_ids: torch.Tensor
@@ -89,8 +89,8 @@ class VerifyResult:
             StatusError: Names each such request, the position it stopped at, and what was wrong there.
         """
         problems = [
-            f"request {index}, position {int(self.num_accepted[index])}: {EXPLANATIONS[Status(int(self.status[index]))]}"
-            for index in self.status.nonzero()[:, 0].tolist()
+            f"request {index}, position {int(self.num_accepted[index])}: {EXPLANATIONS[Status(int(code))]}"
+            for index, code in ((index, self.status[index]) for index in self.status.nonzero()[:, 0].tolist())
         ]
         if problems:
             raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")

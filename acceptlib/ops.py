@@ -65,5 +65,5 @@ def ratio(a: Value, b: Value) -> Value:
     These are the limits that make min(1, p / q) accept a token of zero draft probability iff the target gives
     it any (Leviathan et al. 2022, arXiv 2211.17192, section 2.3).
     """
-    positive = b > 0
-    return where(positive, a / where(positive, b, 1.0), where(a > 0, math.inf, a))
+    quotient = a / b
+    return torch.nan_to_num(quotient, nan=0.0, posinf=math.inf) if isinstance(quotient, torch.Tensor) else quotient

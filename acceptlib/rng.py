@@ -11,8 +11,10 @@ import functools
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 
+from acceptlib.arrays import Words, as_tensor, as_words
 from acceptlib.errors import InputError
 
 ROUNDS = 10
@@ -108,74 +110,77 @@ class Rng:
     def uniforms(self, max_num_draft_tokens: int) -> Uniforms:
         """Return the numbers that `verify` would use at this step, as accept [B, K] and emit [B]; advance nothing."""
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
+        seeds, offsets = as_words(self.seeds), as_words(self.offsets)
         position, purpose = _columns(max_num_draft_tokens, self.seeds.device)
-        words = philox(counters(position, purpose, self.offsets[:, None]), self.seeds[:, None])
-        return Uniforms(accept=to_uniform(words[:, :, :-1]), emit=join(words[:, :, -1]))
+        words = philox(counters(position, purpose, offsets[:, None]), seeds[:, None])
+        return Uniforms(accept=as_tensor(to_uniform(words[:, :, :-1])), emit=as_tensor(join(words[:, :, -1])))
 
     def draft_bits(self, position: int) -> torch.Tensor:
         """Return [B] int64, 64 random bits a request for drafting the token at `position` of this step."""
-        positions = torch.full_like(self.seeds, position)
-        return join(philox(counters(positions, Purpose.DRAFT, self.offsets), self.seeds))
+        return as_tensor(join(philox(counters(position, Purpose.DRAFT, as_words(self.offsets)), as_words(self.seeds))))
 
 
-def counters(position: torch.Tensor, purpose: torch.Tensor | int, offset: torch.Tensor) -> torch.Tensor:
-    """Return Philox counters [4, ...] as int64 words for broadcast position, purpose and offset."""
-    if not isinstance(purpose, torch.Tensor):
-        purpose = torch.full_like(position, purpose)
-    offset, zero = offset + 0 * position, 0 * offset
-    return torch.stack((position + zero, purpose + zero, offset & MASK, (offset >> 32) & MASK))
+def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:
+    """Return Philox counters [4, ...], for position and purpose that broadcast with `offset`."""
+    zero = position * (offset & 0)
+    words = (zero + position, zero + purpose, zero + (offset & MASK), zero + ((offset >> 32) & MASK))
+    return torch.stack(words) if isinstance(zero, torch.Tensor) else np.stack(words)
 
 
-def philox(counter: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+def philox(counter: Words, seed: Words) -> Words:
     """Evaluate Philox4x32-10.
 
     Args:
-        counter: [4, ...] int64 with values below 2^32.
+        counter: [4, ...] int64 with values below 2^32, a tensor or an array.
         seed: int64 that broadcasts with `counter[0]`; its low and high words are the key.
 
     Returns:
-        [4, ...] int64 with values below 2^32.
+        [4, ...] int64 with values below 2^32, of the same kind.
     """
-    multiplier, steps = _constants(counter.device)
-    shape = counter.shape
-    counter = counter.reshape(4, -1)
-    keys = torch.stack((seed >> 32, seed)).expand(2, *shape[1:]).reshape(2, -1) + steps
+    tensors = isinstance(counter, torch.Tensor)
+    stack, swap = (torch.stack, torch.flipud) if tensors else (np.stack, np.flipud)
+    column = (2, *[1] * (counter.ndim - 1))
+    multiplier, weyl = (words.reshape(column) for words in _constants(counter.device if tensors else None))
     # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1. Only what is
     # multiplied must be below 2^32, so that is what is masked.
-    even, odd = counter[0::2], counter[[3, 1]]
-    for key in keys.unbind():
+    even, odd = counter[0::2], swap(counter[1::2])
+    key = stack((seed >> 32, seed))
+    for _ in range(ROUNDS):
         product = even * multiplier
         # (c0, c2) <- (high(M1 c2) ^ c1 ^ k0, high(M0 c0) ^ c3 ^ k1), (c1, c3) <- (low(M1 c2), low(M0 c0))
-        even = (product >> 32).bitwise_xor_(odd).bitwise_xor_(key).bitwise_and_(MASK).flip(0)
+        even = swap(((product >> 32) ^ odd ^ key) & MASK)
         odd = product
+        key = key + weyl
     odd = odd & MASK
-    return torch.stack((even[0], odd[1], even[1], odd[0])).view(shape)
+    return stack((even[0], odd[1], even[1], odd[0]))
 
 
 @functools.lru_cache
-def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the multipliers [2, 1], and what each round adds to the key's high and low word, [10, 2, 1]."""
-    multiplier = torch.tensor(MULTIPLIERS, dtype=torch.int64, device=device)[:, None]
-    weyl = torch.tensor(WEYL[::-1], dtype=torch.int64, device=device)[:, None]
-    return multiplier, torch.arange(ROUNDS, device=device)[:, None, None] * weyl
+def _constants(device: torch.device | None) -> tuple[Words, Words]:
+    """Return the multipliers, and what each round adds to the key's high and low word, [2] each."""
+    words = (np.array(MULTIPLIERS, np.int64), np.array(WEYL[::-1], np.int64))
+    if device is None:
+        return words
+    return torch.from_numpy(words[0]).to(device), torch.from_numpy(words[1]).to(device)
 
 
 @functools.lru_cache
-def _columns(max_num_draft_tokens: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _columns(max_num_draft_tokens: int, device: torch.device) -> tuple[Words, Words]:
     """Return position and purpose, [K+1] int64, of the numbers of one step."""
-    position = [*range(max_num_draft_tokens), 0]
-    purpose = [Purpose.ACCEPT] * max_num_draft_tokens + [Purpose.EMIT]
-    return torch.tensor(position, device=device), torch.tensor(purpose, device=device)
+    position = torch.tensor([*range(max_num_draft_tokens), 0], device=device)
+    purpose = torch.tensor([Purpose.ACCEPT] * max_num_draft_tokens + [Purpose.EMIT], device=device)
+    return as_words(position), as_words(purpose)
 
 
-def join(words: torch.Tensor) -> torch.Tensor:
+def join(words: Words) -> Words:
     """Return the first two of [4, ...] words as 64 bits in an int64."""
     return (words[0] << 32) | words[1]
 
 
-def to_uniform(words: torch.Tensor) -> torch.Tensor:
+def to_uniform(words: Words) -> Words:
     """Return 53 bits of the first two of [4, ...] words as a float64 in [0, 1)."""
-    return ((words[0] << 21) | (words[1] >> 11)).to(torch.float64) * 2.0**-53
+    bits = (words[0] << 21) | (words[1] >> 11)
+    return (bits.to(torch.float64) if isinstance(bits, torch.Tensor) else bits) * 2.0**-53
 
 
 def _wrap(value: int) -> int:

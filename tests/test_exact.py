@@ -211,7 +211,9 @@ def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
     q = torch.softmax(p[:-1].log() + torch.randn(4, 6, generator=generator, dtype=torch.float64), -1)
     ids = torch.multinomial(q, 1, generator=generator)[:, 0]
     figures = exact.step_figures(strategy, ids, p, q, 5)
-    assert figures.expected_tokens == pytest.approx(oracle.expected_tokens(name, ids.tolist(), p.float(), q.float()), abs=1e-6)
+    assert figures.expected_tokens == pytest.approx(
+        oracle.expected_tokens(name, ids.tolist(), p.float(), q.float()), abs=1e-6
+    )
     if strategy.traits.stop == "first_rejection":
         one = exact.step_figures(strategy, ids[:1], p[:2], q[:1], 1)
         first = exact.complete(exact.law(strategy, p[:2], q[:1]), p[:2], 1)

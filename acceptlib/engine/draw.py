@@ -7,7 +7,13 @@ never drawn.
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import torch
+
+from acceptlib.arrays import Words, as_tensor, as_words
+from acceptlib.engine.scratch import to_fixed
 
 WEIGHT_SCALE = 2.0**60
 BLOCK = 2048
@@ -25,21 +31,37 @@ def draw(weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         [n] int64 in [0, V), whatever the weights.
     """
     rows, vocab_size = weights.shape
-    fixed = (weights * WEIGHT_SCALE).to(torch.int64)
+    fixed = to_fixed(weights, WEIGHT_SCALE)
     whole = vocab_size - vocab_size % BLOCK
-    sums = [fixed[:, :whole].view(rows, -1, BLOCK).sum(-1)] if whole else []
+    sums = fixed[:, :whole].view(rows, -1, BLOCK).sum(-1)
     if whole < vocab_size:
-        sums.append(fixed[:, whole:].sum(-1, keepdim=True))
-    ends = torch.cat(sums, 1).cumsum(1)
+        sums = torch.cat((sums, fixed[:, whole:].sum(-1, keepdim=True)), 1)
+    return as_tensor(_search(as_words(fixed), as_words(sums), as_words(bits)))
+
+
+def _search(fixed: Words, sums: Words, bits: Words) -> Words:
+    """Return the first entry of each row [n, V] whose running sum exceeds r, given the sums of its blocks."""
+    vocab_size = fixed.shape[1]
+    row, inside = _ranges(len(fixed), min(BLOCK, vocab_size), bits.device if isinstance(bits, torch.Tensor) else None)
+    ends = sums.cumsum(1)
     threshold = multiply_high(bits, ends[:, -1])[:, None]
-    block = (ends <= threshold).sum(1, keepdim=True).clamp_(max=ends.shape[1] - 1)
-    entry = block * BLOCK + torch.arange(min(BLOCK, vocab_size), device=weights.device)
-    inside = fixed.gather(1, entry.clamp(max=vocab_size - 1)).masked_fill_(entry >= vocab_size, 0).cumsum(1)
-    start = ends.gather(1, block) - inside[:, -1:]
-    return (block[:, 0] * BLOCK + (inside <= threshold - start).sum(1)).clamp_(max=vocab_size - 1)
+    block = (ends <= threshold).sum(1).clip(max=ends.shape[1] - 1)
+    rest = threshold - (ends - sums)[row, block][:, None]
+    # Beyond the vocabulary the last entry repeats, where the search cannot come any more.
+    entry = ((block * BLOCK)[:, None] + inside).clip(max=vocab_size - 1)
+    running = fixed[row[:, None], entry].cumsum(1)
+    return (block * BLOCK + (running <= rest).sum(1)).clip(max=vocab_size - 1)
 
 
-def multiply_high(bits: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+@functools.lru_cache(maxsize=64)
+def _ranges(rows: int, length: int, device: torch.device | None) -> tuple[Words, Words]:
+    """Return 0..rows-1 and 0..length-1, as tensors on a device or as arrays."""
+    if device is None:
+        return np.arange(rows), np.arange(length)
+    return torch.arange(rows, device=device), torch.arange(length, device=device)
+
+
+def multiply_high(bits: Words, total: Words) -> Words:
     """Return the high word of the unsigned 128-bit product of `bits` and `total` >= 0, both int64."""
     bits_high, bits_low = (bits >> 32) & MASK, bits & MASK
     total_high, total_low = total >> 32, total & MASK

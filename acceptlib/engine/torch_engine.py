@@ -12,14 +12,16 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
+from acceptlib.arrays import Words, as_tensor, as_words
 from acceptlib.engine import decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import Layout, RowReader
+from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
 
-SCRATCH_BYTES = 16 << 20
-"""Size of one chunk of float32 rows."""
+SCRATCH_BYTES = 2 << 20
+"""Size of one chunk of float32 rows: a few of them fit into a core's cache."""
 
 SUM_SCALE = 2.0**44
 """Fixed-point scale of row sums: magnitudes below 2^19 in steps of 2^-44."""
@@ -29,6 +31,9 @@ ROW_TOLERANCE = 1 / 64
 
 MASS_LIMIT = 4.0
 """Weights that sum to more would overflow the draw's integers."""
+
+NO_WEIGHT = 2 * MASS_LIMIT
+"""Stands for a weight that is no number, and fails its request."""
 
 
 @torch.no_grad()
@@ -61,7 +66,7 @@ class _Step:
         faults = self._position_faults()
         self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
         h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
-        sound = ((faults == Status.OK) & layout.valid).to(torch.int64).cumprod(1).bool()
+        sound = ((faults == Status.OK) & layout.valid).cumprod(1).bool()
         accepted = (accept_uniforms < h) & sound
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         stop = decide.stop_position(
@@ -89,15 +94,10 @@ class _Step:
         wanted |= {*plan.used_row_sums} | ({"target_prob"} if self.inputs.logprobs else set())
         values: decide.Values = {}
         if "is_target_argmax" in plan.reads:
-            found = [self.target.argmax(*self._flat(chunk)) for chunk in self._chunks(len(layout.flat_ids))]
-            if found:
-                values["is_target_argmax"] = torch.cat([token for token, _ in found]) == layout.flat_ids
-                values["has_law"] = torch.cat([has_law for _, has_law in found])
-            else:
-                values["is_target_argmax"] = layout.flat_ids.bool()
+            best, values["has_law"] = self.target.argmax(layout.flat_request, layout.flat_position, every_row=True)
+            values["is_target_argmax"] = best == layout.flat_ids
         readers = [reader for reader in (self.target, self.draft) if reader is not None]
-        single = wanted <= {"target_prob", "draft_prob"}
-        if single and wanted and all(reader.processed is not None for reader in readers):
+        if wanted and wanted <= {"target_prob", "draft_prob"}:
             values |= {f"{reader.model}_prob": reader.probs_at_flat_ids() for reader in readers}
         elif wanted:
             parts = [self._reductions(chunk, wanted) for chunk in self._chunks(len(layout.flat_ids))]
@@ -130,16 +130,14 @@ class _Step:
         scalars = {name: found[name][:, None].to(torch.float32) for name in ("target_prob", "draft_prob")}
         scalars["position"] = position[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
-            terms = call(row_sum, {**elements, **scalars}, self.numbers).to(torch.float32)
-            found[name] = (terms * SUM_SCALE).to(torch.int64).sum(1).to(torch.float64) / SUM_SCALE
+            terms = decide.broadcast(call(row_sum, {**elements, **scalars}, self.numbers), p).to(torch.float32)
+            found[name] = to_fixed(terms, SUM_SCALE).sum(1).to(torch.float64) / SUM_SCALE
         return found
 
     def _next_residual_mass(self) -> torch.Tensor:
         """Return the mass of the residual at the next row, [B, K] float64; 0 where that row has no law."""
         masses = [
-            (self._residual(*self._flat(chunk)).clamp(min=0).nan_to_num_(nan=0.0, posinf=0.0) * WEIGHT_SCALE)
-            .to(torch.int64)
-            .sum(1)
+            to_fixed(self._residual(*self._flat(chunk)).clamp(min=0).nan_to_num_(0.0, posinf=0.0), WEIGHT_SCALE).sum(1)
             for chunk in self._chunks(len(self.layout.flat_ids))
         ]
         if not masses:
@@ -169,8 +167,8 @@ class _Step:
         if residual is None:
             return elements["p"]
         at = position.clamp(max=self.layout.shape[1] - 1)
-        scalars = {name: grid[request, at] for name, grid in self.values.items() if name in residual.names}
-        scalars["carry"] = self.carry[request, at]
+        grids = {**self.values, "carry": self.carry}
+        scalars = {name: grid[request, at] for name, grid in grids.items() if name in residual.names}
         scalars = {name: value[:, None].to(torch.float32) for name, value in scalars.items()}
         weights = call(residual, {**scalars, **elements}, self.numbers)
         return decide.broadcast(weights, elements["p"]).to(torch.float32)
@@ -186,19 +184,21 @@ class _Step:
             faults.masked_fill_(~self.values["has_law"], Status.INVALID_ROW)
         return faults.masked_fill_(~self.layout.valid, Status.OK)
 
-    def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return each request's token at its stopping row, the row's `Status`, and the token's probability."""
+    def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
         parts = [self._emit_some(chunk, stop[chunk], bits[chunk]) for chunk in self._chunks(len(stop))]
-        token, status, prob = (torch.cat(column) for column in zip(*parts, strict=True))
-        return token, status, prob
+        if len(parts) == 1:
+            return parts[0]
+        token, status, prob = zip(*parts, strict=True)
+        return torch.cat(token), torch.cat(status), torch.cat(prob) if self.inputs.logprobs else None
 
     def _emit_some(
         self, chunk: slice, position: torch.Tensor, bits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         plan, traits = self.plan, self.plan.traits
         request = torch.arange(chunk.start, chunk.stop, device=position.device)
         is_bonus = position == self.layout.num_draft_tokens[chunk]
-        status = torch.full_like(position, Status.OK)
+        status = torch.zeros_like(position)
         token = prob = None
         if plan.samples or plan.residual is not None or self.inputs.logprobs:
             p, weights, row_status = self._weights(request, position, is_bonus)
@@ -207,7 +207,8 @@ class _Step:
             token = draw(weights, bits) if plan.samples else weights.argmax(1)
         if "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
-                best, has_law = self.target.argmax(request, position)
+                every_row = "is_target_argmax" in plan.reads
+                best, has_law = self.target.argmax(request, position, every_row=every_row)
                 status = status.masked_fill(~has_law, Status.INVALID_ROW)
             else:
                 best = weights.argmax(1)
@@ -221,7 +222,7 @@ class _Step:
             status = torch.where(is_bonus, outside * int(Status.INVALID_TOKEN_ID), status)
         if self.inputs.logprobs:
             prob = p.gather(1, token[:, None])[:, 0]
-        return token, status, torch.zeros_like(token, dtype=torch.float32) if prob is None else prob
+        return token, status, prob
 
     def _weights(
         self, request: torch.Tensor, position: torch.Tensor, is_bonus: torch.Tensor
@@ -229,20 +230,19 @@ class _Step:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
             p = weights = self.target.rows(request, position)
-            unnormalized = is_bonus & False
+            draft_mass = torch.zeros_like(position, dtype=torch.float32)
         else:
             elements = self._elements(request, position)
             p, q = elements["p"], elements["q"]
-            weights = self._residual(request, position, elements)
+            residual = self._residual(request, position, elements)
+            weights = scratch("weights", p.shape, torch.float32, p.device)
+            torch.nan_to_num(residual, nan=NO_WEIGHT, posinf=NO_WEIGHT, neginf=0.0, out=weights)
             # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
-            nothing_left = weights.amax(1) < 1 / WEIGHT_SCALE
-            weights = torch.where((is_bonus | nothing_left)[:, None], p, weights)
-            unnormalized = ~is_bonus & (q.sum(1) > 1 + ROW_TOLERANCE)
+            takes_p = is_bonus | (weights.amax(1) < 1 / WEIGHT_SCALE)
+            weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
+            draft_mass = q.sum(1).masked_fill_(is_bonus, 0)
         mass, drawn_mass = p.sum(1), weights.clamp_(min=0).sum(1)
-        unnormalized = unnormalized | ((mass - 1).abs() > ROW_TOLERANCE) | (drawn_mass > MASS_LIMIT)
-        sound = (drawn_mass > 0) & (mass < torch.inf)  # false for NaN
-        status = (unnormalized * int(Status.UNNORMALIZED_ROW)).masked_fill_(~sound, Status.INVALID_ROW)
-        return p, weights, status
+        return p, weights, as_tensor(_row_status(as_words(mass), as_words(drawn_mass), as_words(draft_mass)))
 
     def _write(
         self,
@@ -250,22 +250,22 @@ class _Step:
         status: torch.Tensor,
         token: torch.Tensor,
         row_status: torch.Tensor,
-        prob: torch.Tensor,
+        prob: torch.Tensor | None,
     ) -> VerifyResult:
         """Assemble the result, in `out` where it was given."""
         inputs, layout = self.inputs, self.layout
         status = torch.where(status == Status.OK, row_status, status)
         emitted = status == Status.OK
-        position = torch.arange(layout.shape[1] + 1, device=stop.device)
-        is_accepted = position < stop[:, None]
-        is_emitted = (position == stop[:, None]) & emitted[:, None]
-        tokens = torch.where(is_emitted, token[:, None], functional.pad(layout.ids, (0, 1)))
-        tokens.masked_fill_(~(is_accepted | is_emitted), PLACEHOLDER_TOKEN_ID)
+        at_stop = stop[:, None]
+        beyond = torch.arange(layout.shape[1] + 1, device=stop.device) >= at_stop
+        token = token.masked_fill(~emitted, PLACEHOLDER_TOKEN_ID)
+        tokens = functional.pad(layout.ids, (0, 1)).masked_fill_(beyond, PLACEHOLDER_TOKEN_ID)
+        tokens.scatter_(1, at_stop, token[:, None])
         logprobs = None
-        if inputs.logprobs:
-            probs = torch.where(is_emitted, prob[:, None].to(torch.float64), torch.nan)
-            accepted_probs = functional.pad(self.values["target_prob"], (0, 1))
-            logprobs = torch.where(is_accepted, accepted_probs, probs).log().to(torch.float32)
+        if prob is not None:
+            prob = prob.to(torch.float64).masked_fill(~emitted, torch.nan)
+            probs = functional.pad(self.values["target_prob"], (0, 1)).masked_fill_(beyond, torch.nan)
+            logprobs = probs.scatter_(1, at_stop, prob[:, None]).log().to(torch.float32)
         result = VerifyResult(
             output_token_ids=tokens.to(torch.int32),
             num_accepted=stop.to(torch.int32),
@@ -281,3 +281,10 @@ class _Step:
     def _chunks(self, length: int) -> Iterator[slice]:
         for start in range(0, length, self.chunk):
             yield slice(start, min(start + self.chunk, length))
+
+
+def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words) -> Words:
+    """Return the `Status` [n] of stopping rows, from the sums of the target's row, the weights and the draft's row."""
+    unnormalized = (abs(mass - 1) > ROW_TOLERANCE) | (draft_mass > 1 + ROW_TOLERANCE) | (drawn_mass > MASS_LIMIT)
+    invalid = ~((drawn_mass > 0) & (abs(mass) < torch.inf))
+    return invalid * int(Status.INVALID_ROW) + (unnormalized & ~invalid) * int(Status.UNNORMALIZED_ROW)

@@ -17,8 +17,8 @@ class Mixture(AcceptanceStrategy):
     gives every token of the draft some probability. A token that it gives none (a constraint, say) is never accepted,
     and the distance is less.
 
-    Formula: h_i = min(1, v_i(x_i) / q_i(x_i)), 0 where p_i(x_i) = 0; recovered token from max(p_i - q_i, 0), normalised (max(v - q, 0) is
-    the same up to the factor w). With w = 1 this is `rejection`.
+    Formula: h_i = min(1, v_i(x_i) / q_i(x_i)), 0 where p_i(x_i) = 0; recovered token from max(p_i - q_i, 0), normalised
+    (max(v - q, 0) is the same up to the factor w). With w = 1 this is `rejection`.
 
     Source: arXiv 2604.07622; transformers calls the weight `assistant_ensemble_weight`. The default is ours.
     """

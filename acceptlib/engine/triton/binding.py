@@ -9,7 +9,7 @@ and, inside a kernel that takes both as `tl.constexpr`:
 Numbers do not travel with them: they are in the function, as `source` says.
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202, N803 - jit functions; their constants are in capitals
+# ruff: noqa: N803 - jit functions; their constants are in capitals
 
 from collections.abc import Mapping
 from typing import Any

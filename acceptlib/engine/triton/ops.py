@@ -10,7 +10,7 @@ Three things differ from `triton.language`:
 `exp` and `log` are the device's, and may differ from torch in the last digits.
 """
 
-# ruff: noqa: ANN001, ANN201, RET505 - jit functions; their branches are on what is known when compiling
+# ruff: noqa: RET505 - jit functions; their branches are on what is known when compiling
 
 import triton
 import triton.language as tl

@@ -1,0 +1,45 @@
+"""Memory that the torch engine uses again from call to call.
+
+Rows are half a megabyte and more, and on the CPU fresh memory of that size costs more in page faults than the
+arithmetic done in it. Other devices have caching allocators.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import torch
+
+
+class _Buffers(threading.local):
+    """Buffers of one thread, by name and dtype."""
+
+    def __init__(self) -> None:
+        self.flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+
+_BUFFERS = _Buffers()
+
+
+def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return an uninitialised tensor, overwritten by the next one of the same name.
+
+    Nothing that leaves the engine may share its memory.
+    """
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    size = math.prod(shape)
+    flat = _BUFFERS.flat.get((name, dtype))
+    if flat is None or flat.numel() < size:
+        # A tensor made in inference mode could not be written outside of it.
+        with torch.inference_mode(mode=False):
+            flat = torch.empty(size, dtype=dtype)
+        _BUFFERS.flat[name, dtype] = flat
+    return flat[:size].view(shape)
+
+
+def to_fixed(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return `values` [n, V] float32 times `scale` as int64, truncated, in scratch memory."""
+    scaled = torch.mul(values, scale, out=scratch("scaled", values.shape, torch.float32, values.device))
+    return scratch("fixed", values.shape, torch.int64, values.device).copy_(scaled)
