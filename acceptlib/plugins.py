@@ -55,7 +55,7 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[
     Returns:
         One record a source, the built-ins first.
     """
-    found = [_collect(BUILT_IN, f"acceptlib {metadata.version('acceptlib')}", strategies)]
+    found = [_collect(BUILT_IN, _own_distribution(), strategies)]
     if entry_points is None:
         entry_points = metadata.entry_points(group=hookspecs.NAMESPACE) if third_parties_enabled() else ()
     for entry_point in sorted(entry_points, key=lambda entry_point: (entry_point.name, entry_point.value)):
@@ -68,6 +68,13 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[
         else:
             found.append(_collect(entry_point.name, distribution, plugin))
     return found
+
+
+def _own_distribution() -> str:
+    try:
+        return f"acceptlib {metadata.version('acceptlib')}"
+    except metadata.PackageNotFoundError:
+        return "acceptlib (not installed)"  # run from its sources
 
 
 def _collect(name: str, distribution: str, plugin: object) -> Plugin:

@@ -202,7 +202,7 @@ class AcceptanceStrategy:
             logprobs=logprobs,
             out=out,
         )
-        return backends.resolve(self.backend, inputs.device).verify(self.plan, inputs)
+        return backends.resolve(self.backend, self.plan, inputs).verify(self.plan, inputs)
 
     @classmethod
     def _row_sums(cls) -> dict[str, RowSum]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
@@ -10,8 +13,6 @@ from acceptlib.engine import torch_engine
 from acceptlib.errors import BackendError, suggest
 
 if TYPE_CHECKING:
-    import torch
-
     from acceptlib.engine.plan import Plan
     from acceptlib.inputs import Inputs, VerifyResult
 
@@ -47,15 +48,41 @@ def check(choice: str) -> Choice:
     return cast("Choice", choice)
 
 
-def resolve(choice: Choice, device: torch.device) -> Backend:
-    """Return the engine for a call on `device`.
+def resolve(choice: Choice, plan: Plan, inputs: Inputs) -> Backend:
+    """Return the engine for a call.
 
     Raises:
-        BackendError: An explicit choice cannot run; the message says why.
+        BackendError: An explicit choice cannot run it; the message says why.
     """
-    unavailable = "this version has no fused Triton kernels yet; its rules run in torch on every device"
+    if choice == "torch":
+        return Backend("torch", "backend='torch' was asked for", torch_engine.verify)
+    unavailable = _triton_unavailable(plan, inputs)
+    if unavailable is None:
+        return Backend("triton", "the rows are on a GPU and the fused kernels support the call", _triton_verify)
     if choice == "triton":
-        msg = f"backend='triton' cannot run on {device}: {unavailable}. Use backend='auto' or 'torch'."
+        msg = f"backend='triton' cannot run on {inputs.device}: {unavailable}. Use backend='auto' or 'torch'."
         raise BackendError(msg)
-    reason = "backend='torch' was asked for" if choice == "torch" else unavailable
-    return Backend("torch", reason, torch_engine.verify)
+    return Backend("torch", unavailable, torch_engine.verify)
+
+
+def _triton_unavailable(plan: Plan, inputs: Inputs) -> str | None:
+    """Return why the Triton engine cannot run a call, or None if it can."""
+    # The interpreter, for tests, runs kernels on the CPU.
+    if inputs.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton runs on GPUs, and the rows are not on one"
+    if not _has_triton():
+        return "the package triton is not installed (pip install acceptlib[triton])"
+    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
+
+    return engine.unsupported(plan, inputs)
+
+
+def _triton_verify(plan: Plan, inputs: Inputs) -> VerifyResult:
+    from acceptlib.engine.triton import engine  # noqa: PLC0415 - as above
+
+    return engine.verify(plan, inputs)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
