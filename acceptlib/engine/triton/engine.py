@@ -14,6 +14,8 @@ from acceptlib.rules import ELEMENTS
 
 BLOCK = 4096
 NUM_WARPS = 8
+ENOUGH_PROGRAMS = 2112
+MOST_BLOCKS = 4
 MAX_REQUESTS = 65535
 
 
@@ -54,7 +56,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     uniforms, rng = inputs.uniforms, inputs.rng
     flat = uniforms is not None and uniforms.accept.ndim == 1
     constants, tables = bound(plan, device)
-    verify_probs_kernel[num_blocks, num_requests](
+    # Enough programs to fill the device; beyond that, more blocks a program, which repeat the decision less often.
+    blocks_per_program = min(max(num_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
+    verify_probs_kernel[triton.cdiv(num_blocks, blocks_per_program), num_requests](
         out.output_token_ids,
         out.num_accepted,
         out.num_emitted,
@@ -87,6 +91,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         most,
         inputs.vocab_size,
         rows.shape[-1],
+        num_blocks,
         **constants,
         RAGGED=ragged,
         HAS_DRAFT=has_draft,
@@ -133,6 +138,8 @@ def bound(plan: Plan, device: torch.device) -> tuple[dict[str, Any], torch.Tenso
             "RESIDUAL_INDEX": residual_index,
             "NUM_TABLES": len(tuples),
             "READS_TARGET": "target_prob" in plan.reads,
+            # Whether the residual reads more than the row itself.
+            "SCALARS": any(index >= len(ELEMENTS) for index in residual_index),
         }
         # The plan is kept with its entry, so that its id stays its own.
         _BOUND[key] = (plan, constants, torch.tensor(rows, dtype=torch.float64, device=device))

@@ -1,8 +1,9 @@
 """Verification from probabilities in one launch: two rows of V a request.
 
-The grid is (vocabulary blocks, requests). Every program repeats the request's decision, which reads K pairs p(x), q(x),
-and reduces its block of the stopping row's weights to one integer. The last program of a request to arrive scans these
-partial sums, searches one block, and writes the result. Sums are integers, so block size and grid change no token.
+The grid is (programs, requests). Every program repeats the request's decision, which reads K pairs p(x), q(x), and
+reduces its vocabulary blocks of the stopping row's weights to one integer each. The last program of a request to arrive
+scans these partial sums, searches one block, and writes the result. Sums are integers, so block size and grid change no
+token.
 """
 
 # ruff: noqa: N803, RUF005 - kernels; their constants are in capitals
@@ -26,8 +27,7 @@ VARYING = [
     "table_size",
     "num_tokens",
     "max_num_draft_tokens",
-    "vocab_size",
-    "draft_vocab_size",
+    "num_blocks",
 ]
 
 
@@ -37,8 +37,8 @@ def verify_probs_kernel(
     num_accepted_ptr,  # [B] int32
     num_emitted_ptr,  # [B] int32
     status_ptr,  # [B] int8
-    sums_ptr,  # [B, BLOCKS] int64, scratch
-    masses_ptr,  # [B, 3, BLOCKS] float32, scratch
+    sums_ptr,  # [B, num_blocks] int64, scratch
+    masses_ptr,  # [B, 3, num_blocks] float32, scratch
     arrived_ptr,  # [B] int32, zero before and after
     target_ptr,  # [B, K+1, V] or [T+B, V]
     target_request_stride,
@@ -65,12 +65,14 @@ def verify_probs_kernel(
     max_num_draft_tokens,  # K
     vocab_size,  # V
     draft_vocab_size,  # V'
+    num_blocks,
     ACCEPT: tl.constexpr,
     ACCEPT_INDEX: tl.constexpr,
     RESIDUAL: tl.constexpr,
     RESIDUAL_INDEX: tl.constexpr,
     NUM_TABLES: tl.constexpr,
     READS_TARGET: tl.constexpr,
+    SCALARS: tl.constexpr,
     RAGGED: tl.constexpr,
     HAS_DRAFT: tl.constexpr,
     HAS_BONUS: tl.constexpr,
@@ -80,16 +82,10 @@ def verify_probs_kernel(
     BLOCK: tl.constexpr,
     MAX_BLOCKS: tl.constexpr,
 ):
-    """Verify one block of one request; see the module."""
+    """Reduce some blocks of one request, and finish the request if the last to do so; see the module."""
     request = tl.program_id(1).to(tl.int64)
-    block = tl.program_id(0)
-    num_blocks = tl.num_programs(0)
-
-    if ALIGNED:
-        target_request_stride = tl.multiple_of(target_request_stride, 16)
-        target_row_stride = tl.multiple_of(target_row_stride, 16)
-        draft_request_stride = tl.multiple_of(draft_request_stride, 16)
-        draft_row_stride = tl.multiple_of(draft_row_stride, 16)
+    program = tl.program_id(0)
+    num_programs = tl.num_programs(0)
 
     # Where the request's rows are.
     count = max_num_draft_tokens
@@ -102,14 +98,14 @@ def verify_probs_kernel(
         fault = tl.where(sane, 0, 4)
         start = tl.where(sane, start, 0)
         count = tl.where(sane, end - start, 0).to(tl.int32)
-        target_ptr += tl.where(sane, start + request, 0) * target_row_stride
-        draft_ptr += start * draft_row_stride
+        target_start = tl.where(sane, start + request, 0) * target_row_stride
+        draft_start = start * draft_row_stride
         ids_ptr += start * ids_stride
         if FLAT_UNIFORMS:
             accept_ptr += start * accept_stride
     else:
-        target_ptr += request * target_request_stride
-        draft_ptr += request * draft_request_stride
+        target_start = request * target_request_stride
+        draft_start = request * draft_request_stride
         ids_ptr += request * ids_request_stride
     if EXPLICIT and not FLAT_UNIFORMS:
         accept_ptr += request * accept_request_stride
@@ -130,11 +126,13 @@ def verify_probs_kernel(
         drafted = (position < length) & (ids >= 0)
         inside = drafted & (ids < vocab_size)
         p = tl.load(
-            target_ptr + position.to(tl.int64) * target_row_stride + ids * target_stride, mask=inside, other=0.0
+            target_ptr + target_start + position.to(tl.int64) * target_row_stride + ids * target_stride,
+            mask=inside,
+            other=0.0,
         ).to(tl.float64)
         if HAS_DRAFT:
             q = tl.load(
-                draft_ptr + position.to(tl.int64) * draft_row_stride + ids * draft_stride,
+                draft_ptr + draft_start + position.to(tl.int64) * draft_row_stride + ids * draft_stride,
                 mask=inside & (ids < draft_vocab_size),
                 other=0.0,
             ).to(tl.float64)
@@ -155,54 +153,54 @@ def verify_probs_kernel(
     stop = tl.minimum(stop, length)
     is_bonus = stop == length
 
-    # What the stopping row says of the drafted token there.
-    token = tl.full((), 0, tl.int64)
-    if stop < length:
-        token = tl.load(ids_ptr + stop.to(tl.int64) * ids_stride).to(tl.int64)
-    known = token < vocab_size
-    target_row_ptr = target_ptr + stop.to(tl.int64) * target_row_stride
-    draft_row_ptr = draft_ptr + tl.where(is_bonus, 0, stop).to(tl.int64) * draft_row_stride
-    p_stop = tl.load(target_row_ptr + token * target_stride, mask=known & (stop < length), other=0.0).to(tl.float64)
+    target_row = target_start + stop.to(tl.int64) * target_row_stride
+    draft_row = draft_start + tl.where(is_bonus, 0, stop).to(tl.int64) * draft_row_stride
+    if ALIGNED:
+        target_row = tl.multiple_of(target_row, 16)
+        draft_row = tl.multiple_of(draft_row, 16)
+    target_row_ptr = target_ptr + target_row
+    draft_row_ptr = draft_ptr + draft_row
+    token = tl.load(ids_ptr + stop.to(tl.int64) * ids_stride, mask=stop < length, other=0).to(tl.int64)
+    p_stop = tl.full((), 0.0, tl.float64)
     q_stop = tl.full((), 1.0, tl.float64)
-    if HAS_DRAFT:
-        readable = (token < draft_vocab_size) & (stop < length)
-        q_stop = tl.load(draft_row_ptr + token * draft_stride, mask=readable, other=0.0).to(tl.float64)
-        q_stop = tl.where(q_stop == q_stop, q_stop, 0.0)
-    if stop < length:
-        fault = tl.where((fault == 0) & (known == 0), 3, fault)
-        if READS_TARGET:
-            fault = tl.where((fault == 0) & (p_stop > 1 + 1 / 64), 2, fault)
-            fault = tl.where(((p_stop >= 0) & (p_stop < float("inf"))) == 0, 1, fault)
+    if SCALARS:
+        readable = (stop < length) & (token < vocab_size)
+        p_stop = tl.load(target_row_ptr + token * target_stride, mask=readable, other=0.0).to(tl.float64)
+        if HAS_DRAFT:
+            readable = (stop < length) & (token < draft_vocab_size)
+            q_stop = tl.load(draft_row_ptr + token * draft_stride, mask=readable, other=0.0).to(tl.float64)
+            q_stop = tl.where(q_stop == q_stop, q_stop, 0.0)
     scalars = _values(p_stop, q_stop, stop, length, tables_ptr, table_size, NUM_TABLES)
 
-    # Reduce this block of the stopping row.
-    p, q, weights = _weights(
-        block,
-        target_row_ptr,
-        target_stride,
-        draft_row_ptr,
-        draft_stride,
-        token,
-        is_bonus,
-        scalars,
-        vocab_size,
-        draft_vocab_size,
-        RESIDUAL,
-        RESIDUAL_INDEX,
-        HAS_DRAFT,
-        BLOCK,
-    )
-    slot = request * num_blocks + block
-    tl.store(sums_ptr + slot, tl.sum(_fixed(weights), 0))
+    # Reduce this program's blocks of the stopping row.
+    sums_ptr += request * num_blocks
     masses_ptr += request * 3 * num_blocks
-    tl.store(masses_ptr + block, tl.sum(p, 0))
-    tl.store(masses_ptr + num_blocks + block, tl.sum(q, 0))
-    tl.store(masses_ptr + 2 * num_blocks + block, tl.sum(weights, 0))
+    for block in range(program, num_blocks, num_programs):
+        p, q, weights = _weights(
+            block,
+            target_row_ptr,
+            target_stride,
+            draft_row_ptr,
+            draft_stride,
+            token,
+            is_bonus,
+            scalars,
+            vocab_size,
+            draft_vocab_size,
+            RESIDUAL,
+            RESIDUAL_INDEX,
+            HAS_DRAFT,
+            BLOCK,
+        )
+        total, p_mass, q_mass, mass = tl.reduce((_fixed(weights), p, q, weights), 0, _add)
+        tl.store(sums_ptr + block, total)
+        tl.store(masses_ptr + block, p_mass)
+        tl.store(masses_ptr + num_blocks + block, q_mass)
+        tl.store(masses_ptr + 2 * num_blocks + block, mass)
     tl.debug_barrier()
-    if tl.atomic_add(arrived_ptr + request, 1, sem="acq_rel") == num_blocks - 1:
+    if tl.atomic_add(arrived_ptr + request, 1, sem="acq_rel") == num_programs - 1:
         tl.debug_barrier()
         tl.store(arrived_ptr + request, 0)
-        sums_ptr += request * num_blocks
         index = tl.arange(0, MAX_BLOCKS)
         used = index < num_blocks
         sums = tl.load(sums_ptr + index, mask=used, other=0, cache_modifier=".cg")
@@ -269,7 +267,15 @@ def verify_probs_kernel(
             if stop == length:
                 emitted = tl.load(bonus_ptr + request).to(tl.int64)
                 row_fault = tl.where((emitted >= 0) & (emitted < vocab_size), 0, 3)
-        fault = tl.where(fault == 0, row_fault, fault)
+        # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
+        known = token < vocab_size
+        token_fault = tl.where(known, 0, 3)
+        if READS_TARGET:
+            readable = (stop < length) & known
+            p_stop = tl.load(target_row_ptr + token * target_stride, mask=readable, other=0.0).to(tl.float64)
+            token_fault = tl.where((token_fault == 0) & (p_stop > 1 + 1 / 64), 2, token_fault)
+            token_fault = tl.where(((p_stop >= 0) & (p_stop < float("inf"))) == 0, 1, token_fault)
+        fault = tl.where(fault == 0, tl.where(token_fault == 0, row_fault, token_fault), fault)
 
         token_ids_ptr += request * (max_num_draft_tokens + 1)
         for base in range(0, max_num_draft_tokens + 1, LANES):
@@ -314,8 +320,9 @@ def _weights(
     p = tl.load(target_row_ptr + entry * target_stride, mask=entry < vocab_size, other=0.0).to(tl.float32)
     is_drafted = entry == tl.where(is_bonus, -1, token)
     if HAS_DRAFT:
-        readable = tl.where(is_bonus, 0, tl.minimum(draft_vocab_size, vocab_size))
-        q = tl.load(draft_row_ptr + entry * draft_stride, mask=entry < readable, other=0.0).to(tl.float32)
+        # Separate masks instead of one smaller limit: loads are wide where a limit is known to be a multiple of 16.
+        readable = (entry < draft_vocab_size) & (entry < vocab_size) & (tl.zeros_like(entry) + is_bonus == 0)
+        q = tl.load(draft_row_ptr + entry * draft_stride, mask=readable, other=0.0).to(tl.float32)
         q = tl.where(q == q, q, 0.0)
     else:
         q = is_drafted.to(tl.float32)
@@ -343,6 +350,12 @@ def _as_row(scalar):
 def _fixed(weights):
     """Return weights times 2^60 as int64."""
     return (weights * 1152921504606846976.0).to(tl.int64)
+
+
+@triton.jit
+def _add(a, b, c, d, e, f, g, h):
+    """Add two quadruples."""
+    return a + e, b + f, c + g, d + h
 
 
 @triton.jit
