@@ -45,12 +45,13 @@ def _search(fixed: Words, sums: Words, bits: Words) -> Words:
     row, inside = _ranges(len(fixed), min(BLOCK, vocab_size), bits.device if isinstance(bits, torch.Tensor) else None)
     ends = sums.cumsum(1)
     threshold = multiply_high(bits, ends[:, -1])[:, None]
-    block = (ends <= threshold).sum(1).clip(max=ends.shape[1] - 1)
+    # The remainders change nothing but an index that bad weights have led out of range.
+    block = (ends <= threshold).sum(1) % ends.shape[1]
     rest = threshold - (ends - sums)[row, block][:, None]
-    # Beyond the vocabulary the last entry repeats, where the search cannot come any more.
-    entry = ((block * BLOCK)[:, None] + inside).clip(max=vocab_size - 1)
+    # The last block goes on at the first entry, where the search cannot come any more.
+    entry = ((block * BLOCK)[:, None] + inside) % vocab_size
     running = fixed[row[:, None], entry].cumsum(1)
-    return (block * BLOCK + (running <= rest).sum(1)).clip(max=vocab_size - 1)
+    return (block * BLOCK + (running <= rest).sum(1)) % vocab_size
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ class _Buffers(threading.local):
 
     def __init__(self) -> None:
         self.flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self.latest: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
 
 _BUFFERS = _Buffers()
@@ -29,14 +30,17 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
     """
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
+    latest = _BUFFERS.latest.get((name, dtype))
+    if latest is not None and latest.shape == shape:
+        return latest
     size = math.prod(shape)
-    flat = _BUFFERS.flat.get((name, dtype))
-    if flat is None or flat.numel() < size:
-        # A tensor made in inference mode could not be written outside of it.
-        with torch.inference_mode(mode=False):
-            flat = torch.empty(size, dtype=dtype)
-        _BUFFERS.flat[name, dtype] = flat
-    return flat[:size].view(shape)
+    # A tensor made in inference mode could not be written outside of it.
+    with torch.inference_mode(mode=False):
+        flat = _BUFFERS.flat.get((name, dtype))
+        if flat is None or flat.numel() < size:
+            flat = _BUFFERS.flat[name, dtype] = torch.empty(size, dtype=dtype)
+        latest = _BUFFERS.latest[name, dtype] = flat[:size].view(shape)
+    return latest
 
 
 def to_fixed(values: torch.Tensor, scale: float) -> torch.Tensor:

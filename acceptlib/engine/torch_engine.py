@@ -36,12 +36,23 @@ NO_WEIGHT = 2 * MASS_LIMIT
 """Stands for a weight that is no number, and fails its request."""
 
 
-@torch.no_grad()
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
     if inputs.num_requests == 0:
-        return inputs.out or VerifyResult.empty(0, inputs.max_num_draft_tokens, inputs.device, logprobs=inputs.logprobs)
-    return _Step(plan, inputs).run()
+        most = inputs.max_num_draft_tokens
+        return inputs.out or VerifyResult.empty(0, most, inputs.device, logprobs=inputs.logprobs)
+    with torch.inference_mode():
+        result = _Step(plan, inputs).run()
+    if inputs.out is not None:
+        return inputs.out.copy_(result)
+    # Clones made outside of inference mode may be used like any tensor.
+    return VerifyResult(
+        output_token_ids=result.output_token_ids.clone(),
+        num_accepted=result.num_accepted.clone(),
+        num_emitted=result.num_emitted.clone(),
+        status=result.status.clone(),
+        logprobs=None if result.logprobs is None else result.logprobs.clone(),
+    )
 
 
 class _Step:
@@ -252,7 +263,7 @@ class _Step:
         row_status: torch.Tensor,
         prob: torch.Tensor | None,
     ) -> VerifyResult:
-        """Assemble the result, in `out` where it was given."""
+        """Assemble the result."""
         inputs, layout = self.inputs, self.layout
         status = torch.where(status == Status.OK, row_status, status)
         emitted = status == Status.OK
@@ -266,14 +277,13 @@ class _Step:
             prob = prob.to(torch.float64).masked_fill(~emitted, torch.nan)
             probs = functional.pad(self.values["target_prob"], (0, 1)).masked_fill_(beyond, torch.nan)
             logprobs = probs.scatter_(1, at_stop, prob[:, None]).log().to(torch.float32)
-        result = VerifyResult(
+        return VerifyResult(
             output_token_ids=tokens.to(torch.int32),
             num_accepted=stop.to(torch.int32),
             num_emitted=(stop + emitted).to(torch.int32),
             status=status.to(torch.int8),
             logprobs=logprobs,
         )
-        return result if inputs.out is None else inputs.out.copy_(result)
 
     def _flat(self, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
         return self.layout.flat_request[chunk], self.layout.flat_position[chunk]
