@@ -72,16 +72,6 @@ class VerifyResult:
             logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
         )
 
-    def copy_(self, other: VerifyResult) -> VerifyResult:
-        """Write `other`, of the same shapes, into these tensors and return self."""
-        self.output_token_ids.copy_(other.output_token_ids)
-        self.num_accepted.copy_(other.num_accepted)
-        self.num_emitted.copy_(other.num_emitted)
-        self.status.copy_(other.status)
-        if self.logprobs is not None and other.logprobs is not None:
-            self.logprobs.copy_(other.logprobs)
-        return self
-
     def raise_for_status(self) -> None:
         """Raise if any request met bad values. Waits for the device.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from acceptlib.arrays import as_tensor, as_words
 from acceptlib.engine.plan import Plan, call
 
 Values = dict[str, torch.Tensor]
@@ -104,7 +105,7 @@ def stop_position(
         full = count.gather(1, end.clamp(0, accepted.shape[1])) - count[:, 1:] == window
         fits = (window > 0) & (end <= num_draft_tokens[:, None])
         accepted = accepted | (may_stand & full & fits)
-    return accepted.to(torch.int64).cumprod(1).sum(1)
+    return as_tensor(as_words(accepted).cumprod(1).sum(1))
 
 
 def broadcast(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:

@@ -38,21 +38,13 @@ NO_WEIGHT = 2 * MASS_LIMIT
 
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
-    if inputs.num_requests == 0:
-        most = inputs.max_num_draft_tokens
-        return inputs.out or VerifyResult.empty(0, most, inputs.device, logprobs=inputs.logprobs)
-    with torch.inference_mode():
-        result = _Step(plan, inputs).run()
-    if inputs.out is not None:
-        return inputs.out.copy_(result)
-    # Clones made outside of inference mode may be used like any tensor.
-    return VerifyResult(
-        output_token_ids=result.output_token_ids.clone(),
-        num_accepted=result.num_accepted.clone(),
-        num_emitted=result.num_emitted.clone(),
-        status=result.status.clone(),
-        logprobs=None if result.logprobs is None else result.logprobs.clone(),
-    )
+    # Made outside of inference mode, so that the caller may use them like any tensor.
+    most = inputs.max_num_draft_tokens
+    out = inputs.out or VerifyResult.empty(inputs.num_requests, most, inputs.device, logprobs=inputs.logprobs)
+    if inputs.num_requests:
+        with torch.inference_mode():
+            _Step(plan, inputs).run(out)
+    return out
 
 
 class _Step:
@@ -69,7 +61,7 @@ class _Step:
             self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, inputs.max_num_draft_tokens)
 
-    def run(self) -> VerifyResult:
+    def run(self, out: VerifyResult) -> None:
         """Decide, draw and write."""
         plan, layout = self.plan, self.layout
         accept_uniforms, emit_bits = self._uniforms()
@@ -77,17 +69,17 @@ class _Step:
         faults = self._position_faults()
         self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
         h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
-        sound = ((faults == Status.OK) & layout.valid).cumprod(1).bool()
-        accepted = (accept_uniforms < h) & sound
+        sound = (as_words(faults) == Status.OK) & as_words(layout.valid)
+        accepted = as_tensor((as_words(accept_uniforms) < as_words(h)) & (sound.cumprod(1) > 0))
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
-        stop = decide.stop_position(
-            plan, accepted, None if may_stand is None else may_stand & sound, layout.num_draft_tokens
-        )
+        if may_stand is not None:
+            may_stand = may_stand & as_tensor(sound)
+        stop = decide.stop_position(plan, accepted, may_stand, layout.num_draft_tokens)
         whole_request_fails = layout.faults != Status.OK
         stop = stop.masked_fill(whole_request_fails, 0)
         status = functional.pad(faults, (0, 1)).gather(1, stop[:, None])[:, 0]
         status = torch.where(whole_request_fails, layout.faults, status)
-        return self._write(stop, status, *self._emit(stop, emit_bits))
+        self._write(out, stop, status, *self._emit(stop, emit_bits))
 
     def _uniforms(self) -> tuple[torch.Tensor, torch.Tensor]:
         uniforms = self.inputs.uniforms
@@ -164,7 +156,8 @@ class _Step:
             ids = functional.pad(self.layout.ids, (0, 1))[request, position]
             elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == ids[:, None]
         if self.draft is not None:
-            elements["q"] = self.draft.rows(request, position).nan_to_num_(nan=0.0).clamp_(min=0)
+            q = self.draft.rows(request, position).nan_to_num_(nan=0.0)
+            elements["q"] = q if self.draft.is_logits else q.clamp_(min=0)
         elif self.plan.reads_draft:
             elements["q"] = elements["is_drafted"].to(torch.float32)
         return elements
@@ -186,14 +179,9 @@ class _Step:
 
     def _position_faults(self) -> torch.Tensor:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
-        faults = self.layout.outside * int(Status.INVALID_TOKEN_ID)
-        if "target_prob" in self.plan.reads:
-            prob = self.values["target_prob"]
-            faults.masked_fill_(prob > 1 + ROW_TOLERANCE, Status.UNNORMALIZED_ROW)
-            faults.masked_fill_(~((prob >= 0) & (prob < torch.inf)), Status.INVALID_ROW)
-        if "has_law" in self.values:
-            faults.masked_fill_(~self.values["has_law"], Status.INVALID_ROW)
-        return faults.masked_fill_(~self.layout.valid, Status.OK)
+        prob = as_words(self.values["target_prob"]) if "target_prob" in self.plan.reads else None
+        has_law = as_words(self.values["has_law"]) if "has_law" in self.values else None
+        return as_tensor(_token_status(as_words(self.layout.outside), prob, has_law, as_words(self.layout.valid)))
 
     def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
@@ -257,33 +245,35 @@ class _Step:
 
     def _write(
         self,
+        out: VerifyResult,
         stop: torch.Tensor,
         status: torch.Tensor,
         token: torch.Tensor,
         row_status: torch.Tensor,
         prob: torch.Tensor | None,
-    ) -> VerifyResult:
-        """Assemble the result."""
-        inputs, layout = self.inputs, self.layout
-        status = torch.where(status == Status.OK, row_status, status)
-        emitted = status == Status.OK
-        at_stop = stop[:, None]
-        beyond = torch.arange(layout.shape[1] + 1, device=stop.device) >= at_stop
-        token = token.masked_fill(~emitted, PLACEHOLDER_TOKEN_ID)
-        tokens = functional.pad(layout.ids, (0, 1)).masked_fill_(beyond, PLACEHOLDER_TOKEN_ID)
-        tokens.scatter_(1, at_stop, token[:, None])
-        logprobs = None
+    ) -> None:
+        """Fill in the result."""
+        most = self.layout.shape[1]
         if prob is not None:
-            prob = prob.to(torch.float64).masked_fill(~emitted, torch.nan)
+            failed = (status != Status.OK) | (row_status != Status.OK)
+            beyond = torch.arange(most + 1, device=stop.device) >= stop[:, None]
             probs = functional.pad(self.values["target_prob"], (0, 1)).masked_fill_(beyond, torch.nan)
-            logprobs = probs.scatter_(1, at_stop, prob[:, None]).log().to(torch.float32)
-        return VerifyResult(
-            output_token_ids=tokens.to(torch.int32),
-            num_accepted=stop.to(torch.int32),
-            num_emitted=(stop + emitted).to(torch.int32),
-            status=status.to(torch.int8),
-            logprobs=logprobs,
-        )
+            prob = prob.to(torch.float64).masked_fill(failed, torch.nan)
+            assert out.logprobs is not None  # noqa: S101 - `prepare` sees to it
+            out.logprobs.copy_(probs.scatter_(1, stop[:, None], prob[:, None]).log())
+        stops, drawn, faults = as_words(stop), as_words(token), as_words(status)
+        faults = faults + (faults == Status.OK) * as_words(row_status)
+        emitted = faults == Status.OK
+        position = as_words(torch.arange(most + 1, device=stop.device))
+        accepted = position < stops[:, None]
+        last = (position == stops[:, None]) & emitted[:, None]
+        tokens = as_words(out.output_token_ids)
+        tokens[:, :most] = as_words(self.layout.ids)
+        tokens[:, most] = 0
+        tokens[:] = tokens * accepted + drawn[:, None] * last + (accepted | last) + PLACEHOLDER_TOKEN_ID
+        as_words(out.num_accepted)[:] = stops
+        as_words(out.num_emitted)[:] = stops + emitted
+        as_words(out.status)[:] = faults
 
     def _flat(self, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
         return self.layout.flat_request[chunk], self.layout.flat_position[chunk]
@@ -298,3 +288,16 @@ def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words) -> Words:
     unnormalized = (abs(mass - 1) > ROW_TOLERANCE) | (draft_mass > 1 + ROW_TOLERANCE) | (drawn_mass > MASS_LIMIT)
     invalid = ~((drawn_mass > 0) & (abs(mass) < torch.inf))
     return invalid * int(Status.INVALID_ROW) + (unnormalized & ~invalid) * int(Status.UNNORMALIZED_ROW)
+
+
+def _token_status(outside: Words, prob: Words | None, has_law: Words | None, valid: Words) -> Words:
+    """Return the `Status` [B, K] of drafted positions by themselves; `prob` and `has_law` where a rule reads them."""
+    status = outside * int(Status.INVALID_TOKEN_ID)
+    if prob is not None:
+        unnormalized = prob > 1 + ROW_TOLERANCE
+        invalid = ~((prob >= 0) & (prob < torch.inf))
+        status = status * ~unnormalized + unnormalized * int(Status.UNNORMALIZED_ROW)
+        status = status * ~invalid + invalid * int(Status.INVALID_ROW)
+    if has_law is not None:
+        status = status * has_law + ~has_law * int(Status.INVALID_ROW)
+    return status * valid
