@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -44,3 +45,13 @@ def test_design_page_names_the_rules() -> None:
         assert name in page
     assert all(SCALARS.values())
     assert all(ELEMENTS.values())
+
+
+def test_performance_page_shows_the_record() -> None:
+    """The GPU table is that of the record beside it."""
+    record = json.loads((ROOT / "bench" / "results" / "h200-probs.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for row in record["rows"]:
+        assert row["match"]
+        times = f"{row['microseconds']:.1f} | {row['read_floor']:.1f} | {row['ratio']:.1f}"
+        assert f"| {row['B']}, {row['K']} | {row['mean_emitted']:.2f} | {times} |" in page
