@@ -160,7 +160,7 @@ def main(path: str) -> None:
         "machine": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "commit": git.stdout.strip() or "unknown",
+        "commit": "unknown" if git.returncode else git.stdout.strip(),
         "strategy": STRATEGY.name,
         "input": "probabilities, float32",
         "vocab_size": VOCAB_SIZE,
