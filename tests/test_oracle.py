@@ -18,7 +18,7 @@ from acceptlib.engine import torch_engine
 from acceptlib.exact import oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "rejection": ("rejection", {}),
@@ -53,15 +53,6 @@ KINDS = ("realistic", "equal", "reversed", "one-hot", "disjoint", "zero-draft-pr
 
 
 # Building batches
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Run small tensors on one thread: on a busy machine, waiting for the others takes longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import math
 import random
 from collections import Counter
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ import torch
 from acceptlib import AcceptlibError, Rng
 from acceptlib.errors import InputError
 from acceptlib.rng import Purpose, counters, join, philox, to_uniform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MASK = 0xFFFFFFFF
 
@@ -27,15 +23,6 @@ KNOWN_ANSWERS = {
     "pi": ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 }
 """Counter, key and result of philox4x32 10 in Random123's kat_vectors."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Run small tensors on one thread: on a busy machine, waiting for the others takes longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def plain_philox(counter: list[int], key: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ import itertools
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,6 @@ Texts = list[tuple[torch.Tensor, torch.Tensor]]
 PROMPT = torch.tensor([[5, 17, 3, 88, 41]])
 GREEDY = SamplingParams(temperature=0.0)
 FALSE_ALARM_Z = 5.998  # one-sided normal quantile of 1e-9
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small lose more to waiting threads than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_model(seed: int, vocab_size: int = 97, family: str = "Llama", **options: Any) -> Any:
