@@ -7,12 +7,9 @@ never drawn.
 
 from __future__ import annotations
 
-import functools
-
-import numpy as np
 import torch
 
-from acceptlib.arrays import Words, as_tensor, as_words
+from acceptlib.arrays import Words, arange, as_tensor, as_words
 from acceptlib.engine.scratch import to_fixed
 
 WEIGHT_SCALE = 2.0**60
@@ -42,7 +39,7 @@ def draw(weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 def _search(fixed: Words, sums: Words, bits: Words) -> Words:
     """Return the first entry of each row [n, V] whose running sum exceeds r, given the sums of its blocks."""
     vocab_size = fixed.shape[1]
-    row, inside = _ranges(len(fixed), min(BLOCK, vocab_size), bits.device if isinstance(bits, torch.Tensor) else None)
+    row, inside = arange(len(fixed), fixed), arange(min(BLOCK, vocab_size), fixed)
     ends = sums.cumsum(1)
     threshold = multiply_high(bits, ends[:, -1])[:, None]
     # The remainders change nothing but an index that bad weights have led out of range.
@@ -52,14 +49,6 @@ def _search(fixed: Words, sums: Words, bits: Words) -> Words:
     entry = ((block * BLOCK)[:, None] + inside) % vocab_size
     running = fixed[row[:, None], entry].cumsum(1)
     return (block * BLOCK + (running <= rest).sum(1)) % vocab_size
-
-
-@functools.lru_cache(maxsize=64)
-def _ranges(rows: int, length: int, device: torch.device | None) -> tuple[Words, Words]:
-    """Return 0..rows-1 and 0..length-1, as tensors on a device or as arrays."""
-    if device is None:
-        return np.arange(rows), np.arange(length)
-    return torch.arange(rows, device=device), torch.arange(length, device=device)
 
 
 def multiply_high(bits: Words, total: Words) -> Words:
