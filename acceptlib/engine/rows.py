@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -70,7 +71,7 @@ class Layout:
         self.valid = before_end > 0
         self.num_draft_tokens = before_end.sum(1)
         self.outside = ids >= inputs.vocab_size
-        self.ids = ids.clip(0, inputs.vocab_size - 1)
+        self.ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
         self.flat_ids = self.ids.reshape(-1) if self.start is None else self.ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: Words) -> Words:
@@ -133,7 +134,7 @@ class RowReader:
         return process(self.raw, temperature, f"{self.model}-processed")
 
     def rows(self, request: Words, position: Words) -> torch.Tensor:
-        """Return rows [n, V] float32 in scratch memory, which the next call overwrites."""
+        """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
         index = self.layout.index(self.model, request, position)
         if self.processed is not None:
             rows = _select(self.processed, index, self.model).to(torch.float32)
@@ -234,14 +235,16 @@ def process(logits: torch.Tensor, temperature: torch.Tensor | None, name: str = 
 
 
 def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Tensor:
-    """Return rows [n, V] of `data` in scratch memory."""
+    """Return rows [n, V] of `data`, never to be written: one row is a view, more are in scratch memory."""
     if len(index) > 1 and not data.is_contiguous():
         return data[tuple(map(as_tensor, index))]
     # Several times quicker than indexing, but for one dimension only.
-    row = as_tensor(_row_number(data, index))
+    row = _row_number(data, index)
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
+    if len(row) == 1 and isinstance(row, np.ndarray):
+        return flat[row[0] : row[0] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
-    return torch.index_select(flat, 0, row, out=rows)
+    return torch.index_select(flat, 0, as_tensor(row), out=rows)
 
 
 def _row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:

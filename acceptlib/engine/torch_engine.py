@@ -21,6 +21,11 @@ from acceptlib.engine.rows import Layout, RowReader
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
 
+OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID = map(
+    int, (Status.OK, Status.INVALID_ROW, Status.UNNORMALIZED_ROW, Status.INVALID_TOKEN_ID)
+)
+"""Plain numbers: beside an enum's member NumPy takes several times as long."""
+
 SCRATCH_BYTES = 2 << 20
 """Size of one chunk of float32 rows: a few of them fit into a core's cache."""
 
@@ -73,15 +78,15 @@ class _Step:
         faults = self._position_faults()
         self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
         h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
-        sound = (faults == Status.OK) & layout.valid
+        sound = (faults == OK) & layout.valid
         accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
         stop = decide.stop_position(plan, accepted, may_stand, layout.num_draft_tokens)
-        stop = stop * (layout.faults == Status.OK)
+        stop = stop * (layout.faults == OK)
         at_stop = layout.position == stop[:, None]
-        status = ops.where(layout.faults == Status.OK, (faults * at_stop).sum(1), layout.faults)
+        status = ops.where(layout.faults == OK, (faults * at_stop).sum(1), layout.faults)
         self._write(out, stop, status, *self._emit(stop, emit_bits))
 
     def _uniforms(self) -> tuple[Words, torch.Tensor]:
@@ -162,12 +167,14 @@ class _Step:
             ids = as_tensor(self.layout.ids[request, ops.minimum(position, self.layout.shape[1] - 1)])
             elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == ids[:, None]
         if self.draft is not None:
-            q = elements["q"] = self.draft.rows(request, position)
+            q = self.draft.rows(request, position)
             if not self.draft.is_logits:
-                q.clamp_(min=0)
+                q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
             draft_mass = self.draft.mass(q)
             if may_hold(~(draft_mass < torch.inf)):
-                draft_mass = self.draft.mass(q.nan_to_num_(nan=0.0))
+                q = q.nan_to_num(nan=0.0)
+                draft_mass = self.draft.mass(q)
+            elements["q"] = q
         elif self.plan.reads_draft:
             elements["q"] = elements["is_drafted"].to(torch.float32)
         return elements, draft_mass
@@ -186,13 +193,13 @@ class _Step:
 
     def _position_faults(self) -> Words:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
-        status = self.layout.outside * int(Status.INVALID_TOKEN_ID)
+        status = self.layout.outside * INVALID_TOKEN_ID
         if "target_prob" in self.plan.reads:
             prob = self.values["target_prob"]
-            status = ops.where(prob > 1 + ROW_TOLERANCE, int(Status.UNNORMALIZED_ROW), status)
-            status = ops.where((prob >= 0) & (prob < torch.inf), status, int(Status.INVALID_ROW))
+            status = ops.where(prob > 1 + ROW_TOLERANCE, UNNORMALIZED_ROW, status)
+            status = ops.where((prob >= 0) & (prob < torch.inf), status, INVALID_ROW)
         if "has_law" in self.values:
-            status = ops.where(self.values["has_law"], status, int(Status.INVALID_ROW))
+            status = ops.where(self.values["has_law"], status, INVALID_ROW)
         return status * self.layout.valid
 
     def _emit(self, stop: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
@@ -219,7 +226,7 @@ class _Step:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
-                status = ops.where(has_law, status, int(Status.INVALID_ROW))
+                status = ops.where(has_law, status, INVALID_ROW)
             else:
                 best = as_words(weights.argmax(1))
             takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
@@ -229,7 +236,7 @@ class _Step:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
             outside = (given < 0) | (given >= self.inputs.vocab_size)
             token = ops.where(is_bonus, given * ~outside, token)
-            status = ops.where(is_bonus, outside * int(Status.INVALID_TOKEN_ID), status)
+            status = ops.where(is_bonus, outside * INVALID_TOKEN_ID, status)
         if self.inputs.logprobs:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
@@ -239,31 +246,29 @@ class _Step:
     ) -> tuple[torch.Tensor, torch.Tensor, Words]:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
-            p = weights = self.target.rows(request, position)
-            mass, draft_mass = self.target.mass(p), 0.0
-            drawn_mass = self.target.mass(weights.clamp_(min=0))
+            p = residual = self.target.rows(request, position)
+            draft_mass = 0.0
         else:
             elements, draft_mass = self._elements(request, position)
-            p = elements["p"]
-            mass, draft_mass = self.target.mass(p), draft_mass * ~is_bonus
-            weights = scratch("weights", p.shape, torch.float32, p.device)
-            torch.clamp(self._residual(request, position, elements), min=0, out=weights)
-            drawn_mass = as_words(weights.sum(1))
-            if may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
-                weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
-                # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
-                takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
-                weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
-                drawn_mass = as_words(weights.clamp_(min=0).sum(1))
-        return p, weights, _row_status(mass, drawn_mass, draft_mass)
+            p, residual = elements["p"], self._residual(request, position, elements)
+            draft_mass = draft_mass * ~is_bonus
+        weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
+        drawn_mass = as_words(weights.sum(1))
+        if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
+            weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
+            # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
+            takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
+            weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
+            drawn_mass = as_words(weights.clamp_(min=0).sum(1))
+        return p, weights, _row_status(self.target.mass(p), drawn_mass, draft_mass)
 
     def _write(
         self, out: VerifyResult, stop: Words, status: Words, token: Words, row_status: Words, prob: Words | None
     ) -> None:
         """Fill in the result."""
         most = self.layout.shape[1]
-        status = ops.where(status == Status.OK, row_status, status)
-        emitted = status == Status.OK
+        status = ops.where(status == OK, row_status, status)
+        emitted = status == OK
         is_last = arange(most + 1, stop) == stop[:, None]
         stands = self.layout.position < stop[:, None]
         if out.logprobs is not None:
@@ -290,4 +295,4 @@ def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Wo
     """Return the `Status` [n] of stopping rows, from the sums of the target's row, the weights and the draft's row."""
     normalized = (abs(mass - 1) <= ROW_TOLERANCE) & (draft_mass <= 1 + ROW_TOLERANCE) & (drawn_mass <= MASS_LIMIT)
     has_law = (abs(mass) < torch.inf) & (drawn_mass != 0)
-    return ~has_law * int(Status.INVALID_ROW) + (has_law & ~normalized) * int(Status.UNNORMALIZED_ROW)
+    return ~has_law * INVALID_ROW + (has_law & ~normalized) * UNNORMALIZED_ROW
