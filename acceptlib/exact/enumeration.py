@@ -26,6 +26,9 @@ from acceptlib.strategy import AcceptanceStrategy
 Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
 """Maps the tokens emitted or drafted so far to the next row [V]."""
 
+State: TypeAlias = Mapping[str, float | torch.Tensor]
+"""One request's state by name: numbers, bools or [1] tensors."""
+
 MAX_OUTCOMES = 4_000_000
 """Drafted sequences times acceptance patterns times vocabulary that may be enumerated."""
 
@@ -50,6 +53,7 @@ def law(
     *,
     num_draft_tokens: int | None = None,
     draft_token_ids: tuple[int, ...] | None = None,
+    state: State | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Return the law of the tokens that one step emits.
 
@@ -60,13 +64,14 @@ def law(
         draft: Rows [K, V] or such a function; the drafted tokens are drawn from it. None with `draft_token_ids`.
         num_draft_tokens: K, needed where `target` is a function.
         draft_token_ids: A fixed draft: one-hot rows where `draft` is None (an n-gram), otherwise the law given it.
+        state: The request's `Traits.state` by name; that of a new request if None.
 
     Returns:
         Probability by emitted sequence, of length 1 to K+1, those above 0 only.
 
     Raises:
         EnumerationError: There is too much to enumerate.
-        InputError: The arguments do not go together.
+        InputError: The arguments do not go together, or `state` lacks a name.
     """
     if num_draft_tokens is None:
         if not isinstance(target, torch.Tensor):
@@ -98,7 +103,7 @@ def law(
         q = _rows(draft_at, drafts, num_draft_tokens)
         if draft_token_ids is None:
             weight = q.gather(2, ids[..., None])[..., 0].prod(1)
-    steps = verify_exactly(strategy.plan, ids, p, q)
+    steps = verify_exactly(strategy.plan, ids, p, q, as_state(strategy, state))
     found: defaultdict[tuple[int, ...], float] = defaultdict(float)
     joint = weight[:, None, None] * steps.stops[..., None] * steps.emits
     for sequence, stop, token in joint.nonzero().tolist():
@@ -123,7 +128,28 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
     return joint
 
 
-def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> Steps:
+def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, torch.Tensor]:
+    """Return a request's state as [1] tensors by name; that of a new request for None.
+
+    Raises:
+        InputError: Names are not those of `Traits.state`.
+    """
+    if state is None:
+        return strategy.initial_state(1, "cpu")
+    declared = strategy.plan.traits.state
+    if {*state} != {*declared}:
+        msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
+        raise InputError(msg)
+    # Left to itself, torch makes float32 of a plain number.
+    return {
+        name: torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None).view(1)
+        for name, value in state.items()
+    }
+
+
+def verify_exactly(
+    plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]
+) -> Steps:
     """Verify N drafted sequences and return probabilities instead of tokens.
 
     Args:
@@ -131,10 +157,11 @@ def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tens
         ids: [N, K] int64.
         p: [N, K+1, V] float64.
         q: [N, K, V] float64.
+        state: [N] or [1] tensors by name.
     """
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
-    values, numbers = decide.positional(plan, num_draft_tokens, length)
+    values, numbers = decide.positional(plan, num_draft_tokens, length, state)
     values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
     carry = decide.run_carry(plan, values, numbers, ids)
     weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
@@ -176,6 +203,7 @@ def row_scalars(
     """
     at = ids[..., None]
     values: decide.Values = {
+        "draft_token_id": ids.to(torch.float64),
         "target_prob": p.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
         "draft_prob": q.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
     }
