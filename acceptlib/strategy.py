@@ -134,6 +134,18 @@ class AcceptanceStrategy:
         """Return the traits under this instance's options: by default those of the class."""
         return self.traits
 
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float | None:  # noqa: ARG002
+        """Return by how much a law breaks `Traits.bound`, at most 0 where it holds; None if there is no bound.
+
+        A lossy strategy overrides it to make its bound one that `acceptlib.testing` can check.
+
+        Args:
+            p: [V] float64, the target's row.
+            q: [V] float64, the draft's row; one-hot where there is none.
+            out: [V] float64, the law of the token emitted there, over drafts from `q` and over the uniforms.
+        """
+        return None
+
     def verify(  # noqa: PLR0913 - one call, documented argument by argument
         self,
         draft_token_ids: torch.Tensor,
