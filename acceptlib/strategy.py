@@ -159,6 +159,18 @@ class AcceptanceStrategy:
         The caller calls it after `verify`, with the step's result; by default nothing changes from step to step.
         """
 
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float | None:  # noqa: ARG002
+        """Return by how much a law breaks `Traits.bound`, at most 0 where it holds; None if there is no bound.
+
+        A lossy strategy overrides it to make its bound one that `acceptlib.testing` can check.
+
+        Args:
+            p: [V] float64, the target's row.
+            q: [V] float64, the draft's row; one-hot where there is none.
+            out: [V] float64, the law of the token emitted there, over drafts from `q` and over the uniforms.
+        """
+        return None
+
     def verify(  # noqa: PLR0913 - one call, documented argument by argument
         self,
         draft_token_ids: torch.Tensor,

@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from mutants import MUTANTS
-from simulation import (
+
+import acceptlib
+from acceptlib import exact
+from acceptlib.testing import Subject
+from acceptlib.testing.simulation import (
     FALSE_ALARM_Z,
     HONEST,
     Drafting,
@@ -18,9 +22,6 @@ from simulation import (
     simulate,
     world,
 )
-
-import acceptlib
-from acceptlib import exact
 
 TRIALS = 60_000
 # Long enough that with K = 2 every sequence takes at least two steps.
@@ -51,7 +52,7 @@ VIOLATIONS = {
 
 
 def z_score(strategy: acceptlib.AcceptanceStrategy, where: World, **options: object) -> float:
-    tokens = simulate(strategy, where, length=LENGTH, num_draft_tokens=2, trials=TRIALS, **options)  # type: ignore[arg-type]
+    tokens = simulate(Subject(strategy), where, length=LENGTH, num_draft_tokens=2, trials=TRIALS, **options)  # type: ignore[arg-type]
     return chi_square_z(counts(tokens, where.vocab_size), where.joint(LENGTH))
 
 

@@ -34,6 +34,22 @@ MAX_OUTCOMES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a strategy's rules say of N drafted sequences of length K, before any random number.
+
+    Attributes:
+        h: [N, K] float64, the probability that each drafted token is accepted.
+        may_stand: [N, K] bool, whether it may stand although rejected; None where the strategy has no such rule.
+        weights: [N, K, V] float64, the weights of the draw after a rejection at each position; [1, K, V] where the
+            rows and the rule do not depend on the sequence.
+    """
+
+    h: torch.Tensor
+    may_stand: torch.Tensor | None
+    weights: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """Verification of N drafted sequences of length K, in exact probabilities.
 
@@ -148,7 +164,12 @@ def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, tor
 
 
 def verify_exactly(
-    plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor | None = None,
 ) -> Steps:
     """Verify N drafted sequences and return probabilities instead of tokens.
 
@@ -158,11 +179,44 @@ def verify_exactly(
         p: [N, K+1, V] float64.
         q: [N, K, V] float64.
         state: [N] or [1] tensors by name.
+        token_ids: [K, V], the tokens that the entries of cut rows stand for; None where they are 0..V-1.
     """
+    num_sequences, length = ids.shape
+    num_draft_tokens = torch.full((num_sequences,), length)
+    rules = acceptance(plan, ids, p, q, state, token_ids)
+    # Every pattern of acceptances, [N * 2^K, K].
+    patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
+    accepted = patterns.repeat(num_sequences, 1)
+    stop = decide.stop_position(
+        plan,
+        accepted,
+        None if rules.may_stand is None else rules.may_stand.repeat_interleave(len(patterns), 0),
+        num_draft_tokens.repeat_interleave(len(patterns)),
+    )
+    chances = torch.where(patterns, rules.h[:, None], 1 - rules.h[:, None]).prod(-1)
+    stops = torch.zeros(num_sequences, length + 1, dtype=torch.float64)
+    stops.scatter_add_(1, stop.view(num_sequences, -1), chances)
+    bonus = p[:, -1:]
+    recovered = draw_law(rules.weights, p[:, :-1], plan.traits.recovered)
+    emits = torch.cat((recovered, draw_law(bonus, bonus, plan.traits.bonus)), 1)
+    return Steps(stops=stops, emits=emits)
+
+
+def acceptance(
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor | None = None,
+) -> Acceptance:
+    """Return what the rules say of N drafted sequences; arguments are those of `verify_exactly`."""
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
     values, numbers = decide.positional(plan, num_draft_tokens, length, state)
     values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
+    if token_ids is not None:
+        values["draft_token_id"] = token_ids.gather(1, ids.T).T.to(torch.float64)
     carry = decide.run_carry(plan, values, numbers, ids)
     weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
 
@@ -170,23 +224,7 @@ def verify_exactly(
         return functional.pad(weights.sum(-1)[:, 1:], (0, 1))
 
     h = decide.acceptance(plan, values, numbers, carry, next_residual_mass).to(torch.float64)
-    may_stand = decide.forgiven(plan, values, numbers, carry)
-    # Every pattern of acceptances, [N * 2^K, K].
-    patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
-    accepted = patterns.repeat(num_sequences, 1)
-    stop = decide.stop_position(
-        plan,
-        accepted,
-        None if may_stand is None else may_stand.repeat_interleave(len(patterns), 0),
-        num_draft_tokens.repeat_interleave(len(patterns)),
-    )
-    chances = torch.where(patterns, h[:, None], 1 - h[:, None]).prod(-1)
-    stops = torch.zeros(num_sequences, length + 1, dtype=torch.float64)
-    stops.scatter_add_(1, stop.view(num_sequences, -1), chances)
-    bonus = p[:, -1:]
-    recovered = draw_law(weights, p[:, :-1], plan.traits.recovered)
-    emits = torch.cat((recovered, draw_law(bonus, bonus, plan.traits.bonus)), 1)
-    return Steps(stops=stops, emits=emits)
+    return Acceptance(h=h, may_stand=decide.forgiven(plan, values, numbers, carry), weights=weights)
 
 
 def row_scalars(
