@@ -214,12 +214,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if bonus_token_ids is not None:
         _expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
     state = {} if state is None else state
-    if {*state} != {*state_names}:
-        expected, got = (", ".join(sorted(map(str, names))) or "none" for names in (state_names, state))
-        msg = f"state: expected {expected}, as the strategy's Traits.state declares, got {got}"
-        raise InputError(msg)
-    for name, value in state.items():
-        _expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
+    _check_state(state, state_names, num_requests, device)
     if uniforms is None:
         rng = Rng.of(rng, num_requests, device)
     elif rng is not None:
@@ -366,6 +361,17 @@ def _temperature(
     if sampling.temperature == 1:
         return None
     return torch.full((num_requests,), sampling.temperature, dtype=torch.float32, device=device)
+
+
+def _check_state(
+    state: Mapping[str, torch.Tensor], names: tuple[str, ...], num_requests: int, device: torch.device
+) -> None:
+    if {*state} != {*names}:
+        expected, got = (", ".join(sorted(map(str, some))) or "none" for some in (names, state))
+        msg = f"state: expected {expected}, as the strategy's Traits.state says, got {got}"
+        raise InputError(msg)
+    for name, value in state.items():
+        _expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
 
 
 def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:

@@ -213,8 +213,8 @@ class AcceptanceStrategy:
                 (None: the default one) draws fresh seeds; an int derives them from the row number.
             bonus_token_ids: [B] tokens to emit where every drafted token stands.
             uniforms: Every random number of the call, instead of `rng`.
-            state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64; only read here, see
-                `update_state`.
+            state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64. Only read here:
+                call `update_state` after the step.
             logprobs: Also return the log-probability of each emitted token under the processed target row.
             out: An earlier result of the same shapes, written in place and returned.
 
