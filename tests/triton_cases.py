@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from acceptlib_cactus import Cactus
 from acceptlib_cascade import Cascade
 from acceptlib_entropy_scaled import EntropyScaled
 from acceptlib_relaxed import Relaxed
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import acceptlib
 from acceptlib import ops as vocabulary

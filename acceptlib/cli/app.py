@@ -10,11 +10,10 @@ import typer
 from rich.text import Text
 
 from acceptlib import config, registry
-from acceptlib.cli import compare, describe, generate
+from acceptlib.cli import compare, describe, generate, scaffold
 from acceptlib.cli.console import Group, stdout
 from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
 from acceptlib.cli.options import FormatOption
-from acceptlib.errors import AcceptlibError
 
 GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
 
@@ -93,11 +92,12 @@ def show_command(
 ) -> None:
     """Show what a strategy guarantees, its formula, source, traits and options."""
     entry = registry.find(name)
+    strategy, problem = None, None
     try:
         strategy = entry.strategy()
-    except AcceptlibError:  # an option without a default: what depends on options is left out
-        strategy = None
-    record = describe.record(entry, strategy)
+    except Exception as error:  # noqa: BLE001 - an option without a default, or a third party's mistake
+        problem = f"{type(error).__name__}: {error}"
+    record = describe.record(entry, strategy) | {"problem": problem}
     if form in {Format.json, Format.csv}:
         stdout_write(to_json(record) if form is Format.json else to_csv(record["options"], describe.OPTION_FIELDS))
         return
@@ -114,6 +114,8 @@ def show_command(
         page.section("Traits")
         page.pairs(describe.traits(strategy))
         page.section("Reads", ", ".join(record["reads"]) or "Whatever its own verify reads.")
+    else:
+        page.section("Not shown", f"Traits and what it reads: creating it without options raised {problem}")
     page.section("Origin")
     page.pairs(record["origin"])
 
@@ -187,3 +189,4 @@ def schema_command() -> None:
 
 app.command("generate")(generate.command)
 app.command("compare")(compare.command)
+app.command("new-plugin")(scaffold.command)
