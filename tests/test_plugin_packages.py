@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+import acceptlib
 
 ROOT = Path(__file__).parent.parent
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
@@ -149,3 +153,19 @@ def test_third_parties_can_be_turned_off(python: Python) -> None:
     assert [row["name"] for row in json.loads(off.stdout) if row["name"] not in BUILT_IN] == []
     config = "import acceptlib; acceptlib.from_config({'strategy': 'cactus', 'plugins': False})"
     assert "UnknownStrategyError: Unknown strategy 'cactus'." in python("-c", config, code=1).stderr
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ours_use_the_public_interface_alone(name: str) -> None:
+    """One module, one hook; of acceptlib nothing but the top of the package and what is documented beside it."""
+    folder = ROOT / "plugins" / f"acceptlib-{name}"
+    (module,) = folder.glob("*.py")
+    assert len(re.findall(r"^@acceptlib\.hookimpl$", module.read_text(encoding="utf-8"), re.MULTILINE)) == 1
+    allowed = {"acceptlib": acceptlib.__all__, "acceptlib.ops": ["Value"], "acceptlib.testing": ["StrategyConformance"]}
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "acceptlib":
+                imported = {alias.name for alias in node.names}
+                assert imported <= {*allowed.get(node.module or "", ()), *(["exact"] if "tests" in file.parts else [])}
+            if isinstance(node, ast.Import):
+                assert not [alias.name for alias in node.names if alias.name.startswith("acceptlib.")]
