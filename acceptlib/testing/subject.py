@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, TypeAlias
@@ -59,6 +60,12 @@ class Subject:
     def traits(self) -> Traits:
         """What the strategy declares under its options."""
         return self.strategy.resolve_traits()
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether kernels run in Triton's interpreter, which takes some 30 ms for each request."""
+        on = os.environ.get("TRITON_INTERPRET") == "1"
+        return on and self.device.type == "cpu" and self.strategy.backend != "torch"
 
     @property
     def plan(self) -> Plan:
