@@ -99,7 +99,12 @@ def work_out(strategy: AcceptanceStrategy) -> Example:
     emitted = exact.law(strategy, p, q)
     drafts = list(itertools.product(range(len(TOKENS)), repeat=NUM_DRAFT_TOKENS))
     ids = torch.tensor(drafts)
-    rows: tuple[Any, ...] = (ids, p.expand(len(ids), -1, -1), q.expand(len(ids), -1, -1))
+    rows: tuple[Any, ...] = (
+        ids,
+        p.expand(len(ids), -1, -1),
+        q.expand(len(ids), -1, -1),
+        strategy.initial_state(1, "cpu"),
+    )
     h, stops = exact.acceptance(strategy.plan, *rows).h, exact.verify_exactly(strategy.plan, *rows).stops
     return Example(
         drafted=[

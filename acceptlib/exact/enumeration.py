@@ -26,6 +26,9 @@ from acceptlib.strategy import AcceptanceStrategy
 Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
 """Maps the tokens emitted or drafted so far to the next row [V]."""
 
+State: TypeAlias = Mapping[str, float | torch.Tensor]
+"""One request's state by name: numbers, bools or [1] tensors."""
+
 MAX_OUTCOMES = 4_000_000
 """Drafted sequences times acceptance patterns times vocabulary, or sequences of a joint law, that may be enumerated."""
 
@@ -69,6 +72,7 @@ def law(
     *,
     num_draft_tokens: int | None = None,
     draft_token_ids: tuple[int, ...] | None = None,
+    state: State | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Return the law of the tokens that one step emits.
 
@@ -82,13 +86,15 @@ def law(
         num_draft_tokens: K, needed where `target` is a function.
         draft_token_ids: A fixed draft of K tokens: one-hot rows where `draft` is None (an n-gram), otherwise the law
             given it.
+        state: The request's `Traits.state` by name; that of a new request if None.
 
     Returns:
         Probability by emitted sequence, of length 1 to K+1, those above 0 only.
 
     Raises:
         EnumerationError: There is too much to enumerate.
-        InputError: The arguments do not go together, a row is no law, or the strategy overrides `verify` whole.
+        InputError: The arguments do not go together, a row is no law, `state` lacks a name, or the strategy overrides
+            `verify` whole.
     """
     plan = plan_of(strategy)
     num_draft_tokens = length_of(target, num_draft_tokens)
@@ -126,7 +132,7 @@ def law(
         q = _rows(draft_at, drafts, num_draft_tokens)
         if draft_token_ids is None:
             weight = q.gather(2, ids[..., None])[..., 0].prod(1)
-    steps = verify_exactly(plan, ids, p, q)
+    steps = verify_exactly(plan, ids, p, q, as_state(strategy, state))
     found: defaultdict[tuple[int, ...], float] = defaultdict(float)
     joint = weight[:, None, None] * steps.stops[..., None] * steps.emits
     for sequence, stop, token in joint.nonzero().tolist():
@@ -166,11 +172,37 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
     return joint
 
 
-def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> Steps:
+def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, torch.Tensor]:
+    """Return a request's state as [1] tensors by name; that of a new request for None.
+
+    Raises:
+        InputError: Names are not those of `Traits.state`.
+    """
+    if state is None:
+        return strategy.initial_state(1, "cpu")
+    declared = strategy.plan.traits.state
+    if {*state} != {*declared}:
+        msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
+        raise InputError(msg)
+    # Left to itself, torch makes float32 of a plain number.
+    return {
+        name: torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None).view(1)
+        for name, value in state.items()
+    }
+
+
+def verify_exactly(
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor | None = None,
+) -> Steps:
     """Verify N drafted sequences and return probabilities instead of tokens; arguments are those of `acceptance`."""
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
-    rules = acceptance(plan, ids, p, q)
+    rules = acceptance(plan, ids, p, q, state, token_ids)
     # Every pattern of acceptances, [N * 2^K, K].
     patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
     accepted = patterns.repeat(num_sequences, 1)
@@ -189,7 +221,14 @@ def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tens
     return Steps(stops=stops, emits=emits)
 
 
-def acceptance(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> Acceptance:
+def acceptance(
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor | None = None,
+) -> Acceptance:
     """Return what the rules say of N drafted sequences of length K.
 
     Args:
@@ -197,11 +236,15 @@ def acceptance(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) 
         ids: [N, K] int64, the sequences.
         p: [N, K+1, V] float64, the target's rows.
         q: [N, K, V] float64, the draft's rows; one-hot at `ids` where there are none.
+        state: [N] or [1] tensors by name, as `initial_state` returns them.
+        token_ids: [K, V], the tokens that the entries of cut rows stand for; None where they are 0..V-1.
     """
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
-    values, numbers = decide.positional(plan, num_draft_tokens, length)
+    values, numbers = decide.positional(plan, num_draft_tokens, length, state)
     values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
+    if token_ids is not None:
+        values["draft_token_id"] = token_ids.gather(1, ids.T).T.to(torch.float64)
     carry = decide.run_carry(plan, values, numbers, ids)
     weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
 
@@ -226,6 +269,7 @@ def row_scalars(
     """
     at = ids[..., None]
     values: decide.Values = {
+        "draft_token_id": ids.to(torch.float64),
         "target_prob": p.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
         "draft_prob": q.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
     }

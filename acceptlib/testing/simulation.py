@@ -111,7 +111,7 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
     vocab_size, device = where.vocab_size, subject.device
     seeds = torch.arange(trials, device=device) * 7919
     rng = Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
-    further = subject.verify_arguments(trials, device)
+    further = subject.every_time(trials)
     q_rows = torch.softmax(where.draft_logits / drafting.temperature, -1).to(drafting.dtype)
     one_hot = functional.one_hot(where.draft_logits.argmax(-1), vocab_size).float()
     drawn_from = (one_hot if drafting.greedy else q_rows).to(device)
@@ -139,6 +139,8 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
             **further,
         )
         result.raise_for_status()
+        if "state" in further:
+            subject.strategy.update_state(further["state"], result)
         if reuse_offsets:
             rng.offsets.copy_(before)
         emitted = result.output_token_ids.long()

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
 from acceptlib.errors import ConformanceError
@@ -111,7 +112,27 @@ class Subject:
 
     def further(self, keys: Sequence[int]) -> dict[str, Any]:
         """Return the further arguments for the requests of these keys, anew: a strategy may write them."""
-        return _select(self.verify_arguments(CAPACITY, self.device), torch.tensor(list(keys), dtype=torch.int64))
+        return _select(self.every_time(CAPACITY), torch.tensor(list(keys), dtype=torch.int64))
+
+    def law(
+        self, target: torch.Tensor | exact.Model, draft: torch.Tensor | exact.Model | None = None, **arguments: Any
+    ) -> dict[tuple[int, ...], float]:
+        """Return `acceptlib.exact.law` of the rules, in the state of the request of key 0.
+
+        Raises:
+            Skipped: The strategy overrides `verify` whole and has none.
+        """
+        _ = self.plan
+        return exact.law(self.strategy, target, draft, **arguments, state=self.state([0]) or None)
+
+    def state(self, keys: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Return the state of the requests of these keys on the CPU, [n] by name, for the exact law."""
+        return {name: value.cpu() for name, value in self.further(keys).get("state", {}).items()}
+
+    def every_time(self, num_requests: int) -> dict[str, Any]:
+        """Return the further arguments for so many requests: new ones, unless `verify_arguments` gives their state."""
+        state = self.strategy.initial_state(num_requests, self.device)
+        return {**({"state": state} if state else {}), **self.verify_arguments(num_requests, self.device)}
 
     def place(self, value: Any) -> Any:
         """Return tensors, and what holds them, on the device."""

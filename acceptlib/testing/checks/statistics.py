@@ -6,7 +6,6 @@ from typing import Final
 
 import torch
 
-from acceptlib import exact
 from acceptlib.rng import Rng
 from acceptlib.testing.simulation import (
     FALSE_ALARM_Z,
@@ -70,7 +69,7 @@ def check_emitted_law(subject: Subject) -> None:
                         "rng": rng,
                     }
                 ),
-                **subject.verify_arguments(BATCH, subject.device),
+                **subject.further([0] * BATCH),
             )
             result.raise_for_status()
             found.append(result.output_token_ids.cpu().long())
@@ -78,7 +77,7 @@ def check_emitted_law(subject: Subject) -> None:
         emitted = torch.cat(found)
         emitted = torch.where(emitted < 0, vocab_size, emitted)
         law = torch.zeros((vocab_size + 1,) * (length + 1), dtype=torch.float64)
-        for sequence, probability in exact.law(subject.strategy, p, q).items():
+        for sequence, probability in subject.law(p, q).items():
             law[(*sequence, *[vocab_size] * (length + 1 - len(sequence)))] = probability
         _expect_law(emitted, law, f"rows {name!r}, whole sequences")
         for position in range(length + 1):

@@ -34,7 +34,7 @@ def check_decisions_follow_rules(subject: Subject) -> None:
     ids = torch.stack([request.ids for request in requests])
     p = torch.stack([request.p for request in requests]).double()
     q = torch.stack([request.q for request in requests if request.q is not None]).double()
-    rules = acceptance(plan, ids, p, q)
+    rules = acceptance(plan, ids, p, q, subject.state([request.key for request in requests]))
     random = torch.rand(rules.h.shape, generator=generator(3), dtype=torch.float64)
     candidates = {
         "u = 0": torch.zeros_like(rules.h),
