@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
 
@@ -236,13 +236,14 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         draft_token_ids=draft_token_ids,
         target=Rows(target_data, target_is_logits, temperature),
         draft=None if draft_data is None else Rows(draft_data, draft_is_logits, draft_temperature),
-        cu_num_draft_tokens=cu_num_draft_tokens,
+        # A few numbers a request: kernels need not take these of any stride.
+        cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
         max_num_draft_tokens=most,
         rng=rng if isinstance(rng, Rng) else None,
-        uniforms=uniforms,
-        bonus_token_ids=bonus_token_ids,
-        state=state,
+        uniforms=None if uniforms is None else replace(uniforms, emit=uniforms.emit.contiguous()),
+        bonus_token_ids=None if bonus_token_ids is None else bonus_token_ids.contiguous(),
+        state={name: value.contiguous() for name, value in state.items()},
         logprobs=logprobs,
         out=out,
     )
@@ -384,3 +385,8 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
         raise InputError(msg)
     if out.logprobs is not None:
         _expect("out.logprobs", out.logprobs, (num_requests, most + 1), (torch.float32,), device)
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs"):
+        value = getattr(out, name)
+        if value is not None and not value.is_contiguous():
+            msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"
+            raise InputError(msg)

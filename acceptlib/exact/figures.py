@@ -16,6 +16,8 @@ from acceptlib.exact.enumeration import (
     complete,
     draw_law,
     law,
+    length_of,
+    plan_of,
     residuals,
     row_scalars,
     verify_exactly,
@@ -44,42 +46,46 @@ class StepFigures:
 def tv(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
     state: State | None = None,
 ) -> float:
     """Return the total variation between the joint law of K+1 tokens under the strategy and under the target.
 
-    Arguments are those of `law`; a step that emits fewer tokens is continued by the target.
+    Arguments and errors are those of `law`; a step that emits fewer tokens is continued by the target. 0 to rounding,
+    some 1e-16, for a lossless strategy.
     """
-    found, wanted = _joint_laws(strategy, target, draft, num_draft_tokens, state)
-    return _tv(found, wanted)
+    return _tv(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
 def kl(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
     state: State | None = None,
 ) -> float:
     """Return KL(out || p) in nats between the same joint laws as `tv`; infinite where out leaves p's support."""
-    found, wanted = _joint_laws(strategy, target, draft, num_draft_tokens, state)
-    return _kl(found, wanted)
+    return _kl(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
 def expected_tokens(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
     state: State | None = None,
 ) -> float:
-    """Return the expected number of tokens that one step emits; arguments are those of `law`."""
-    emitted = law(strategy, target, draft, num_draft_tokens=num_draft_tokens, state=state)
+    """Return the expected number of tokens that one step emits; arguments and errors are those of `law`."""
+    emitted = law(
+        strategy, target, draft, num_draft_tokens=num_draft_tokens, draft_token_ids=draft_token_ids, state=state
+    )
     return sum(len(sequence) * probability for sequence, probability in emitted.items())
 
 
@@ -106,7 +112,7 @@ def step_figures(
         num_visited: How many of the rows the step reached, 1..K+1.
         state: The request's, before the step; that of a new request if None.
     """
-    plan = strategy.plan
+    plan = plan_of(strategy)
     p, ids = target_probs.to(torch.float64), draft_token_ids.to(torch.int64)
     length, vocab_size = len(ids), p.shape[1]
     q = torch.zeros(length, vocab_size, dtype=torch.float64)
@@ -193,12 +199,15 @@ def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 def _joint_laws(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None,
     num_draft_tokens: int | None,
+    draft_token_ids: tuple[int, ...] | None,
     state: State | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    emitted = law(strategy, target, draft, num_draft_tokens=num_draft_tokens, state=state)
-    length = (len(target) - 1 if isinstance(target, torch.Tensor) else num_draft_tokens or 0) + 1
+    emitted = law(
+        strategy, target, draft, num_draft_tokens=num_draft_tokens, draft_token_ids=draft_token_ids, state=state
+    )
+    length = length_of(target, num_draft_tokens) + 1
     return complete(emitted, target, length), complete({(): 1.0}, target, length)
 
 

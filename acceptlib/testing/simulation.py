@@ -28,12 +28,10 @@ class World:
     Attributes:
         target_logits: [V+1, V]; row V is the start.
         draft_logits: [V+1, V].
-        temperature: Of both, as sampling parameters.
     """
 
     target_logits: torch.Tensor
     draft_logits: torch.Tensor
-    temperature: float = 1.0
 
     @property
     def vocab_size(self) -> int:
@@ -42,11 +40,11 @@ class World:
 
     def target(self, prefix: tuple[int, ...]) -> torch.Tensor:
         """Return the target's row after `prefix`, [V] float64."""
-        return torch.softmax(self.target_logits[prefix[-1] if prefix else -1].double() / self.temperature, -1)
+        return torch.softmax(self.target_logits[prefix[-1] if prefix else -1].double(), -1)
 
     def draft(self, prefix: tuple[int, ...]) -> torch.Tensor:
         """Return the draft's row after `prefix`, [V] float64."""
-        return torch.softmax(self.draft_logits[prefix[-1] if prefix else -1].double() / self.temperature, -1)
+        return torch.softmax(self.draft_logits[prefix[-1] if prefix else -1].double(), -1)
 
     def joint(self, length: int) -> torch.Tensor:
         """Return the target's law of the first tokens, [V] * length."""
@@ -73,19 +71,17 @@ class Drafting:
     """How drafted tokens are made and what is declared about them.
 
     Attributes:
-        temperature: Drafted under this temperature; None for the world's.
+        temperature: Drafted under this temperature.
         greedy: Drafted tokens are the draft's argmax.
         declare: `rows` passes the rows they were drawn from, `raw` the rows at temperature 1, `softmax` the rows
             although the tokens are their argmax, `none` no rows at all.
-        dtype: Of the rows that tokens are drawn from.
-        declared_dtype: Of the rows passed.
+        dtype: Of the rows that tokens are drawn from, and of those passed.
     """
 
-    temperature: float | None = None
+    temperature: float = 1.0
     greedy: bool = False
     declare: str = "rows"
     dtype: torch.dtype = torch.float32
-    declared_dtype: torch.dtype | None = None
 
 
 HONEST = Drafting()
@@ -116,17 +112,16 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
     seeds = torch.arange(trials, device=device) * 7919
     rng = Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
     further = subject.every_time(trials)
-    temperature = where.temperature if drafting.temperature is None else drafting.temperature
-    q_rows = torch.softmax(where.draft_logits / temperature, -1).to(drafting.dtype)
+    q_rows = torch.softmax(where.draft_logits / drafting.temperature, -1).to(drafting.dtype)
     one_hot = functional.one_hot(where.draft_logits.argmax(-1), vocab_size).float()
     drawn_from = (one_hot if drafting.greedy else q_rows).to(device)
     declared = {
-        "rows": drawn_from.to(drafting.declared_dtype or drafting.dtype),
+        "rows": drawn_from.to(drafting.dtype),
         "raw": torch.softmax(where.draft_logits, -1).to(device),
         "softmax": q_rows.to(device),
         "none": None,
     }[drafting.declare]
-    target_probs = torch.softmax(where.target_logits / where.temperature, -1).to(device)
+    target_probs = torch.softmax(where.target_logits, -1).to(device)
     last = torch.full((trials,), vocab_size, device=device)
     tokens = torch.full((trials, length + num_draft_tokens + 1), -1, device=device)
     done = torch.zeros(trials, dtype=torch.int64, device=device)
@@ -144,6 +139,8 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
             **further,
         )
         result.raise_for_status()
+        if "state" in further:
+            subject.strategy.update_state(further["state"], result)
         if reuse_offsets:
             rng.offsets.copy_(before)
         emitted = result.output_token_ids.long()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import torch
 
+from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
 from acceptlib.errors import ConformanceError
@@ -61,6 +63,12 @@ class Subject:
         return self.strategy.resolve_traits()
 
     @property
+    def interpreted(self) -> bool:
+        """Whether kernels run in Triton's interpreter, which takes some 30 ms for each request."""
+        on = os.environ.get("TRITON_INTERPRET") == "1"
+        return on and self.device.type == "cpu" and self.strategy.backend != "torch"
+
+    @property
     def plan(self) -> Plan:
         """The rules.
 
@@ -105,6 +113,21 @@ class Subject:
     def further(self, keys: Sequence[int]) -> dict[str, Any]:
         """Return the further arguments for the requests of these keys, anew: a strategy may write them."""
         return _select(self.every_time(CAPACITY), torch.tensor(list(keys), dtype=torch.int64))
+
+    def law(
+        self, target: torch.Tensor | exact.Model, draft: torch.Tensor | exact.Model | None = None, **arguments: Any
+    ) -> dict[tuple[int, ...], float]:
+        """Return `acceptlib.exact.law` of the rules, in the state of the request of key 0.
+
+        Raises:
+            Skipped: The strategy overrides `verify` whole and has none.
+        """
+        _ = self.plan
+        return exact.law(self.strategy, target, draft, **arguments, state=self.state([0]) or None)
+
+    def state(self, keys: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Return the state of the requests of these keys on the CPU, [n] by name, for the exact law."""
+        return {name: value.cpu() for name, value in self.further(keys).get("state", {}).items()}
 
     def every_time(self, num_requests: int) -> dict[str, Any]:
         """Return the further arguments for so many requests: new ones, unless `verify_arguments` gives their state."""

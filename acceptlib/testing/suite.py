@@ -111,9 +111,15 @@ def make_subject(
     """Return a subject for `run_check`; arguments are those of `check_strategy`.
 
     Raises:
+        InputError: There is no such device.
         BackendError: The backend asked for cannot run a plain call.
     """
-    subject = Subject(strategy, torch.device(device), verify_arguments)
+    try:
+        subject = Subject(strategy, torch.device(device), verify_arguments)
+        torch.empty(0, device=subject.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
+        raise InputError(msg) from None
     if backend is not None:
         subject = subject.on_backend(backend)
     if subject.strategy.backend == "triton":
@@ -148,7 +154,8 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
 
     Raises:
         ConformanceError: A check failed, and `raises` is true; the message lists every failure.
-        InputError: `only` or `expected_failures` names a check that there is not for this strategy.
+        InputError: `only` or `expected_failures` names a check that there is not for this strategy, or there is no such
+            device.
         BackendError: The backend asked for cannot run a plain call.
     """
     chosen = select(checks_for(strategy), only)

@@ -27,7 +27,7 @@ WAITING: Final = frozenset(
         "_unique2",
     }
 )
-COUNT: Final = 9
+COUNT: Final = 5
 
 
 def check_backends_agree(subject: Subject) -> None:

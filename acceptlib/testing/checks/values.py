@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from acceptlib.engine import decide
-from acceptlib.exact.enumeration import acceptance
+from acceptlib.exact import acceptance
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Status
 from acceptlib.rng import Uniforms
 from acceptlib.testing.batches import ALMOST_ONE, fixed, generator, mixed, ordinary, same, tokens
@@ -34,7 +34,7 @@ def check_decisions_follow_rules(subject: Subject) -> None:
     ids = torch.stack([request.ids for request in requests])
     p = torch.stack([request.p for request in requests]).double()
     q = torch.stack([request.q for request in requests if request.q is not None]).double()
-    rules = acceptance(plan, ids, p, q, subject.strategy.initial_state(1, "cpu"))
+    rules = acceptance(plan, ids, p, q, subject.state([request.key for request in requests]))
     random = torch.rand(rules.h.shape, generator=generator(3), dtype=torch.float64)
     candidates = {
         "u = 0": torch.zeros_like(rules.h),
@@ -83,7 +83,7 @@ def check_drawn_token_is_possible(subject: Subject) -> None:
     vocabulary's last id, possibly a masked one; and a division by its sum.
     """
     requests = []
-    for key in range(COUNT):
+    for key in range(6):
         request = ordinary(2, VOCABULARY, key)
         assert request.q is not None  # noqa: S101 - `ordinary` gives it rows
         request.p[:, torch.arange(VOCABULARY) % 3 != key % 3] = 0
@@ -96,7 +96,7 @@ def check_drawn_token_is_possible(subject: Subject) -> None:
         requests.append(request)
     for bits in (0, 1, -1, 2**63 - 1, -(2**63)):
         for u in (0.0, 0.5, ALMOST_ONE):
-            result = subject.verify(requests, uniforms=fixed(COUNT, 2, u, bits))
+            result = subject.verify(requests, uniforms=fixed(len(requests), 2, u, bits))
             for index, request in enumerate(requests):
                 row, found = int(result.num_accepted[index]), tokens(result, index)
                 possible = 0 <= found[-1] < VOCABULARY and float(request.p[row, found[-1]]) > 0
