@@ -13,7 +13,7 @@ from support import fixed, lay_out, layouts, ordinary
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, ops, rule
 from acceptlib.demo.pair import load_pair
-from acceptlib.errors import BackendError, InputError, StrategyDefinitionError
+from acceptlib.errors import InputError, StrategyDefinitionError
 from acceptlib.exact.enumeration import as_state
 from acceptlib.integrations.transformers import SpeculativeDecoder
 
@@ -139,15 +139,6 @@ def test_draft_token_id(layout: str) -> None:
     for request, some in zip(requests, ids, strict=True):
         request.ids[:] = torch.tensor(some)
     assert Even().verify(**lay_out(requests, layout)).num_accepted.tolist() == [2, 0, 2]
-
-
-def test_triton_says_what_it_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("acceptlib.engine.triton.engine")  # before the variable, which would make it interpreted
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for strategy, given, named in ((Even, {}, "draft_token_id"), (Rated, state(), "rate, shut")):
-        with pytest.raises(BackendError, match=f"reads {named}, which the fused kernels do not compute"):
-            strategy(backend="triton").verify(**lay_out(REQUESTS), state=given)
-        assert strategy(backend="auto").verify(**lay_out(REQUESTS), state=given).num_emitted.min() > 0
 
 
 # Definitions
