@@ -39,7 +39,7 @@ class Bad(acceptlib.AcceptanceStrategy):
     name = {name!r}
     traits = acceptlib.Traits(guarantee={guarantee!r}, bound="none")
     interface_version = {version}
-
+    {more}
     @acceptlib.rule
     def accept(target_prob):
         {body}
@@ -50,9 +50,21 @@ def {hook}():
 """
 
 
+DEMANDING = """
+    class Options(acceptlib.Options):
+        strictness: float
+"""
+
+
 def strategy(name: str, **parts: object) -> str:
     """Return the module of a plugin, sound but for what is given."""
-    sound = {"guarantee": "lossy", "version": 1, "body": "return target_prob", "hook": "acceptlib_strategies"}
+    sound = {
+        "guarantee": "lossy",
+        "version": 1,
+        "body": "return target_prob",
+        "hook": "acceptlib_strategies",
+        "more": "",
+    }
     return STRATEGY.format(name=name, **{**sound, **parts})
 
 
@@ -63,8 +75,16 @@ BROKEN = {
     "misspelt": (strategy("misspelt", hook="acceptlib_strategy"), "unknown hook 'acceptlib_strategy'. Did you mean"),
     "traits": (strategy("traits", guarantee="loseless"), "expected 'lossless' or 'greedy' or 'lossy', got 'loseless'"),
     "raising": (strategy("raising", body="raise ZeroDivisionError('in a rule')"), ""),
+    "demanding": (strategy("demanding", more=DEMANDING), ""),
 }
-"""Name -> module, and what `acceptlib plugins` says of it; nothing of a rule that raises only when it runs."""
+"""Name -> module, and what `acceptlib plugins` says of it; nothing of what shows only when it is made or run."""
+
+FAILURES = {
+    "raising": "ZeroDivisionError: in a rule",
+    "demanding": "OptionError: Strategy 'demanding' needs option 'strictness', which has no default. "
+    "See `acceptlib show demanding`.",
+}
+"""What is said of it then."""
 
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -101,7 +121,7 @@ def test_plugins_names_every_problem(python: Python) -> None:
     records = json.loads(python("-m", "acceptlib", "plugins", "--format", "json").stdout)
     problems = {record["entry_point"]: record["problems"] for record in records}
     assert problems.keys() == {"acceptlib", *OURS, *BROKEN}
-    for name in ("acceptlib", *OURS, "raising"):
+    for name in ("acceptlib", *OURS, *FAILURES):
         assert problems[name] == []
     for name, (_, said) in BROKEN.items():
         assert said in " ".join(problems[name])
@@ -111,17 +131,22 @@ def test_plugins_names_every_problem(python: Python) -> None:
 def test_list_and_compare_go_on_without_the_broken(python: Python) -> None:
     """Every strategy that loaded is listed and compared; the rule that raises costs its own row."""
     listed = json.loads(python("-m", "acceptlib", "list", "--format", "json").stdout)
-    assert sorted(row["name"] for row in listed) == sorted([*BUILT_IN, *OURS, "raising"])
-    assert {row["origin"].split()[0] for row in listed} == {
-        "acceptlib",
-        "bad-raising",
-        *(f"acceptlib-{n}" for n in OURS),
-    }
+    assert sorted(row["name"] for row in listed) == sorted([*BUILT_IN, *OURS, *FAILURES])
+    origins = {"acceptlib", *(f"bad-{name}" for name in FAILURES), *(f"acceptlib-{name}" for name in OURS)}
+    assert {row["origin"].split()[0] for row in listed} == origins
     tiny = ["--prompts", "1", "--max-new-tokens", "8", "--num-draft-tokens", "2", "--format", "json", "--quiet"]
     rows = json.loads(python("-m", "acceptlib", "compare", *tiny, code=1).stdout)
     errors = {row["strategy"]: row["error"] for row in rows}
-    assert errors == {**dict.fromkeys([*BUILT_IN, *OURS]), "raising": "failed: ZeroDivisionError: in a rule"}
-    assert all(row["tv"] is not None for row in rows if row["strategy"] != "raising")
+    assert errors == {**dict.fromkeys([*BUILT_IN, *OURS]), **{name: f"failed: {why}" for name, why in FAILURES.items()}}
+    assert all(row["tv"] is not None for row in rows if row["strategy"] not in FAILURES)
+
+
+def test_check_goes_on_without_the_broken(python: Python) -> None:
+    rows = json.loads(python("-m", "acceptlib", "check", "--only", "counts", "--format", "json", "-q", code=1).stdout)
+    found = {row["strategy"]: (row["check"], row["status"], row["message"]) for row in rows}
+    assert found.pop("demanding") == ("creation", "failed", FAILURES["demanding"])
+    assert found.pop("raising") == ("counts", "failed", FAILURES["raising"])
+    assert found == dict.fromkeys([*BUILT_IN, *OURS], ("counts", "passed", ""))
 
 
 ASK = """
@@ -143,6 +168,7 @@ def test_error_by_name_gives_the_reason(python: Python) -> None:
         assert said[name].startswith(f"UnknownStrategyError: Unknown strategy {name!r}.")
         assert f"bad-{name} 1.0: " in said[name]
         assert BROKEN[name][1] in said[name]
+    assert said["demanding"] == FAILURES["demanding"]
     for name in (*OURS, "rejection", "raising"):
         assert said[name].startswith(f"acceptlib.create({name!r}")
 
