@@ -46,9 +46,8 @@ def positional(
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
             # Filled entry by entry, for a copy to a device waits.
-            table = torch.zeros(len(constant) + 1, dtype=torch.float64, device=device)
-            for index, number in enumerate(constant):
-                table[index] = number
+            entries = [torch.full((), number, dtype=torch.float64, device=device) for number in (*constant, 0.0)]
+            table = torch.stack(entries)
             values[name] = table[position.clamp(max=len(constant))]
         else:
             numbers[name] = constant
