@@ -108,7 +108,8 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
         found = found + (tl.load(tables_ptr + i * size + tl.minimum(position, size - 1)),)
     for i in tl.static_range(len(CALL.state)):
         state_ptr, size = request[7]
-        found = found + (zero + tl.load(state_ptr + i * size + request[0]),)
+        state = zero + tl.load(state_ptr + i * size + request[0])
+        found = found + (state != 0 if CALL.state[i] else state,)
     return found
 
 

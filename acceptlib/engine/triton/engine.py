@@ -59,7 +59,7 @@ ROUNDS = 8
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
     del inputs
-    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.row_sums, *_scalars(plan), "carry"}
+    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
         return f"strategy {plan.name!r} reads {', '.join(missing)}, which the fused kernels do not compute yet"
@@ -95,6 +95,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
+    state = [inputs.state[name] for name in plan.traits.state]
     arguments = (
         out.output_token_ids,
         out.num_accepted,
@@ -126,7 +127,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
         tables,
         tables.shape[1],
-        tables,
+        _stacked(state) if state else tables,
         num_requests,
         ids.shape[0] if ragged else 0,
         num_positions,
@@ -240,7 +241,13 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
             or ("target_max_prob" in plan.reads and not target.is_logits),
             draft is not None and "draft_max_prob" in plan.reads and not draft.is_logits,
         ),
+        tuple(inputs.state[name].dtype == torch.bool for name in traits.state),
     )
+
+
+def _stacked(state: list[torch.Tensor]) -> torch.Tensor:
+    """Return the caller's state as [n, B] float64."""
+    return torch.stack([values.to(torch.float64) for values in state])
 
 
 class _Rules(dict[str, Any]):
@@ -263,6 +270,7 @@ FORM = (
     "logits",
     "temperature",
     "best",
+    "state",
 )
 
 
@@ -320,7 +328,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
 
     def names(when: str) -> tuple[str, ...]:
         """Return the names of a position's values, with `carry` as it is before or after the position."""
-        return (*QUANTITIES, *("carry" if name == f"carry {when}" else name for name in scalars), *tables)
+        return (*QUANTITIES, *("carry" if name == f"carry {when}" else name for name in scalars), *tables, *traits.state)
 
     def bind_if(rule: Rule | None, names: tuple[str, ...]) -> Any:
         return rule and bind(rule, names, plan.constants)
@@ -346,7 +354,6 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
         reads_argmax="is_target_argmax" in plan.reads,
         scalars=tuple(scalars),
         tables=tables,
-        state=(),
         carry_scalar=at("carry before"),
         carry_value=len(QUANTITIES) + at("carry before"),
         mass_scalar=at("next_residual_mass"),
