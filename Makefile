@@ -20,7 +20,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)  ## CPU benchmark beside transformers
-	$(BIN)/pytest bench --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-sort=name
+	$(BIN)/pytest bench --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-sort=name --benchmark-max-time=0.3
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
