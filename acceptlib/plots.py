@@ -271,8 +271,8 @@ def timings(rows: Sequence[Timing], ending: str) -> bytes:
             _draw_shares(right, here, shapes, looks)
             left.set_title(f"Time, from {path}")
             for axes in (left, right):
-                axes.set_xticks(range(len(shapes)), [f"{size} × {length}" for size, length in shapes])
-                axes.set_xlabel("batch: requests × drafted tokens of each")
+                axes.set_xticks(range(len(shapes)), [f"{size}, {length}" for size, length in shapes])
+                axes.set_xlabel("batch: requests B, drafted tokens of each K")
                 axes.margins(x=0.04)
                 axes.grid(axis="y", color="0.9", linewidth=0.7)
                 axes.set_axisbelow(True)
@@ -296,7 +296,11 @@ def _draw_times(
     for row in rows:
         if row.read_floor is not None and row.rows_read is not None:
             every = row.rows_read > 2  # noqa: PLR2004 - more than the rows of one position
-            label = "read floor: every row" if every else f"read floor: {row.rows_read} row{'s' * (row.rows_read > 1)} a request"
+            label = (
+                "read floor: every row"
+                if every
+                else f"read floor: {row.rows_read} row{'s' * (row.rows_read > 1)} a request"
+            )
             floors.setdefault(label, {})[row.shape] = row.read_floor
     for number, (label, floor) in enumerate(sorted(floors.items())):
         axes.plot(
@@ -342,7 +346,12 @@ def row(p: Sequence[float], q: Sequence[float], names: Sequence[str], ending: st
     common = [min(pair) for pair in zip(p, q, strict=True)]
     parts = [
         ("accepted: min(p, q)", common, [0.0] * len(p), {"color": "#56b4e9"}),
-        ("rejected: q - p", [y - c for y, c in zip(q, common, strict=True)], common, {"color": "white", "hatch": "////"}),
+        (
+            "rejected: q - p",
+            [y - c for y, c in zip(q, common, strict=True)],
+            common,
+            {"color": "white", "hatch": "////"},
+        ),
         ("recovered: p - q", [x - c for x, c in zip(p, common, strict=True)], common, {"color": "#d55e00"}),
     ]
 
@@ -350,9 +359,11 @@ def row(p: Sequence[float], q: Sequence[float], names: Sequence[str], ending: st
         axes = figure.subplots()
         for label, heights, bottoms, look in parts:
             axes.bar(names, heights, 0.62, bottom=bottoms, label=label, edgecolor="0.15", linewidth=0.8, **look)
-        for label, heights, style in (("target p", p, "-"), ("draft q", q, ":")):
+        for label, values, style in (("target p", p, "-"), ("draft q", q, ":")):
             at = range(len(names))
-            axes.hlines(heights, [x - 0.42 for x in at], [x + 0.42 for x in at], "black", style, label=label, linewidth=1.8)
+            axes.hlines(
+                values, [x - 0.42 for x in at], [x + 0.42 for x in at], "black", style, label=label, linewidth=1.8
+            )
         axes.set_xlabel("token")
         axes.set_ylabel("probability")
         axes.legend(loc="upper right")
@@ -361,15 +372,20 @@ def row(p: Sequence[float], q: Sequence[float], names: Sequence[str], ending: st
 
 
 def law(
-    p: Sequence[float], q: Sequence[float], out: Sequence[float], h: Sequence[float], names: Sequence[str], ending: str
+    p: Sequence[float],
+    q: Sequence[float],
+    out: Sequence[float],
+    stands: Sequence[float],
+    names: Sequence[str],
+    ending: str,
 ) -> bytes:
-    """Draw the law of one token under a strategy beside target and draft, and its probabilities of acceptance.
+    """Draw the law of a step's first token under a strategy beside target and draft, and what stands of the draft.
 
     Args:
         p: The target's probabilities of a few tokens.
         q: The draft's.
         out: The strategy's.
-        h: The probability that each is accepted, if it is drafted.
+        stands: The probability that each stands, if it is drafted.
         names: Of the tokens.
         ending: One of `ENDINGS`.
     """
@@ -384,9 +400,9 @@ def law(
         left.set_ylabel("probability")
         left.set_title("First token of a step")
         left.legend()
-        right.bar(names, h, 0.5, color="0.6", edgecolor="0.15", linewidth=0.8)
+        right.bar(names, stands, 0.5, color="0.6", edgecolor="0.15", linewidth=0.8)
         right.set_ylim(0, 1.02)
-        right.set_ylabel("probability of acceptance h")
+        right.set_ylabel("probability that it stands")
         right.set_title("If the token is drafted")
         for axes in (left, right):
             axes.set_xlabel("token")

@@ -9,15 +9,17 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 
 import acceptlib
 from acceptlib.benchmarks import gate, measure, timing, workloads
 from acceptlib.benchmarks.peers import PEERS
 from acceptlib.benchmarks.workloads import Batch, Kind, Workload
+
+if TYPE_CHECKING:
+    import pytest
 
 CPU = torch.device("cpu")
 PATHS: dict[Kind, str] = {"logits": "from logits", "probs": "from probabilities"}
@@ -77,7 +79,10 @@ def test_ratios(benchmark: Any, request: pytest.FixtureRequest, capsys: pytest.C
 
 def add_to(path: Path, figures: list[tuple[str, str, float]]) -> None:
     """Add one run to the record, or start it anew where machine, versions or commit are others."""
-    record = {**measure.environment(CPU), "ratios": [{"name": name, "goal": goal, "runs": []} for name, goal, _ in figures]}
+    record = {
+        **measure.environment(CPU),
+        "ratios": [{"name": name, "goal": goal, "runs": []} for name, goal, _ in figures],
+    }
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         if {**before, "ratios": None} == {**record, "ratios": None}:

@@ -36,47 +36,53 @@ pytestmark = pytest.mark.benchmark(timer=timing.clock(DEVICE))
 
 
 @functools.lru_cache(maxsize=1)
-def batches_of(workload: Workload) -> tuple[list[Batch], measure.Floors]:
-    """Return the batches of a workload, and a place for its read floors."""
-    return measure.batches_of(workload, DEVICE), {}
+def batches_of(workload: Workload) -> list[Batch]:
+    """Return the batches of a workload, made once for all strategies."""
+    return measure.batches_of(workload, DEVICE)
 
 
-def report(benchmark: Any, row: Row, calls: Sequence[timing.Call], *, replays: bool) -> None:
-    """Time the first call and say what it achieved."""
-    benchmark(calls[0])
-    seconds = benchmark.stats.stats.median if benchmark.stats else None  # none with --benchmark-disable
-    row.microseconds = None if seconds is None else seconds * 1e6
-    if DEVICE.type == "cuda":
-        row.microseconds = timing.of_calls(calls, DEVICE, replays=replays).median
-        benchmark.extra_info["gpu_microseconds"] = row.microseconds
+def report(
+    benchmark: Any,
+    workload: Workload,
+    row: Row,
+    calls: Sequence[timing.Call],
+    floor: Sequence[timing.Call],
+    *,
+    replays: bool,
+) -> None:
+    """Time the first call with pytest-benchmark, and say what all of them achieved."""
+    benchmark.group = str(workload)
+    measure.fill_times(row, calls, floor, DEVICE, replays=replays)
     benchmark.extra_info |= {
         "tau": row.mean_emitted,
+        "gpu_microseconds": row.microseconds if DEVICE.type == "cuda" else None,
         "bytes_read": row.bytes_read,
         "share_of_read_floor": row.share_of_floor,
         "backend": row.backend,
         "match": row.match,
     }
+    benchmark(calls[0])
 
 
 @pytest.mark.parametrize("name", acceptlib.available())
 @pytest.mark.parametrize("workload", WORKLOADS, ids=str)
 def test_strategy(benchmark: Any, workload: Workload, name: str) -> None:
     """Every strategy; a wrong result fails before it is timed."""
-    benchmark.group = str(workload)
-    batches, floors = batches_of(workload)
-    strategy, row = acceptlib.create(name), Row.of(workload, name)
-    measure.examine(row, strategy, batches, floors)
-    calls = [measure.step(strategy, batch) for batch in batches]
-    report(benchmark, row, calls, replays=row.backend == "triton")
+    row = Row.of(workload, name)
+    calls, floor = measure.examine(row, acceptlib.create(name), batches_of(workload))
+    report(benchmark, workload, row, calls, floor, replays=row.backend == "triton")
 
 
-@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if peer.missing() is None])
-@pytest.mark.parametrize("workload", WORKLOADS, ids=str)
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [
+        pytest.param(workload, name, id=f"{workload}-{name}")
+        for workload in WORKLOADS
+        for name, peer in PEERS.items()
+        if peer.missing() is None and peer.unsupported(workload, DEVICE) is None
+    ],
+)
 def test_peer(benchmark: Any, workload: Workload, name: str) -> None:
     """Every library that is installed and takes the workload."""
-    batches, _ = batches_of(workload)
     peer, row = PEERS[name], Row.of(workload, name, peer=True)
-    if (reason := peer.unsupported(batches[0])) is not None:
-        pytest.skip(f"{name} {reason}")
-    benchmark.group = str(workload)
-    report(benchmark, row, measure.examine_peer(row, peer, batches), replays=peer.replays)
+    report(benchmark, workload, row, measure.examine_peer(row, peer, batches_of(workload)), [], replays=peer.replays)

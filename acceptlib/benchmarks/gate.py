@@ -49,13 +49,13 @@ def check(strategy: AcceptanceStrategy, batch: Batch) -> bool | None:
     if not hasattr(strategy, "plan"):
         return None
     torch_engine = type(strategy)(backend="torch", **strategy.options.model_dump())
-    expected = torch_engine.verify(batch.draft_token_ids, **batch.arguments(), rng=replace(rng, offsets=rng.offsets - 1))
+    expected = torch_engine.verify(
+        batch.draft_token_ids, **batch.arguments(), rng=replace(rng, offsets=rng.offsets - 1)
+    )
     same = (result.output_token_ids == expected.output_token_ids).all(1)
     samples = torch.linspace(0, len(same) - 1, min(NUM_SAMPLES, len(same))).long().tolist()
     for request in sorted({*samples, *(~same).nonzero()[:, 0].tolist()}):
-        _check_request(
-            strategy, batch, request, result, uniforms.accept[request].tolist(), int(uniforms.emit[request])
-        )
+        _check_request(strategy, batch, request, result, uniforms.accept[request].tolist(), int(uniforms.emit[request]))
     return True
 
 
@@ -84,7 +84,7 @@ def form(batch: Batch, tokens: torch.Tensor, num_accepted: torch.Tensor) -> None
         raise MismatchError(msg)
 
 
-def _check_request(  # noqa: PLR0913, PLR0917 - one request, and everything that decided it
+def _check_request(
     strategy: AcceptanceStrategy, batch: Batch, request: int, result: VerifyResult, u: list[float], bits: int
 ) -> None:
     x = batch.draft_token_ids[request].tolist()
@@ -140,7 +140,9 @@ def _chain(plan: Plan, x: list[int], p: torch.Tensor, q: torch.Tensor | None) ->
 
     return oracle.Chain(
         h[0].tolist(),
-        lambda accepted: int(decide.stop_position(plan, torch.tensor([list(accepted)]), may_stand, torch.tensor([length]))),
+        lambda accepted: int(
+            decide.stop_position(plan, torch.tensor([list(accepted)]), may_stand, torch.tensor([length]))
+        ),
         lambda tau: drawn(weights[0, tau], plan.traits.recovered),
         drawn(p[-1], plan.traits.bonus),
     )

@@ -44,7 +44,8 @@ class Row:
         microseconds: Median time of a call: on a GPU in a replayed CUDA graph, on a CPU eagerly.
         spread: Distance between its quartiles.
         host_microseconds: Time that an eager call keeps the host of a GPU busy.
-        bytes_read: Bytes of the rows that the step has to read.
+        rows_read: Rows that the step has to read of each request.
+        bytes_read: Bytes of those rows, of all requests.
         read_floor: Median microseconds of summing those rows.
         mean_emitted: Tau, over calls that were not timed.
         match: Whether the result was that of the oracle; None where there is nothing to compare with.
@@ -64,6 +65,7 @@ class Row:
     microseconds: float | None = None
     spread: float | None = None
     host_microseconds: float | None = None
+    rows_read: int | None = None
     bytes_read: int | None = None
     read_floor: float | None = None
     mean_emitted: float | None = None
@@ -97,9 +99,6 @@ class Row:
 
 Make: TypeAlias = Callable[[], AcceptanceStrategy]
 
-Floors: TypeAlias = dict[Reads, float]
-"""Microseconds of summing rows, by which rows."""
-
 
 def run(
     workload: Workload,
@@ -118,22 +117,21 @@ def run(
         device: Where.
     """
     batches = batches_of(workload, device)
-    floors: Floors = {}
     for name, make in strategies.items():
         row = Row.of(workload, name)
         try:
             strategy = make()
-            examine(row, strategy, batches, floors)
+            calls, floor = examine(row, strategy, batches)
             # The engine in torch may wait for the device, which a CUDA graph cannot.
-            _time(row, [step(strategy, batch) for batch in batches], device, replays=row.backend == "triton")
+            fill_times(row, calls, floor, device, replays=row.backend == "triton")
         except Exception as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
             row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
         yield row
     for peer in peers:
-        if peer.unsupported(batches[0]) is None:
+        if peer.unsupported(workload, device) is None:
             row = Row.of(workload, peer.label[workload.kind], peer=True)
             try:
-                _time(row, examine_peer(row, peer, batches), device, replays=peer.replays)
+                fill_times(row, examine_peer(row, peer, batches), [], device, replays=peer.replays)
             except Exception as error:  # noqa: BLE001 - as above
                 row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
             yield row
@@ -173,19 +171,23 @@ def environment(device: torch.device) -> dict[str, Any]:
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
         versions |= {"cuda": torch.version.cuda, "driver": driver[0] if driver else None}
     else:
-        machine = f"{_processor()}, {os.cpu_count()} cores"
+        machine = f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
     commit = _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
     return {"machine": machine, "python": platform.python_version(), **versions, "commit": commit or None}
 
 
-def examine(row: Row, strategy: AcceptanceStrategy, batches: Sequence[Batch], floors: Floors) -> None:
-    """Check a strategy's result, and fill in everything but its times.
+def examine(
+    row: Row, strategy: AcceptanceStrategy, batches: Sequence[Batch]
+) -> tuple[list[timing.Call], list[timing.Call]]:
+    """Check a strategy's result and fill in everything but its times.
 
     Args:
         row: What to fill in.
         strategy: What to examine.
         batches: Of one workload.
-        floors: Read floors found so far, and where new ones are kept.
+
+    Returns:
+        For each batch a call, and a call that reads what it has to read.
 
     Raises:
         MismatchError: The result is wrong.
@@ -194,16 +196,14 @@ def examine(row: Row, strategy: AcceptanceStrategy, batches: Sequence[Batch], fl
     row.backend = backend_of(strategy, first)
     row.match = gate.check(strategy, first)
     reads = Reads.of(strategy, first)
-    if reads not in floors:
-        floors[reads] = timing.of_calls([reads.floor(batch) for batch in batches], first.device).median
-    row.bytes_read, row.read_floor = reads.bytes(first), floors[reads]
-    emitted = []
-    for batch in batches:
-        call = step(strategy, batch)
+    row.rows_read, row.bytes_read = reads.target + reads.draft, reads.bytes(first)
+    calls, emitted = [step(strategy, batch) for batch in batches], []
+    for call, batch in zip(calls, batches, strict=True):
         for _ in range(_repetitions(batches)):
             call()
             emitted.append(batch.out.num_emitted.clone())
     row.mean_emitted = float(torch.cat(emitted).float().mean())
+    return calls, [reads.floor(batch) for batch in batches]
 
 
 def examine_peer(row: Row, peer: Peer, batches: Sequence[Batch]) -> list[timing.Call]:
@@ -225,9 +225,13 @@ def examine_peer(row: Row, peer: Peer, batches: Sequence[Batch]) -> list[timing.
     return calls
 
 
-def _time(row: Row, calls: Sequence[timing.Call], device: torch.device, *, replays: bool) -> None:
-    time = timing.of_calls(calls, device, replays=replays)
+def fill_times(
+    row: Row, calls: Sequence[timing.Call], floor: Sequence[timing.Call], device: torch.device, *, replays: bool
+) -> None:
+    """Time calls beside their read floor; arguments as for `timing.beside`."""
+    time, least = timing.beside(calls, floor, device, replays=replays)
     row.microseconds, row.spread = time.median, time.spread
+    row.read_floor = None if least is None else least.median
     row.host_microseconds = timing.host(calls[0], device)
 
 

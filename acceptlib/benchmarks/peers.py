@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.nn import functional
 
-from acceptlib.benchmarks.workloads import Batch, Kind
+from acceptlib.benchmarks.workloads import Batch, Kind, Workload
 
 Emitted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """[B, K+1] tokens and [B] accepted drafted tokens."""
@@ -51,12 +51,11 @@ class Peer:
             return f"{self.module} cannot be imported ({' '.join(str(error).split())})"
         return None
 
-    def unsupported(self, batch: Batch) -> str | None:
-        """Return why it cannot run a batch, or None."""
-        workload = batch.workload
+    def unsupported(self, workload: Workload, device: torch.device) -> str | None:
+        """Return why it cannot run a workload on a device, or None."""
         if workload.kind not in self.label:
             return f"takes {' or '.join(self.label)}"
-        if batch.device.type not in self.devices:
+        if device.type not in self.devices:
             return f"runs on {' or '.join(self.devices)}"
         if self.max_requests is not None and workload.num_requests > self.max_requests:
             return f"takes at most {self.max_requests} request"
@@ -64,7 +63,7 @@ class Peer:
 
 
 def _transformers(batch: Batch) -> Bound:
-    from transformers.generation.utils import _speculative_sampling  # noqa: PLC0415, PLC2701 - what generate calls
+    from transformers.generation.utils import _speculative_sampling  # noqa: PLC0415 - what generate calls
 
     length, temperature = batch.workload.num_draft_tokens, batch.workload.temperature
     sequence = torch.cat((batch.draft_token_ids[:, :1], batch.draft_token_ids), 1)
@@ -73,7 +72,7 @@ def _transformers(batch: Batch) -> Bound:
 
     def call() -> Emitted:
         rows = (draft, target) if temperature == 1 else (draft / temperature, target / temperature)
-        return _speculative_sampling(sequence, rows[0], length, rows[1])  # type: ignore[no-any-return, no-untyped-call]
+        return _speculative_sampling(sequence, rows[0], length, rows[1])  # type: ignore[no-any-return]
 
     def read(result: Emitted) -> Emitted:
         tokens, accepted = result

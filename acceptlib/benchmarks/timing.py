@@ -70,7 +70,13 @@ class Reads:
         everything = cls(workload.num_draft_tokens + 1, workload.num_draft_tokens * reads_draft)
         if plan is None or workload.kind != "probs" or plan.used_row_sums:
             return everything
-        over_rows = {"target_max_prob", "draft_max_prob", "is_target_argmax", "target_top_entropy", "next_residual_mass"}
+        over_rows = {
+            "target_max_prob",
+            "draft_max_prob",
+            "is_target_argmax",
+            "target_top_entropy",
+            "next_residual_mass",
+        }
         return cls(1, int(reads_draft)) if plan.reads.isdisjoint(over_rows) else everything
 
     def bytes(self, batch: Batch) -> int:
@@ -99,16 +105,19 @@ def clock(device: torch.device) -> Callable[[], float]:
     return now
 
 
-def eager(call: Call, device: torch.device, seconds: float = SECONDS) -> Time:
-    """Time one call after another, each waiting for the device."""
+def in_turns(calls: Sequence[Call], device: torch.device, seconds: float = SECONDS) -> list[Time]:
+    """Time calls eagerly, one after the other in every round, so that a slow moment hits all alike."""
     now = clock(device)
-    call()
-    end, rounds = now() + seconds, []
-    while len(rounds) < MIN_ROUNDS or (now() < end and len(rounds) < MAX_ROUNDS):
-        start = now()
+    for call in calls:
         call()
-        rounds.append((now() - start) * 1e6)
-    return Time.of(rounds)
+    columns: list[list[float]] = [[] for _ in calls]
+    end = now() + seconds * len(calls)
+    while len(columns[0]) < MIN_ROUNDS or (now() < end and len(columns[0]) < MAX_ROUNDS):
+        for call, column in zip(calls, columns, strict=True):
+            start = now()
+            call()
+            column.append((now() - start) * 1e6)
+    return [Time.of(column) for column in columns]
 
 
 def replayed(calls: Sequence[Call], device: torch.device) -> Time:
@@ -123,7 +132,7 @@ def replayed(calls: Sequence[Call], device: torch.device) -> Time:
                 call()
         rounds = []
         for _ in range(REPLAYS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             graph.replay()
             end.record()
@@ -132,9 +141,22 @@ def replayed(calls: Sequence[Call], device: torch.device) -> Time:
     return Time.of(rounds[REPLAYS // 10 :])
 
 
-def of_calls(calls: Sequence[Call], device: torch.device, *, replays: bool = True) -> Time:
-    """Time calls on different inputs: in a CUDA graph where there is one, else the first of them, eagerly."""
-    return replayed(calls, device) if replays and device.type == "cuda" else eager(calls[0], device)
+def beside(
+    calls: Sequence[Call], others: Sequence[Call], device: torch.device, *, replays: bool
+) -> tuple[Time, Time | None]:
+    """Time calls on different inputs, and others beside them.
+
+    Args:
+        calls: One an input.
+        others: The same of something to compare with, or none.
+        device: Where they run.
+        replays: Whether a CUDA graph can hold the calls. On a CPU, and without a graph, the first of each are timed.
+    """
+    if device.type == "cuda":
+        other = replayed(others, device) if others else None
+        return replayed(calls, device) if replays else in_turns(calls[:1], device)[0], other
+    times = in_turns([calls[0], *others[:1]], device)
+    return times[0], times[1] if others else None
 
 
 def host(call: Call, device: torch.device, calls: int = 200) -> float | None:

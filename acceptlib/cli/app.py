@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from acceptlib import config, registry
-from acceptlib.cli import compare, describe, generate
+from acceptlib.cli import bench, compare, describe, generate
 from acceptlib.cli.console import Group, stdout
 from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
 from acceptlib.cli.options import FormatOption
@@ -187,3 +187,4 @@ def schema_command() -> None:
 
 app.command("generate")(generate.command)
 app.command("compare")(compare.command)
+app.command("bench")(bench.command)
