@@ -246,9 +246,11 @@ class TestMeasuring:
             assert given["num_speculative_steps"] == K
             return given["draft_sampled"].view(B, K + 1).roll(-1, 1), torch.full((B,), K + 1)
 
-        def chain(q: torch.Tensor, ids: torch.Tensor, p: torch.Tensor, *counts: torch.Tensor) -> Any:
+        def chain(q: torch.Tensor, ids: torch.Tensor, p: torch.Tensor, *counts: torch.Tensor, generator: Any) -> Any:
             assert (q.shape, p.shape) == ((B, K, V), (B, K + 1, V))
             assert ids.dtype == torch.int32
+            generator.set_state(generator.get_state())
+            assert generator.get_state().view(torch.int64).shape == (2,)
             assert torch.allclose(p.sum(-1), torch.ones(B, K + 1), atol=1e-5)
             return torch.nn.functional.pad(ids, (0, 1), value=-1), *counts
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
+RUN_ELSEWHERE = {"write-a-strategy.md": "test_write_a_strategy.py"}
+"""Pages whose code needs an environment of its own, and the tests that run it there."""
 COMMANDS: Any = typer.main.get_command(app)
 BUILT_IN = [name for name in acceptlib.available() if registry.find(name).distribution.startswith("acceptlib ")]
 
@@ -88,7 +90,7 @@ def run_console(block: Block) -> None:
             assert {part for part in arguments if part.startswith("-")} <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name)
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page's blocks one after the other, in one namespace and in a folder with the files that it shows."""
     monkeypatch.chdir(tmp_path)
@@ -105,6 +107,11 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             run_console(block)
         elif block.language == "toml" and "[acceptance]" in block.code:
             config.from_config(tmp_path / name[1] if name else {})
+
+
+def test_pages_run_elsewhere_are_run() -> None:
+    here = [page.name for page in PAGES if page.name in RUN_ELSEWHERE]
+    assert [name for name in here if name not in read(f"tests/{RUN_ELSEWHERE[name]}")] == []
 
 
 def test_runner_fails_what_is_wrong(tmp_path: Path) -> None:

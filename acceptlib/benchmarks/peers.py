@@ -116,12 +116,28 @@ def _vllm(batch: Batch) -> Bound:
     return call, lambda result: (result[0], result[1] - 1)
 
 
+class _Seeds:
+    """What FlashInfer asks of a generator. Torch's own refuses to be read while a CUDA graph is captured."""
+
+    def __init__(self) -> None:
+        self._state = torch.zeros(2, dtype=torch.int64).view(torch.uint8)
+
+    def get_state(self) -> torch.Tensor:
+        """Return seed and offset as bytes."""
+        return self._state
+
+    def set_state(self, state: torch.Tensor) -> None:
+        """Take the next offset."""
+        self._state = state
+
+
 def _flashinfer(batch: Batch) -> Bound:
     sampling = importlib.import_module("flashinfer.sampling")
     assert batch.draft is not None  # noqa: S101 - its label has no one-hot drafts
     target, draft, temperature = batch.target, batch.draft, batch.workload.temperature
     ids = batch.draft_token_ids.int()
     counts = torch.zeros(2, len(ids), dtype=torch.int32, device=batch.device)  # it adds to them; allocated once
+    seeds = _Seeds()
 
     def softmax(logits: torch.Tensor) -> torch.Tensor:
         probs: torch.Tensor = sampling.softmax(logits.flatten(0, 1), temperature=temperature)
@@ -129,7 +145,7 @@ def _flashinfer(batch: Batch) -> Bound:
 
     def call() -> torch.Tensor:
         p, q = (target, draft) if batch.workload.kind == "probs" else (softmax(target), softmax(draft))
-        tokens: torch.Tensor = sampling.chain_speculative_sampling(q, ids, p, counts[0], counts[1])[0]
+        tokens: torch.Tensor = sampling.chain_speculative_sampling(q, ids, p, *counts, generator=seeds)[0]
         return tokens
 
     return call, lambda tokens: (tokens, (tokens >= 0).sum(1) - 1)
