@@ -35,7 +35,10 @@ def page(text: str) -> str:
 
 def of_file(name: str) -> str:
     """Return what a page shows of one file of `bench/results`."""
-    content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return "Not recorded yet.\n\n"
+    content = json.loads(path.read_text(encoding="utf-8"))
     if name == "compare":
         return report.render([comparison.Row(**row) for row in content], Format.github)
     return section(name, content)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from acceptlib.ops import Value
 
+ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 SMALL = Workload(num_requests=3, num_draft_tokens=3, vocab_size=1200)
 
@@ -350,3 +353,14 @@ def test_figure_of_times() -> None:
     rows.append(plots.Timing(path="x", name="other", peer=True, num_requests=8, num_draft_tokens=3, microseconds=99.0))
     for ending in plots.ENDINGS:
         assert plots.timings(rows, ending) == plots.timings(rows, ending)
+
+
+def test_suite_of_benchmarks_runs(tmp_path: Path) -> None:
+    """`make bench`, each case once and untimed, on the smallest workload and for a peer."""
+    command = [sys.executable, "-m", "pytest", "bench", "--benchmark-disable", "-q", "-p", "no:cacheprovider"]
+    chosen = ["-k", "V3072 and (rejection or typical) or transformers and float32", f"--basetemp={tmp_path / 'base'}"]
+    done = subprocess.run(  # noqa: S603 - this suite
+        [*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout

@@ -233,7 +233,7 @@ def test_pages_show_the_records(page: Path) -> None:
 
 def test_every_record_is_shown() -> None:
     shown = {match[2] for page in RENDER.PAGES for match in RENDER.MARKED.finditer(page.read_text(encoding="utf-8"))}
-    assert shown == {path.stem for path in RENDER.RESULTS.glob("*.json")}
+    assert shown >= {path.stem for path in RENDER.RESULTS.glob("*.json")}
 
 
 def test_comparison_has_every_strategy() -> None:
