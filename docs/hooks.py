@@ -127,7 +127,7 @@ def worked_example(name: str, strategy: AcceptanceStrategy) -> str:
         [
             "Two drafted tokens, a vocabulary of four, options at their defaults. Rows do not depend on tokens before:",
             example,
-            f"![Law of the first token under {name}](../figures/law-{name}.svg)",
+            f'<div class="wide" markdown>\n![Law of the first token under {name}](../figures/law-{name}.svg)\n</div>',
             "The first token of a step, by enumeration in float64:",
             table(["token", "target p", "draft q", "stands if drafted", "emitted"], rows),
             f"A step emits one, two or three tokens with probability {', '.join(f'{p:.4f}' for p in lengths)}.",
