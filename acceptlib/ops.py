@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 Value: TypeAlias = Any
@@ -50,8 +51,14 @@ def log(a: Value) -> Value:
 
 
 def sqrt(a: Value) -> Value:
-    """Return the square root of `a`."""
-    return torch.sqrt(a) if isinstance(a, torch.Tensor) else math.sqrt(a)
+    """Return the square root of `a`, correctly rounded; NaN below 0."""
+    if not isinstance(a, torch.Tensor):
+        return math.sqrt(a)
+    if a.device.type != "cpu":
+        return torch.sqrt(a)
+    # torch's own is an ulp off for many numbers on a CPU, and a token must not depend on the device.
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.asarray(np.sqrt(a.detach().numpy())))
 
 
 def abs(a: Value) -> Value:  # noqa: A001 - the name that torch and triton.language use

@@ -17,14 +17,15 @@ Values = dict[str, torch.Tensor]
 
 
 def positional(
-    plan: Plan, num_draft_tokens: torch.Tensor, max_num_draft_tokens: int
+    plan: Plan, num_draft_tokens: torch.Tensor, max_num_draft_tokens: int, state: Mapping[str, torch.Tensor]
 ) -> tuple[Values, Mapping[str, float]]:
-    """Return the quantities that follow from positions alone, and the constants that do not depend on them.
+    """Return the quantities that no row has a say in, and the constants that do not depend on positions.
 
     Args:
         plan: The strategy.
         num_draft_tokens: [B] int64.
         max_num_draft_tokens: K.
+        state: [B] or [1] tensors by name.
 
     Returns:
         [B, K] tensors by name, and numbers by name.
@@ -38,6 +39,9 @@ def positional(
         values["num_draft_tokens"] = num_draft_tokens[:, None].to(torch.float64).expand_as(position)
     if "is_last" in plan.reads:
         values["is_last"] = position == num_draft_tokens[:, None] - 1
+    for name, value in state.items():
+        scalar = value if value.dtype == torch.bool else value.to(torch.float64)
+        values[name] = scalar[:, None].expand_as(position)
     numbers: dict[str, float] = {}
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
