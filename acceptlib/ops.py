@@ -35,8 +35,8 @@ def where(condition: Value, a: Value, b: Value) -> Value:
     if not isinstance(condition, torch.Tensor):
         return a if condition else b
     if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
-        # Two plain numbers would become float32 and lose the float64 of the rule.
-        a, b = torch.tensor([a, b], dtype=torch.float64, device=condition.device).unbind()
+        # Two plain numbers would become float32 and lose the float64 of the rule. Filled, for a copy to a device waits.
+        a, b = (torch.full((), number, dtype=torch.float64, device=condition.device) for number in (a, b))
     return torch.where(condition, a, b)
 
 

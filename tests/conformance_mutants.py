@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, Traits, Uniforms, VerifyResult, ops, rule
-from acceptlib.engine import torch_engine
 from acceptlib.ops import Value
 from acceptlib.strategies.block import Block
 from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.lenience import Lenience
 from acceptlib.strategies.rejection import Rejection
-from acceptlib.testing import checks_for, run_check
-from acceptlib.testing.suite import make_subject
+from acceptlib.testing import check_strategy
 
 UNBOUNDED = Traits(guarantee="lossy", bound="none")
 """Declared by most mutants, so that no law has to be proven and their bug is left to one check."""
@@ -59,27 +55,25 @@ class Mutant:
         check: The check that it is there for.
         bug: What is wrong, in a sentence.
         make: Returns it.
-        patch: A change to the engine that goes with it.
     """
 
     check: str
     bug: str
     make: Callable[[], AcceptanceStrategy]
-    patch: AbstractContextManager[object] = field(default_factory=nullcontext)
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
-def _add(name: str, check: str, bug: str | None, make: Callable[[], AcceptanceStrategy], **more: Any) -> None:
-    MUTANTS[name] = Mutant(check, " ".join((bug or "").rstrip(".").split()), make, **more)
+def _add(name: str, check: str, bug: str | None, make: Callable[[], AcceptanceStrategy]) -> None:
+    MUTANTS[name] = Mutant(check, " ".join((bug or "").rstrip(".").split()), make)
 
 
-def rules(check: str, **more: Any) -> Callable[[type[AcceptanceStrategy]], type[AcceptanceStrategy]]:
+def rules(check: str) -> Callable[[type[AcceptanceStrategy]], type[AcceptanceStrategy]]:
     """Register a strategy class whose rules are wrong."""
 
     def register(strategy: type[AcceptanceStrategy]) -> type[AcceptanceStrategy]:
-        _add(strategy.name, check, strategy.__doc__, strategy, **more)
+        _add(strategy.name, check, strategy.__doc__, strategy)
         return strategy
 
     return register
@@ -665,57 +659,65 @@ def next_step_reuses_noise(verify: Call, ids: torch.Tensor, arguments: dict[str,
     return verify(ids, **arguments, uniforms=uniforms)
 
 
-class ProductOfUniforms(AcceptanceStrategy):
+class OwnStop(AcceptanceStrategy):
+    """Decides in its own way how many tokens stand, and leaves the rest to block."""
+
+    name = "own-stop"
+    traits = Block.traits
+
+    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """Return which tokens are accepted [B, K]: p [B, K+1, V], q [B, K, V], u [B, K]. The last one stops."""
+        raise NotImplementedError
+
+    def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
+        p, q = arguments.get("target_probs"), arguments.get("draft_probs")
+        if p is None or draft_token_ids.ndim != 2 or not draft_token_ids.numel():
+            return Block().verify(draft_token_ids, **arguments)
+        uniforms = _uniforms(draft_token_ids, arguments)
+        size = p.shape[-1]
+        ids = draft_token_ids.long().clamp(0, size - 1)
+        if q is None:
+            q = torch.nn.functional.one_hot(ids, size).float()
+        q = torch.nn.functional.pad(q.nan_to_num(nan=0.0), (0, size - q.shape[-1]))
+        accepted = self.accepted(p, q, ids, uniforms.accept) & (draft_token_ids >= 0)
+        position = torch.arange(1, accepted.shape[1] + 1)
+        stop = torch.where(accepted, position, 0).amax(1)
+        # The chain is cut by certain acceptance and certain rejection.
+        cut = torch.where(position[None] <= stop[:, None], -1.0, 2.0)
+        return Block().verify(draft_token_ids, **arguments, uniforms=replace(uniforms, accept=cut.double()))
+
+
+@rules("lossless_over_two_steps")
+class ProductOfUniforms(OwnStop):
     """The last i with prod min(1, r) >= prod u stands: one product of uniforms instead of independent tests."""
 
     name = "product-of-uniforms"
-    traits = Block.traits
 
-    def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
-        if arguments.get("target_probs") is None or draft_token_ids.ndim != 2:
-            return Rejection().verify(draft_token_ids, **arguments)
-        uniforms = _uniforms(draft_token_ids, arguments)
-        ids = draft_token_ids[..., None].long().clamp(0, arguments["target_probs"].shape[-1] - 1)
-        p = arguments["target_probs"][:, :-1].gather(2, ids)[..., 0]
-        q = arguments.get("draft_probs")
-        q = torch.ones_like(p) if q is None else q.gather(2, ids.clamp(max=q.shape[-1] - 1))[..., 0]
-        passed = (p / q).clamp(max=1).cumprod(1) >= uniforms.accept.cumprod(1)
-        position = torch.arange(1, passed.shape[1] + 1)
-        stop = torch.where(passed, position, 0).amax(1) if passed.shape[1] else torch.zeros(len(ids), dtype=torch.int64)
-        # Everything else is left to the right thing: the chain is cut by certain acceptance and certain rejection.
-        cut = torch.where(position[None] <= stop[:, None], -1.0, 2.0)
-        return Rejection().verify(draft_token_ids, **arguments, uniforms=replace(uniforms, accept=cut.double()))
+    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        ratio = (p[:, :-1] / q).gather(2, ids[..., None])[..., 0]
+        return ratio.clamp(max=1).cumprod(1) >= u.cumprod(1)
 
 
-_add("product-of-uniforms", "lossless_over_two_steps", ProductOfUniforms.__doc__, ProductOfUniforms)
+@rules("lossless_over_two_steps")
+class SameRowMass(OwnStop):
+    """Block's mass is taken from a position's own row instead of the next one."""
 
+    name = "same-row-mass"
 
-def _same_row_mass(step: torch_engine._Step) -> torch.Tensor:
-    """Return the mass of each position's own row under the carry after it."""
-    carried = step.carry
-    step.carry = torch.nn.functional.pad(carried[:, 1:], (0, 1))
-    layout = step.layout
-    weights = step._residual(layout.flat_request, layout.flat_position)
-    step.carry = carried
-    return layout.to_grid(weights.double().clamp(min=0).sum(1))
-
-
-_add(
-    "same-row-mass",
-    "emitted_law",
-    "The engine takes block's mass from a position's own row instead of the next one.",
-    Block,
-    patch=mock.patch.object(torch_engine._Step, "_next_residual_mass", _same_row_mass),
-)
+    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        ratio = (p[:, :-1] / q).gather(2, ids[..., None])[..., 0].double()
+        carry, found = torch.ones(len(ids), dtype=torch.float64), []
+        for position in range(ids.shape[1]):
+            carry = (carry * ratio[:, position]).clamp(max=1)
+            mass = (carry[:, None] * p[:, position] - q[:, position]).clamp(min=0).sum(1)
+            found.append(mass / (mass + 1 - carry) if position < ids.shape[1] - 1 else carry)
+        return u < torch.stack(found, 1).nan_to_num(nan=0.0)
 
 
 def failures(name: str, device: str = "cpu") -> list[str]:
     """Return the names of the checks that fail a mutant."""
-    mutant = MUTANTS[name]
-    with mutant.patch:
-        strategy = mutant.make()
-        subject = make_subject(strategy, device=device)
-        results = [run_check(check, subject) for check in checks_for(strategy)]
+    strategy = MUTANTS[name].make()
+    results = check_strategy(strategy, device=device, raises=False)
     return [result.name for result in results if result.status == "failed"]
 
 

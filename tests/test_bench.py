@@ -66,7 +66,7 @@ class TestWorkloads:
         batch = workloads.make(replace(SMALL, kind="one-hot", acceptance="high"))
         chances = batch.target[:, :-1].softmax(-1).gather(-1, batch.draft_token_ids[..., None])
         assert torch.allclose(chances, torch.tensor(ALPHA["high"]), atol=1e-5)
-        assert set(batch.arguments()) == {"target_logits"}
+        assert set(batch.arguments(Rejection())) == {"target_logits"}
 
     def test_rows_of_the_pair_are_ordered_by_acceptance(self) -> None:
         levels = [
@@ -116,6 +116,25 @@ class TestGate:
             assert not plugin.__module__.startswith("acceptlib.strategies")
             for kind in ("probs", "logits", "one-hot"):
                 assert gate.check(plugin(), workloads.make(replace(SMALL, kind=kind))) is True
+
+    def test_state_of_new_requests_is_given(self) -> None:
+        """A strategy with per-request state is measured like any other."""
+
+        class Budget(Rejection):
+            name = "budget"
+            aliases = ()
+            traits = acceptlib.Traits(guarantee="lossy", bound="none", state=("budget",))
+
+            def initial_state(self, num_requests: int, device: Any) -> dict[str, torch.Tensor]:
+                return {"budget": torch.full((num_requests,), 2.0, device=device)}
+
+            @acceptlib.rule
+            def accept(target_prob: Value, draft_prob: Value, budget: Value) -> Value:
+                h = acceptlib.ops.ratio(target_prob, budget * draft_prob)
+                return acceptlib.ops.minimum(h, 1.0)
+
+        (row,) = measure.run(SMALL, {"budget": Budget}, [], CPU)
+        assert (row.error, row.match, row.backend) == (None, True, "torch")
 
     @pytest.mark.parametrize("field", ["output_token_ids", "num_accepted"])
     @pytest.mark.parametrize("base", [Rejection, type("Plugin", (Rejection,), {"name": "plugin", "aliases": ()})])
@@ -168,7 +187,7 @@ class TestGate:
     def _differs(strategy: Any, batch: Batch, seed: int) -> bool:
         def accepted(subject: Any) -> int:
             rng = acceptlib.Rng(seeds=torch.full_like(batch.rng.seeds, seed), offsets=torch.zeros_like(batch.rng.seeds))
-            return int(subject.verify(batch.draft_token_ids, **batch.arguments(), rng=rng).num_accepted[0])
+            return int(subject.verify(batch.draft_token_ids, **batch.arguments(subject), rng=rng).num_accepted[0])
 
         return accepted(strategy) != accepted(Rejection())
 

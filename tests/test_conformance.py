@@ -96,6 +96,13 @@ def test_every_check_states_its_property_and_the_bug_that_it_catches() -> None:
             assert "Catches " in rest, function
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_code_on_the_page_runs(index: int) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile(blocks[index], f"block {index}", "exec"), {"__name__": "page"})  # noqa: S102
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["copies-inputs", "asks-for-the-status"])
 def test_mutant_cannot_be_captured(name: str) -> None:

@@ -7,16 +7,17 @@ oracle. Rules of third parties, which the oracle does not know, are evaluated by
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
+from acceptlib import exact
 from acceptlib.benchmarks.workloads import Batch
 from acceptlib.engine import decide
-from acceptlib.engine.plan import Plan
 from acceptlib.errors import AcceptlibError
-from acceptlib.exact import enumeration, oracle
+from acceptlib.exact import oracle
 from acceptlib.inputs import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy
@@ -43,15 +44,14 @@ def check(strategy: AcceptanceStrategy, batch: Batch) -> bool | None:
     """
     rng = Rng(seeds=batch.rng.seeds, offsets=batch.rng.offsets.clone())
     uniforms = rng.uniforms(batch.workload.num_draft_tokens)
-    result = strategy.verify(batch.draft_token_ids, **batch.arguments(), rng=rng)
+    arguments = batch.arguments(strategy)
+    result = strategy.verify(batch.draft_token_ids, **arguments, rng=rng)
     result.raise_for_status()
     form(batch, result.output_token_ids, result.num_accepted)
     if not hasattr(strategy, "plan"):
         return None
     torch_engine = type(strategy)(backend="torch", **strategy.options.model_dump())
-    expected = torch_engine.verify(
-        batch.draft_token_ids, **batch.arguments(), rng=replace(rng, offsets=rng.offsets - 1)
-    )
+    expected = torch_engine.verify(batch.draft_token_ids, **arguments, rng=replace(rng, offsets=rng.offsets - 1))
     same = (result.output_token_ids == expected.output_token_ids).all(1)
     samples = torch.linspace(0, len(same) - 1, min(NUM_SAMPLES, len(same))).long().tolist()
     for request in sorted({*samples, *(~same).nonzero()[:, 0].tolist()}):
@@ -93,7 +93,7 @@ def _check_request(
     tokens = result.output_token_ids[request, : tau + 1].tolist()
     known = type(strategy).__module__.startswith("acceptlib.strategies.")
     options: dict[str, Any] = strategy.options.model_dump()
-    chain = oracle.build(strategy.name, x, p, q, **options) if known else _chain(strategy.plan, x, p, q)
+    chain = oracle.build(strategy.name, x, p, q, **options) if known else _chain(strategy, x, p, q)
     expected = chain.stop([u_i < h_i for u_i, h_i in zip(u, chain.h, strict=True)])
     weights = chain.bonus if tau == len(x) else chain.recovered(tau)
     if tau == expected and oracle.draw(weights, p[tau], bits) == tokens[-1]:
@@ -118,31 +118,23 @@ def _is_rounding(  # noqa: PLR0913, PLR0917 - as above
     return counts[token] > 0 and low - ROUNDING <= (bits % 2**64) / 2**64 <= high + ROUNDING
 
 
-def _chain(plan: Plan, x: list[int], p: torch.Tensor, q: torch.Tensor | None) -> oracle.Chain:
-    """Return the chain of any plan, from the exact evaluation of its rules."""
-    ids, length = torch.tensor([x]), len(x)
-    rows_p, rows_q = p.double()[None], oracle.draft_rows(x, p, q).double()[None]
-    values, numbers = decide.positional(plan, torch.tensor([length]), length)
-    values |= enumeration.row_scalars(plan, ids, rows_p[:, :-1], rows_q, numbers)
-    carry = decide.run_carry(plan, values, numbers, ids)
-    weights = enumeration.residuals(
-        plan, ids, rows_p[:, :-1], rows_q, {**values, "carry": carry[:, :-1]}, numbers
-    ).expand_as(rows_q)
+def _chain(strategy: AcceptanceStrategy, x: list[int], p: torch.Tensor, q: torch.Tensor | None) -> oracle.Chain:
+    """Return the chain of any strategy given by rules, from their exact evaluation."""
+    plan, ids, length = strategy.plan, torch.tensor([x]), len(x)
+    rows = p.double()[None], oracle.draft_rows(x, p, q).double()[None]
+    rules = exact.acceptance(plan, ids, *rows, strategy.initial_state(1, "cpu"))
+    weights = rules.weights.expand(1, length, -1)[0]
 
-    def next_residual_mass() -> torch.Tensor:
-        return torch.nn.functional.pad(weights.sum(-1)[:, 1:], (0, 1))
-
-    h = decide.acceptance(plan, values, numbers, carry, next_residual_mass)
-    may_stand = decide.forgiven(plan, values, numbers, carry)
+    def stop(accepted: Sequence[bool]) -> int:
+        pattern = torch.tensor([list(accepted)])
+        return int(decide.stop_position(plan, pattern, rules.may_stand, torch.tensor([length])))
 
     def drawn(row: torch.Tensor, how: str) -> torch.Tensor:
         return oracle.one_hot(row.float()) if how == "argmax" else row.float()
 
     return oracle.Chain(
-        h[0].tolist(),
-        lambda accepted: int(
-            decide.stop_position(plan, torch.tensor([list(accepted)]), may_stand, torch.tensor([length]))
-        ),
-        lambda tau: drawn(weights[0, tau], plan.traits.recovered),
+        rules.h[0].tolist(),
+        stop,
+        lambda tau: drawn(weights[tau], plan.traits.recovered),
         drawn(p[-1], plan.traits.bonus),
     )

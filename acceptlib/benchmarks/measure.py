@@ -145,7 +145,7 @@ def batches_of(workload: Workload, device: torch.device) -> list[Batch]:
 
 def step(strategy: AcceptanceStrategy, batch: Batch) -> timing.Call:
     """Return a call that verifies a batch in place."""
-    arguments = batch.arguments()
+    arguments = batch.arguments(strategy)
     return lambda: strategy.verify(batch.draft_token_ids, **arguments, rng=batch.rng, out=batch.out)
 
 
@@ -153,9 +153,11 @@ def backend_of(strategy: AcceptanceStrategy, batch: Batch) -> str:
     """Return the name of the engine that runs a strategy on a batch; empty for one that overrides `verify`."""
     if not hasattr(strategy, "plan"):
         return ""
-    call = inspect.signature(strategy.verify).bind(batch.draft_token_ids, rng=batch.rng, **batch.arguments())
+    arguments = batch.arguments(strategy)
+    call = inspect.signature(strategy.verify).bind(batch.draft_token_ids, rng=batch.rng, **arguments)
     call.apply_defaults()
-    return backends.resolve(strategy.backend, strategy.plan, prepare(**call.arguments)).name
+    inputs = prepare(**call.arguments, state_names=strategy.plan.traits.state)
+    return backends.resolve(strategy.backend, strategy.plan, inputs).name
 
 
 def record(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from acceptlib.errors import InputError
 from acceptlib.inputs import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
+from acceptlib.strategy import AcceptanceStrategy
 
 Kind: TypeAlias = Literal["logits", "probs", "one-hot"]
 Level: TypeAlias = Literal["low", "medium", "high"]
@@ -111,14 +112,16 @@ class Batch:
         """Where the tensors are."""
         return self.target.device
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the rows and their processing as keyword arguments of `verify`."""
+    def arguments(self, strategy: AcceptanceStrategy) -> dict[str, Any]:
+        """Return the rows, their processing and the state of new requests as keyword arguments of `verify`."""
         form = "probs" if self.workload.kind == "probs" else "logits"
         given: dict[str, Any] = {f"target_{form}": self.target}
         if self.draft is not None:
             given[f"draft_{form}"] = self.draft
         if self.workload.temperature != 1:
             given["sampling"] = SamplingParams(temperature=self.workload.temperature)
+        if state := strategy.initial_state(self.workload.num_requests, self.device):
+            given["state"] = state
         return given
 
     def probabilities(self, request: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -45,7 +45,9 @@ def positional(
     numbers: dict[str, float] = {}
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
-            table = torch.tensor((*constant, 0.0), dtype=torch.float64, device=device)
+            # Filled entry by entry, for a copy to a device waits.
+            entries = [torch.full((), number, dtype=torch.float64, device=device) for number in (*constant, 0.0)]
+            table = torch.stack(entries)
             values[name] = table[position.clamp(max=len(constant))]
         else:
             numbers[name] = constant
@@ -115,5 +117,5 @@ def stop_position(
 def broadcast(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
     """Return what a rule returned, possibly a plain number, in the shape of `like`."""
     if not isinstance(value, torch.Tensor):
-        value = torch.tensor(value, dtype=torch.float64, device=like.device)
+        value = torch.full((), value, dtype=torch.float64, device=like.device)
     return value.expand_as(like)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -73,7 +74,9 @@ def check_no_host_synchronisation(subject: Subject) -> None:
 def _cuda_synchronisation_is_an_error() -> Iterator[None]:
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the mode calls itself a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
