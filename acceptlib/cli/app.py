@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from acceptlib import config, registry
-from acceptlib.cli import check, compare, describe, example, generate, scaffold
+from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
 from acceptlib.cli.console import Group, stdout
 from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
@@ -208,4 +208,5 @@ def schema_command() -> None:
 app.command("generate")(generate.command)
 app.command("compare")(compare.command)
 app.command("check")(check.command)
+app.command("bench")(bench.command)
 app.command("new-plugin")(scaffold.command)
