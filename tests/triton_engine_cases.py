@@ -6,6 +6,7 @@ python triton_engine_cases.py cuda:80 results.json
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -44,7 +45,7 @@ NOTHING = dict.fromkeys(
     ]
 )
 SHAPES = {"B3-K3-V50": (3, 3, 50), "B4-K5-V1031": (4, 5, 1031), "B3-K0-V7": (3, 0, 7), "B2-K70-V11": (2, 70, 11)}
-FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
+FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status", "num_passed")
 
 
 class Cautious(AcceptanceStrategy):
@@ -103,6 +104,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "equal": {**both, "draft_probs": p[:, :most]},
         "half": {**both, "target_probs": p.bfloat16(), "draft_probs": q.half(), "ids": ids.int()},
         "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2},
+        "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
         "strided": {
             "ids": ids.T.contiguous().T,
@@ -118,6 +120,12 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
     found["ragged"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept]}
     uniforms = acceptlib.Uniforms(accept=rng.uniforms(most).accept[kept], emit=rng.uniforms(most).emit)
     found["ragged-explicit"] = {**ragged, "ids": ids[kept], "uniforms": uniforms}
+    drafted = p[:, :most][kept]
+    given = {**ragged, "ids": ids[kept], "target_probs": drafted, "bonus_token_ids": torch.arange(num_requests)}
+    if len(drafted):
+        found["ragged-given"] = {**given, "draft_probs": q[kept]}
+    else:
+        del found["given"]  # the kernel leaves it to torch
     if most:
         for name, value in {"nan": math.nan, "inf": math.inf, "three": 3.0}.items():
             bad = p.clone()
@@ -127,6 +135,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         cut = ids.clone()
         cut[0, most // 2], cut[-1, 0] = -1, vocab_size
         found["placeholders"] = {**both, "ids": cut}
+        found["ragged-given-placeholders"] = {**given, "ids": torch.where(ids % 3 == 0, -1, ids)[kept]}
         found["bad-draft"] = {**both, "draft_probs": torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
     return found
@@ -143,7 +152,9 @@ def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
             cu = rest.get("cu_num_draft_tokens")
             count = len(cu) - 1 if isinstance(cu, torch.Tensor) else len(ids)
             rest["rng"] = acceptlib.Rng(seeds=torch.arange(count) * 31 - 7, offsets=torch.full((count,), 2**40 + 5))
-        results.append(run(strategy.plan, inputs(ids, **rest)))
+        call = inputs(ids, **rest)
+        out = VerifyResult.empty(call.num_requests, call.max_num_draft_tokens, call.device, num_passed=True)
+        results.append(run(strategy.plan, dataclasses.replace(call, out=out)))
         rng = rest.get("rng")
         if isinstance(rng, acceptlib.Rng) and not bool((rng.offsets == 2**40 + 6).all()):
             return f"offsets {rng.offsets.tolist()}"
@@ -160,6 +171,8 @@ def compile_only(strategy: AcceptanceStrategy, target: str, *, ragged: bool) -> 
         "RAGGED": ragged,
         "HAS_DRAFT": ragged,
         "HAS_BONUS": not ragged,
+        "HAS_BONUS_ROWS": ragged,
+        "COUNTS": not ragged,
         "EXPLICIT": False,
         "FLAT_UNIFORMS": False,
         "ALIGNED": ragged,
@@ -167,7 +180,7 @@ def compile_only(strategy: AcceptanceStrategy, target: str, *, ragged: bool) -> 
         "MAX_BLOCKS": 32,
     }
     pointers = {
-        "token_ids_ptr num_accepted_ptr num_emitted_ptr arrived_ptr cu_ptr": "*i32",
+        "token_ids_ptr num_accepted_ptr num_emitted_ptr num_passed_ptr arrived_ptr cu_ptr": "*i32",
         "status_ptr": "*i8",
         "sums_ptr ids_ptr emit_ptr seeds_ptr offsets_ptr bonus_ptr": "*i64",
         "masses_ptr target_ptr draft_ptr": "*fp32",

@@ -28,6 +28,8 @@ class Layout:
         ids: [B, K] int64 drafted tokens, clamped to the vocabulary; whatever there is beyond a request's end.
         outside: [B, K] bool, whether the drafted token was above the vocabulary.
         num_draft_tokens: [B] int64, n_b after placeholders ended chains.
+        reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
+        has_bonus_rows: Whether the target's rows include bonus rows.
         faults: [B] int64, a `Status` that holds for the whole request.
         flat_ids, flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
     """
@@ -37,6 +39,7 @@ class Layout:
         num_requests, most = inputs.num_requests, inputs.max_num_draft_tokens
         position, request, flat_request, flat_position = _grid(num_requests, most, inputs.device)
         self.shape = (num_requests, most)
+        self.has_bonus_rows = inputs.has_bonus_rows
         self.faults = _parameter_faults(inputs, request)
         drafted = inputs.draft_token_ids.to(torch.int64)
         if inputs.cu_num_draft_tokens is None:
@@ -61,6 +64,7 @@ class Layout:
         before_end = valid.cumprod(1)
         self.valid = before_end.bool()
         self.num_draft_tokens = before_end.sum(1)
+        self.reached_end = self.num_draft_tokens == (self.num_draft_tokens if self.start is None else count)
         self.outside = ids >= inputs.vocab_size
         self.ids = ids.clamp(0, inputs.vocab_size - 1)
         self.flat_ids = self.ids.reshape(-1) if self.start is None else self.ids[self.flat_request, self.flat_position]
@@ -75,21 +79,24 @@ class Layout:
         return flat[(self.start[:, None] + position).clamp(max=self.num_tokens - 1)]
 
     def index(self, model: Model, request: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the index of rows in the caller's tensor; in bounds, also for the draft's row at a bonus position."""
+        """Return the index of rows in the caller's tensor; in bounds, also where a bonus position has none."""
         if self.start is None:
-            return request, position if model == "target" else position.clamp(max=self.shape[1] - 1)
+            return request, position if self._has_bonus(model) else position.clamp(max=self.shape[1] - 1)
         row = self.start[request] + position
-        return (row + request,) if model == "target" else (row.clamp(max=self.num_tokens - 1),)
+        return (row + request,) if self._has_bonus(model) else (row.clamp(max=self.num_tokens - 1),)
 
     def request_of_rows(self, model: Model) -> torch.Tensor:
         """Return the request of every row of the caller's tensor, in the shape of its leading dimensions."""
         request = torch.arange(self.shape[0], device=self.ids.device)
         if self.start is None:
-            return request[:, None].expand(-1, self.shape[1] + (model == "target"))
-        if model == "draft":
+            return request[:, None].expand(-1, self.shape[1] + self._has_bonus(model))
+        if not self._has_bonus(model):
             return self.flat_request
         row = torch.arange(self.num_tokens + self.shape[0], device=self.ids.device)
         return torch.searchsorted(self.start + request, row, right=True) - 1
+
+    def _has_bonus(self, model: Model) -> bool:
+        return model == "target" and self.has_bonus_rows
 
 
 class RowReader:

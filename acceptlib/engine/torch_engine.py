@@ -70,7 +70,10 @@ class _Step:
         self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
         h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
         sound = (as_words(faults) == Status.OK) & as_words(layout.valid)
-        accepted = as_tensor((as_words(accept_uniforms) < as_words(h)) & (sound.cumprod(1) > 0))
+        passed = (as_words(accept_uniforms) < as_words(h)) & sound
+        if out.num_passed is not None:
+            as_words(out.num_passed)[:] = passed.sum(1)
+        accepted = as_tensor(passed & (sound.cumprod(1) > 0))
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & as_tensor(sound)
@@ -199,12 +202,14 @@ class _Step:
         is_bonus = position == self.layout.num_draft_tokens[chunk]
         status = torch.zeros_like(position)
         token = prob = None
-        if plan.samples or plan.residual is not None or self.inputs.logprobs:
+        if not self.inputs.target.data.numel():
+            token = torch.zeros_like(position)  # nothing was drafted, and bonus tokens are given: there is no row
+        elif plan.samples or plan.residual is not None or self.inputs.logprobs:
             p, weights, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
             token = draw(weights, bits) if plan.samples else weights.argmax(1)
-        if "argmax" in {traits.recovered, traits.bonus}:
+        if "argmax" in {traits.recovered, traits.bonus} and self.inputs.target.data.numel():
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
@@ -217,8 +222,9 @@ class _Step:
         if self.inputs.bonus_token_ids is not None:
             given = self.inputs.bonus_token_ids[chunk].to(torch.int64)
             outside = (given < 0) | (given >= self.inputs.vocab_size)
-            token = torch.where(is_bonus, given.masked_fill(outside, 0), token)
-            status = torch.where(is_bonus, outside * int(Status.INVALID_TOKEN_ID), status)
+            takes_given = is_bonus & self.layout.reached_end[chunk]
+            token = torch.where(takes_given, given.masked_fill(outside, 0), token)
+            status = torch.where(takes_given, outside * int(Status.INVALID_TOKEN_ID), status)
         if self.inputs.logprobs:
             prob = p.gather(1, token[:, None])[:, 0]
         return token, status, prob

@@ -27,6 +27,8 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
         return "the fused kernels do not return log-probabilities yet"
     if inputs.num_requests > MAX_REQUESTS:
         return f"a grid holds at most {MAX_REQUESTS} requests, got {inputs.num_requests}"
+    if not inputs.target.data.numel():
+        return "there is no row to read"
     traits = plan.traits
     if traits.stop != "first_rejection" or plan.carry is not None:
         return f"strategy {plan.name!r} decides on later rows, which the fused kernels do not yet"
@@ -43,7 +45,7 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
     device, num_requests, most = inputs.device, inputs.num_requests, inputs.max_num_draft_tokens
-    out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=False)
+    out = inputs.out or VerifyResult.empty(num_requests, most, device)
     if not num_requests:
         return out
     num_blocks = triton.cdiv(inputs.vocab_size, BLOCK)
@@ -63,6 +65,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_accepted,
         out.num_emitted,
         out.status,
+        out.status if out.num_passed is None else out.num_passed,
         sums,
         masses,
         arrived,
@@ -96,6 +99,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         RAGGED=ragged,
         HAS_DRAFT=has_draft,
         HAS_BONUS=inputs.bonus_token_ids is not None,
+        HAS_BONUS_ROWS=inputs.has_bonus_rows,
+        COUNTS=out.num_passed is not None,
         EXPLICIT=uniforms is not None,
         FLAT_UNIFORMS=flat,
         ALIGNED=all(stride % 16 == 0 for stride in (*target.stride()[:-1], *rows.stride()[:-1])),

@@ -37,10 +37,11 @@ def verify_probs_kernel(
     num_accepted_ptr,  # [B] int32
     num_emitted_ptr,  # [B] int32
     status_ptr,  # [B] int8
+    num_passed_ptr,  # [B] int32
     sums_ptr,  # [B, num_blocks] int64, scratch
     masses_ptr,  # [B, 3, num_blocks] float32, scratch
     arrived_ptr,  # [B] int32, zero before and after
-    target_ptr,  # [B, K+1, V] or [T+B, V]
+    target_ptr,  # [B, K+1, V] or [T+B, V]; [B, K, V] or [T, V] without bonus rows
     target_request_stride,
     target_row_stride,
     target_stride,
@@ -76,6 +77,8 @@ def verify_probs_kernel(
     RAGGED: tl.constexpr,
     HAS_DRAFT: tl.constexpr,
     HAS_BONUS: tl.constexpr,
+    HAS_BONUS_ROWS: tl.constexpr,
+    COUNTS: tl.constexpr,
     EXPLICIT: tl.constexpr,
     FLAT_UNIFORMS: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -98,7 +101,7 @@ def verify_probs_kernel(
         fault = tl.where(sane, 0, 4)
         start = tl.where(sane, start, 0)
         count = tl.where(sane, end - start, 0).to(tl.int32)
-        target_start = tl.where(sane, start + request, 0) * target_row_stride
+        target_start = tl.where(sane, start + (request if HAS_BONUS_ROWS else 0), 0) * target_row_stride
         draft_start = start * draft_row_stride
         ids_ptr += start * ids_stride
         if FLAT_UNIFORMS:
@@ -119,6 +122,7 @@ def verify_probs_kernel(
     lane = tl.arange(0, LANES)
     length = count
     stop = count
+    passed = count * 0
     for base in range(0, count, LANES):
         position = base + lane
         ids = tl.load(ids_ptr + position.to(tl.int64) * ids_stride, mask=position < count, other=-1).to(tl.int64)
@@ -148,12 +152,19 @@ def verify_probs_kernel(
         sound = inside
         if READS_TARGET:
             sound = sound & (p >= 0) & (p <= 1 + 1 / 64)
-        rejected = drafted & (((u < h) & sound) == 0)
+        passes = drafted & (u < h) & sound
+        passed += tl.sum(passes.to(tl.int32), 0)
+        rejected = drafted & (passes == 0)
         stop = tl.minimum(stop, tl.min(tl.where(rejected, position, count), 0))
     stop = tl.minimum(stop, length)
     is_bonus = stop == length
 
-    target_row = target_start + stop.to(tl.int64) * target_row_stride
+    row = stop
+    if not HAS_BONUS_ROWS:
+        # Nothing is needed from the row of a given bonus token: stay within the rows.
+        row = tl.minimum(stop, tl.maximum(count - 1, 0))
+        target_start = tl.where(count > 0, target_start, 0)
+    target_row = target_start + row.to(tl.int64) * target_row_stride
     draft_row = draft_start + tl.where(is_bonus, 0, stop).to(tl.int64) * draft_row_stride
     if ALIGNED:
         target_row = tl.multiple_of(target_row, 16)
@@ -264,7 +275,8 @@ def verify_probs_kernel(
         emitted = found.to(tl.int64) * BLOCK + tl.sum((running <= r - before).to(tl.int32), 0)
         emitted = tl.minimum(emitted, vocab_size - 1)
         if HAS_BONUS:
-            if stop == length:
+            # In the ragged layout a placeholder that ended the chain early has its own row.
+            if stop == (count if RAGGED else length):
                 emitted = tl.load(bonus_ptr + request).to(tl.int64)
                 row_fault = tl.where((emitted >= 0) & (emitted < vocab_size), 0, 3)
         # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
@@ -286,6 +298,8 @@ def verify_probs_kernel(
         tl.store(num_accepted_ptr + request, stop)
         tl.store(num_emitted_ptr + request, stop + (fault == 0).to(tl.int32))
         tl.store(status_ptr + request, fault.to(tl.int8))
+        if COUNTS:
+            tl.store(num_passed_ptr + request, passed)
 
 
 @triton.jit
