@@ -24,7 +24,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine
-from acceptlib.engine.triton.probs import verify_probs_kernel
+from acceptlib.engine.triton.kernel import verify_kernel
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 
@@ -122,10 +122,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
     found["ragged-explicit"] = {**ragged, "ids": ids[kept], "uniforms": uniforms}
     drafted = p[:, :most][kept]
     given = {**ragged, "ids": ids[kept], "target_probs": drafted, "bonus_token_ids": torch.arange(num_requests)}
-    if len(drafted):
-        found["ragged-given"] = {**given, "draft_probs": q[kept]}
-    else:
-        del found["given"]  # the kernel leaves it to torch
+    found["ragged-given"] = {**given, "draft_probs": q[kept]}
     if most:
         for name, value in {"nan": math.nan, "inf": math.inf, "three": 3.0}.items():
             bad = p.clone()
@@ -171,8 +168,6 @@ def compile_only(strategy: AcceptanceStrategy, target: str, *, ragged: bool) -> 
         "RAGGED": ragged,
         "HAS_DRAFT": ragged,
         "HAS_BONUS": not ragged,
-        "HAS_BONUS_ROWS": ragged,
-        "COUNTS": not ragged,
         "EXPLICIT": False,
         "FLAT_UNIFORMS": False,
         "ALIGNED": ragged,
@@ -180,7 +175,7 @@ def compile_only(strategy: AcceptanceStrategy, target: str, *, ragged: bool) -> 
         "MAX_BLOCKS": 32,
     }
     pointers = {
-        "token_ids_ptr num_accepted_ptr num_emitted_ptr num_passed_ptr arrived_ptr cu_ptr": "*i32",
+        "token_ids_ptr num_accepted_ptr num_emitted_ptr arrived_ptr cu_ptr": "*i32",
         "status_ptr": "*i8",
         "sums_ptr ids_ptr emit_ptr seeds_ptr offsets_ptr bonus_ptr": "*i64",
         "masses_ptr target_ptr draft_ptr": "*fp32",
