@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -164,3 +165,14 @@ def chi_square_z(observed: torch.Tensor, law: torch.Tensor) -> float:
         return 0.0
     spread = 2 / (9 * freedom)
     return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+
+
+def emitted_z(output_token_ids: torch.Tensor, law: Mapping[tuple[int, ...], float], vocab_size: int) -> float:
+    """Return `chi_square_z` of whole emitted sequences [n, K+1], padded with -1, under their law."""
+    # Placeholders are one more token, so that sequences of every length share one table.
+    tokens = torch.where(output_token_ids < 0, vocab_size, output_token_ids.long())
+    length = tokens.shape[1]
+    table = torch.zeros((vocab_size + 1,) * length, dtype=torch.float64)
+    for sequence, probability in law.items():
+        table[(*sequence, *[vocab_size] * (length - len(sequence)))] = probability
+    return chi_square_z(counts(tokens, vocab_size + 1), table)
