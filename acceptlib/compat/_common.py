@@ -18,6 +18,14 @@ def as_rows(probs: torch.Tensor) -> torch.Tensor:
     return probs.to(torch.float32) if probs.dtype == torch.float64 else probs
 
 
+def unused_uniforms(num_requests: int, max_num_draft_tokens: int, device: torch.device) -> acceptlib.Uniforms:
+    """Return numbers for a strategy that draws nothing, so that torch's default generator is left alone."""
+    return acceptlib.Uniforms(
+        accept=torch.zeros(num_requests, max_num_draft_tokens, dtype=torch.float64, device=device),
+        emit=torch.zeros(num_requests, dtype=torch.int64, device=device),
+    )
+
+
 def request_streams(
     generators: Mapping[int, torch.Generator], num_requests: int, device: torch.device
 ) -> acceptlib.Rng:

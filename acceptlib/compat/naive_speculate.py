@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from acceptlib import VerifyResult
-from acceptlib.compat._common import as_rows, create
+from acceptlib.compat._common import as_rows, create, unused_uniforms
 
 __all__ = ["greedy_match", "speculative_sampling"]
 
@@ -24,7 +24,12 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
-    return _scalars(create("greedy").verify(candidate_tokens[None], target_probs=as_rows(target_dists)[None]))
+    result = create("greedy").verify(
+        candidate_tokens[None],
+        target_probs=as_rows(target_dists)[None],
+        uniforms=unused_uniforms(1, len(candidate_tokens), target_dists.device),
+    )
+    return _scalars(result)
 
 
 def speculative_sampling(

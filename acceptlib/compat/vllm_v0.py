@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from acceptlib import PLACEHOLDER_TOKEN_ID, AcceptanceStrategy, Rng, VerifyResult, create
-from acceptlib.compat._common import request_streams
+from acceptlib.compat._common import request_streams, unused_uniforms
 from acceptlib.errors import InputError
 
 __all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
@@ -70,9 +70,9 @@ class _SpecDecodeSampler(torch.nn.Module):
         bonus_token_ids: torch.Tensor,
         draft_probs: torch.Tensor | None,
         draft_token_ids: torch.Tensor,
-        rng: Rng | None = None,
+        rng: Rng | None,
     ) -> torch.Tensor:
-        """Verify, count, and return [B, k+1] int64."""
+        """Verify, count, and return [B, k+1] int64; without `rng` nothing is drawn."""
         if self._strict_mode:
             self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
         device = target_with_bonus_probs.device
@@ -84,6 +84,7 @@ class _SpecDecodeSampler(torch.nn.Module):
             draft_probs=draft_probs,
             bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
             rng=rng,
+            uniforms=unused_uniforms(batch_size, k, device) if rng is None else None,
             out=out,
         )
         if self._strict_mode:
@@ -106,7 +107,6 @@ class _SpecDecodeSampler(torch.nn.Module):
         target_probs: torch.Tensor,
         draft_probs: torch.Tensor | None,
         draft_token_ids: torch.Tensor,
-        rng: Rng | None = None,
     ) -> torch.Tensor:
         """Return which drafted tokens pass on their own, [B, k] bool: each is verified as a request of its own."""
         ids = draft_token_ids.reshape(-1).contiguous()
@@ -115,7 +115,6 @@ class _SpecDecodeSampler(torch.nn.Module):
             target_probs=target_probs.reshape(len(ids), 1, -1),
             draft_probs=None if draft_probs is None else draft_probs.reshape(len(ids), 1, -1),
             bonus_token_ids=ids,
-            rng=rng,
         )
         return result.num_accepted.view(draft_token_ids.shape) > 0
 
@@ -244,7 +243,7 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
             InputError: Shapes, dtypes or devices do not fit; `StrictModeError` in strict mode.
             StatusError: In strict mode, a row is no law (NaN, unnormalised).
         """
-        return self._sample(target_with_bonus_probs, bonus_token_ids, None, draft_token_ids)
+        return self._sample(target_with_bonus_probs, bonus_token_ids, None, draft_token_ids, None)
 
     def _evaluate_accepted_tokens(self, target_probs: torch.Tensor, draft_token_ids: torch.Tensor) -> torch.Tensor:
         """Return which drafted tokens pass, each on its own: [B, k] bool, of probabilities [B, k, V]."""

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
-from acceptlib.compat._common import create, request_streams
+from acceptlib.compat._common import create, request_streams, unused_uniforms
 from acceptlib.ops import Value
 
 __all__ = [
@@ -176,7 +176,7 @@ class RejectionSampler(torch.nn.Module):
                 sampling_metadata,
             )
         if sampling_metadata.all_greedy:
-            return _verify("greedy", metadata, bonus_token_ids, target_logits=target_logits)
+            return _verify_greedy(metadata, bonus_token_ids, target_logits)
         return _verify(
             "rejection",
             metadata,
@@ -232,7 +232,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
     greedy = random = None
     if not sampling_metadata.all_random:
         # As logits, for whose argmax nothing has to be normalised.
-        greedy = _verify("greedy", metadata, bonus_token_ids, target_logits=target_probs)
+        greedy = _verify_greedy(metadata, bonus_token_ids, target_probs)
     if not sampling_metadata.all_greedy:
         random = _verify(
             "rejection",
@@ -398,6 +398,11 @@ class _Recover(AcceptanceStrategy):
 
 
 _RECOVER = _Recover()
+
+
+def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
+    uniforms = unused_uniforms(len(bonus_token_ids), int(metadata.max_spec_len), target_logits.device)
+    return _verify("greedy", metadata, bonus_token_ids, target_logits=target_logits, uniforms=uniforms)
 
 
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:

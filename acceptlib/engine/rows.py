@@ -248,8 +248,8 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     # Several times quicker than indexing, but for one dimension only.
     row = _row_number(data, index)
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
-    if len(row) == 1 and isinstance(row, np.ndarray):
-        return flat[row[0] : row[0] + 1]
+    if isinstance(row, np.ndarray) and row[-1] - row[0] == len(row) - 1 and (np.diff(row) == 1).all():
+        return flat[row[0] : row[-1] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
     return torch.index_select(flat, 0, as_tensor(row), out=rows)
 

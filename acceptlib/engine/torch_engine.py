@@ -218,38 +218,37 @@ class _Step:
         plan, traits = self.plan, self.plan.traits
         request = self.layout.request[chunk]
         is_bonus = position == self.layout.num_draft_tokens[chunk]
-        status = position * 0
-        token = prob = None
-        if not self.inputs.target.data.numel():
-            token = position * 0  # nothing was drafted, and bonus tokens are given: there is no row
-        elif plan.samples or plan.residual is not None or self.inputs.logprobs:
+        takes_given = is_bonus & self.layout.reached_end[chunk] & (self.inputs.bonus_token_ids is not None)
+        takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
+        draws = ~(takes_given | takes_best)
+        status = token = position * 0
+        prob = None
+        # Where bonus tokens are given and nothing was drafted there may be no row at all.
+        has_rows = self.inputs.target.data.numel() > 0
+        if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
             p, weights, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
-            token = as_words(draw(weights, bits)) if plan.samples else as_words(weights.argmax(1))
-        if "argmax" in {traits.recovered, traits.bonus} and self.inputs.target.data.numel():
+            if plan.samples and may_hold(draws):
+                token = as_words(draw(weights, bits))
+        if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
                 best = as_words(weights.argmax(1))
-            takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
-            token = best if token is None else ops.where(takes_best, best, token)
-        assert token is not None  # noqa: S101 - a strategy samples or takes the argmax
+            token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
             outside = (given < 0) | (given >= self.inputs.vocab_size)
-            takes_given = is_bonus & self.layout.reached_end[chunk]
             token = ops.where(takes_given, given * ~outside, token)
             status = ops.where(takes_given, outside * INVALID_TOKEN_ID, status)
         if self.inputs.logprobs:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
-    def _weights(
-        self, request: Words, position: Words, is_bonus: Words
-    ) -> tuple[torch.Tensor, torch.Tensor, Words]:
+    def _weights(self, request: Words, position: Words, is_bonus: Words) -> tuple[torch.Tensor, torch.Tensor, Words]:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
             p = residual = self.target.rows(request, position)
