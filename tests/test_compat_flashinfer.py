@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import support
 import torch
-from simulation import FALSE_ALARM_Z, emitted_z, world
 
 import acceptlib
 from acceptlib import exact
 from acceptlib.compat.flashinfer import chain_speculative_sampling
 from acceptlib.errors import InputError
+from acceptlib.testing.simulation import FALSE_ALARM_Z, world
 
 TRIALS = 60_000
 
@@ -108,7 +108,7 @@ def test_law(source: str) -> None:
     }[source]
     tokens, _, _ = chain_speculative_sampling(**rows, **options)
     law = exact.law(acceptlib.create("rejection"), rows["target_probs"][0], rows["draft_probs"][0])
-    assert emitted_z(tokens, law, 4) < FALSE_ALARM_Z
+    assert support.emitted_z(tokens, law, 4) < FALSE_ALARM_Z
 
 
 def test_int_and_tensor_seeds_agree() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import support
 import torch
-from simulation import FALSE_ALARM_Z, chi_square_z, world
 
 from acceptlib.compat.naive_speculate import greedy_match, speculative_sampling
 from acceptlib.errors import InputError
+from acceptlib.testing.simulation import FALSE_ALARM_Z, chi_square_z, world
 
 
 def scalars(result: tuple[torch.Tensor, torch.Tensor]) -> tuple[int, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import support
 import torch
 import transformers
-from simulation import FALSE_ALARM_Z, emitted_z, world
 from test_transformers import PROMPT, make_model, perturbed
 from transformers.generation import utils
 
@@ -15,6 +15,7 @@ import acceptlib
 from acceptlib import exact
 from acceptlib.compat.transformers import patch
 from acceptlib.errors import InputError, StatusError, UnknownStrategyError
+from acceptlib.testing.simulation import FALSE_ALARM_Z, world
 
 ORIGINAL = utils._speculative_sampling
 
@@ -93,7 +94,7 @@ def test_law(strategy: str) -> None:
             assert tokens.shape == (1, int(matches) + 1)
             row[: int(matches) + 1] = tokens[0]
     law = exact.law(acceptlib.create(strategy), logits[0].softmax(-1), draft_logits[0].softmax(-1))
-    assert emitted_z(emitted, law, 4) < FALSE_ALARM_Z
+    assert support.emitted_z(emitted, law, 4) < FALSE_ALARM_Z
 
 
 def test_signature_of_4_57() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import support
 import torch
-from simulation import FALSE_ALARM_Z, chi_square_z, emitted_z, world
 
 import acceptlib
 from acceptlib import Rng, exact
@@ -29,6 +28,7 @@ from acceptlib.compat.vllm_v1 import (
     sample_recovered_tokens,
 )
 from acceptlib.errors import InputError
+from acceptlib.testing.simulation import FALSE_ALARM_Z, chi_square_z, world
 
 CPU = torch.device("cpu")
 GREEDY = SamplingMetadata(temperature=None, all_greedy=True, all_random=False)
@@ -173,7 +173,7 @@ def test_law(way: str, drafts: str, options: dict[str, float]) -> None:
     sampling = random_sampling(TRIALS, 0.7, **tensors)
     given["bonus_token_ids"] = bonus[:, None]
     output = RejectionSampler()(**given, sampling_metadata=sampling) if way == "forward" else of_probs(given, sampling)
-    assert emitted_z(output, exact.law(acceptlib.create("rejection"), p, q), 4) < FALSE_ALARM_Z
+    assert support.emitted_z(output, exact.law(acceptlib.create("rejection"), p, q), 4) < FALSE_ALARM_Z
 
 
 def filtered(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
