@@ -147,13 +147,14 @@ class _Step:
         if "is_target_argmax" in self.plan.reads:
             best, values["has_law"] = self.target.argmax(request, position, every_row=True)
             values["is_target_argmax"] = best == ids
-        if self.wanted and self.wanted <= PROBS:
+        if not len(ids):
+            values |= {name: float64(ids) for name in self.wanted}
+        elif self.wanted and self.wanted <= PROBS:
             readers = (reader for reader in (self.target, self.draft) if reader is not None)
             values |= {f"{reader.model}_prob": reader.probs(request, position, ids) for reader in readers}
         elif self.wanted:
             parts = [self._reductions(request[c], position[c], ids[c]) for c in self._chunks(len(ids))]
-            values |= {name: as_words(torch.cat([part[name] for part in parts])) for name in self.wanted if parts}
-            values |= {name: float64(ids) for name in self.wanted if not parts}
+            values |= {name: as_words(torch.cat([part[name] for part in parts])) for name in self.wanted}
         if "draft_prob" in values:
             values["draft_prob"] = ops.where(values["draft_prob"] > 0, values["draft_prob"], 0.0)
         elif "draft_prob" in self.wanted:
