@@ -15,7 +15,15 @@ from rich.text import Text
 
 from acceptlib.cli import models
 from acceptlib.cli.console import INTERRUPTED, complain, stdout
-from acceptlib.cli.options import ConfigOption, DraftOption, SeedOption, TargetOption, TemperatureOption, strategy_of
+from acceptlib.cli.options import (
+    ConfigOption,
+    DraftOption,
+    OptionOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    strategy_of,
+)
 from acceptlib.metrics import AcceptanceMetrics
 
 if TYPE_CHECKING:
@@ -78,9 +86,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         str | None, typer.Option("--strategy", "-s", metavar="NAME", help="Strategy; rejection if left out.")
     ] = None,
     config: ConfigOption = None,
-    option: Annotated[
-        list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the strategy, as TOML.")
-    ] = None,
+    option: OptionOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, K.")] = 4,
     temperature: TemperatureOption = 1.0,

@@ -71,7 +71,9 @@ class _Step:
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
             self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
-        self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, inputs.max_num_draft_tokens)
+        state = {name: as_words(value) for name, value in inputs.state.items()}
+        most = inputs.max_num_draft_tokens
+        self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.reads & {*PROBS, "target_max_prob", "draft_max_prob", "target_top_entropy"}
         self.wanted |= {*plan.used_row_sums} | ({"target_prob"} if inputs.logprobs else set())
         self.flat: decide.Values = {}
@@ -147,6 +149,8 @@ class _Step:
         if "is_target_argmax" in self.plan.reads:
             best, values["has_law"] = self.target.argmax(request, position, every_row=True)
             values["is_target_argmax"] = best == ids
+        if "draft_token_id" in self.plan.reads:
+            values["draft_token_id"] = float64(ids)
         if not len(ids):
             values |= {name: float64(ids) for name in self.wanted}
         elif self.wanted and self.wanted <= PROBS:
@@ -227,7 +231,10 @@ class _Step:
         at = ops.minimum(position, self.layout.shape[1] - 1)
         grids = {**self.values, "carry": self.carry}
         scalars = {name: as_tensor(grid[request, at]) for name, grid in grids.items() if name in residual.names}
-        scalars = {name: value[:, None].to(torch.float32) for name, value in scalars.items()}
+        scalars = {
+            name: value[:, None] if value.dtype == torch.bool else value[:, None].to(torch.float32)
+            for name, value in scalars.items()
+        }
         weights = call(residual, {**scalars, **elements}, self.numbers)
         return decide.broadcast(weights, elements["p"]).to(torch.float32)
 

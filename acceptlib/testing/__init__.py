@@ -1,0 +1,23 @@
+"""The conformance suite: one list of checks that a strategy must pass, for a function, a test class and a command."""
+
+from acceptlib.testing.subject import ConformanceError, Skipped, Subject
+from acceptlib.testing.suite import (
+    Check,
+    CheckResult,
+    StrategyConformance,
+    check_strategy,
+    checks_for,
+    run_check,
+)
+
+__all__ = [
+    "Check",
+    "CheckResult",
+    "ConformanceError",
+    "Skipped",
+    "StrategyConformance",
+    "Subject",
+    "check_strategy",
+    "checks_for",
+    "run_check",
+]
