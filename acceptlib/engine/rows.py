@@ -155,42 +155,23 @@ class RowReader:
         """Return the sums [n] of rows; from logits 1, or NaN for a row that has no law, which costs nothing to find."""
         return as_words(rows[:, 0]) * 0 + 1 if self.is_logits else as_words(rows.sum(1))
 
-    def probs_at_flat_ids(self) -> Words:
-        """Return the probabilities [N] float64 of the drafted tokens; 0 beyond a narrower vocabulary."""
-        layout = self.layout
+    def probs(self, request: Words, position: Words, ids: Words) -> Words:
+        """Return the probabilities [n] float64 of one token a row; 0 beyond a narrower vocabulary."""
         width = self.raw.shape[-1]
-        ids = ops.minimum(layout.flat_ids, width - 1)
-        index = layout.index(self.model, layout.flat_request, layout.flat_position)
+        column = ops.minimum(ids, width - 1)
         if self.processed is not None:
+            index = self.layout.index(self.model, request, position)
             # One number an entry: several times quicker than one a dimension.
-            found = self.processed.take(as_tensor(_row_number(self.processed, index) * width + ids))
-        elif self.raw.is_contiguous():
-            found = self._probs_of_rows(as_tensor(_row_number(self.raw, index)), as_tensor(ids))
+            found = self.processed.take(as_tensor(_row_number(self.processed, index) * width + column))
         else:
             chunks = [slice(start, start + self.chunk) for start in range(0, len(ids), self.chunk)]
             parts = [  # each taken before the next overwrites its rows
-                self.rows(layout.flat_request[chunk], layout.flat_position[chunk]).gather(
-                    1, as_tensor(ids[chunk, None])
-                )[:, 0]
-                for chunk in chunks
+                self.rows(request[some], position[some]).gather(1, as_tensor(column[some, None]))[:, 0]
+                for some in chunks
             ]
             found = torch.cat(parts)
         found = as_words(found.to(torch.float64))
-        return found if width >= self.vocab_size else ops.where(layout.flat_ids < width, found, 0.0)
-
-    def _probs_of_rows(self, row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities of `ids` in rows, both [N], going through all rows where they lie."""
-        flat = self.raw.view(-1, self.raw.shape[-1])
-        token = ids.new_zeros(len(flat)).index_copy_(0, row, ids)[:, None]
-        temperature = self.temperature
-        if temperature is not None:
-            temperature = temperature[self.layout.request_of_rows(self.model)].reshape(-1)
-        parts = []
-        for start in range(0, len(flat), self.chunk):
-            some = slice(start, start + self.chunk)
-            probs = process(flat[some], None if temperature is None else temperature[some], self.model)
-            parts.append(probs.gather(1, token[some])[:, 0])
-        return torch.cat(parts)[row]
+        return found if width >= self.vocab_size else ops.where(ids < width, found, 0.0)
 
     @functools.cached_property
     def best(self) -> tuple[torch.Tensor, torch.Tensor]:
