@@ -88,10 +88,9 @@ class _Step:
             self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
             h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
             sound = (faults == OK) & layout.valid
-            passed = (accept_uniforms < h) & sound
-            self.accepted = passed & (sound.cumprod(1) > 0)
+            self.accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
         if out.num_passed is not None:
-            as_words(out.num_passed)[:] = passed.sum(1)
+            as_words(out.num_passed)[:] = self.accepted.sum(1)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
