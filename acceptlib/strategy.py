@@ -265,6 +265,8 @@ def _explain(name: str, options: type[Options], error: pydantic.ValidationError)
         if detail["type"] == "extra_forbidden":
             available = f"Available: {', '.join(known)}." if known else "It has none."
             lines.append(f"Strategy {name!r} has no option {option!r}.{suggest(option, known)} {available}")
+        elif detail["type"] == "missing":
+            lines.append(f"Strategy {name!r} needs option {option!r}, which has no default.")
         elif option:
             lines.append(f"Strategy {name!r}, option {option!r}: got {detail['input']!r}. {detail['msg']}.")
         else:

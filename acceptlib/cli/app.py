@@ -11,11 +11,10 @@ import typer
 from rich.text import Text
 
 from acceptlib import config, registry
-from acceptlib.cli import check, compare, describe, example, generate
+from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
 from acceptlib.cli.console import Group, stdout
 from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
-from acceptlib.errors import AcceptlibError
 
 GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
 
@@ -98,13 +97,15 @@ def show_command(
 ) -> None:
     """Show what a strategy guarantees, its formula, source, traits and options."""
     entry = registry.find(name)
+    strategy, problem = None, None
     try:
         strategy = entry.strategy(**parse_assignments(option or []))
-    except AcceptlibError:
+    except Exception as error:
         if option or worked:
             raise
-        strategy = None  # an option without a default: what depends on options is left out
-    record = describe.record(entry, strategy)
+        # An option without a default, or a third party's mistake: what depends on options is left out.
+        problem = f"{type(error).__name__}: {error}"
+    record = describe.record(entry, strategy) | {"problem": problem}
     shown = example.work_out(strategy) if worked and strategy is not None else None
     if shown is not None:
         record["example"] = asdict(shown)
@@ -124,6 +125,8 @@ def show_command(
         page.section("Traits")
         page.pairs(describe.traits(strategy))
         page.section("Reads", ", ".join(record["reads"]) or "Whatever its own verify reads.")
+    else:
+        page.section("Not shown", f"Traits and what it reads: creating it without options raised {problem}")
     page.section("Origin")
     page.pairs(record["origin"])
     if shown is not None:
@@ -205,3 +208,5 @@ def schema_command() -> None:
 app.command("generate")(generate.command)
 app.command("compare")(compare.command)
 app.command("check")(check.command)
+app.command("bench")(bench.command)
+app.command("new-plugin")(scaffold.command)

@@ -46,13 +46,19 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
     choice: Choice | None = None if backend is None else backends.check(backend)
     wanted = None if only is None else [name.strip() for name in only.split(",")]
-    strategies = [strategy_of(name, None, option or [], name) for name in names or registry.available()]
-    jobs = [
-        (make_subject(strategy, device=device, backend=choice), check)
-        for strategy in strategies
-        for check in select(testing.checks_for(strategy), wanted)
-    ]
     results: list[tuple[str, CheckResult]] = []
+    jobs = []
+    for name in names or registry.available():
+        try:
+            strategy = strategy_of(name, None, option or [], name)
+        except Exception as error:
+            if names or option:
+                raise
+            # A third party's, or one whose options have no defaults, which must not cost the others their checks.
+            results.append((name, _not_created(error)))
+            continue
+        subject = make_subject(strategy, device=device, backend=choice)
+        jobs += [(subject, check) for check in select(testing.checks_for(strategy), wanted)]
     console = stderr()
     progress = Progress(
         TextColumn("{task.description}"),
@@ -84,6 +90,13 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         raise typer.Exit(INTERRUPTED)
     if tally["failed"]:
         raise typer.Exit(FAILED)
+
+
+def _not_created(error: Exception) -> CheckResult:
+    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
+
+    message = f"{type(error).__name__}: {error}"
+    return CheckResult("creation", "failed", message, "The strategy is created without options", 0.0, error)
 
 
 def _print(results: list[tuple[str, CheckResult]], form: Format) -> None:
