@@ -176,13 +176,13 @@ def load_block(block, position, drafted, request, target, draft, BLOCK: tl.const
     # A greedy row is known without reading it.
     read = inside
     if CALL.temperature[TARGET]:
-        read = inside & (target[4] > 0)
+        read = inside & (tl.zeros(entry.shape, tl.float32) + target[4] > 0)
     x = rows.load(target, position, entry, read, 0.0, CALL)
     y = x
     if CALL.has_draft:
         read = inside & (tl.zeros_like(entry) + drafted.to(tl.int32) != 0)
         if CALL.temperature[DRAFT]:
-            read = read & (draft[4] > 0)
+            read = read & (tl.zeros(entry.shape, tl.float32) + draft[4] > 0)
         y = rows.load(draft, position, entry, read, 0.0, CALL)
     return entry, x, y
 

@@ -113,7 +113,9 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maxima = tl.load(maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
     if CALL.logits[MODEL]:
-        sums = tl.load(sums_ptr + at, mask=mask & (factor > 0), other=0, cache_modifier=".cg")
+        # Triton's interpreter makes a float of a compared scalar; compared blocks stay flags.
+        warm = tl.zeros_like(maxima) + factor > 0
+        sums = tl.load(sums_ptr + at, mask=mask & warm, other=0, cache_modifier=".cg")
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         best = tl.load(best_ptr + at, mask=mask, other=0, cache_modifier=".cg")
     return (maxima, sums, best)
