@@ -392,7 +392,7 @@ def _temperature(
     if isinstance(sampling.temperature, torch.Tensor):
         dtypes = (*FLOAT_DTYPES, torch.float64)
         _expect(f"{name}.temperature", sampling.temperature, (num_requests,), dtypes, device)
-        return sampling.temperature.to(torch.float32)
+        return sampling.temperature.to(torch.float32).contiguous()
     if sampling.temperature == 1:
         return None
     return torch.full((num_requests,), sampling.temperature, dtype=torch.float32, device=device)
