@@ -236,7 +236,8 @@ class _Step:
             for name, value in scalars.items()
         }
         weights = call(residual, {**scalars, **elements}, self.numbers)
-        return decide.broadcast(weights, elements["p"]).to(torch.float32)
+        row: torch.Tensor = decide.broadcast(weights, elements["p"])
+        return row.to(torch.float32)
 
     def _position_faults(self) -> Words:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
@@ -288,9 +289,7 @@ class _Step:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
-    def _weights(
-        self, request: Words, position: Words, is_bonus: Words
-    ) -> tuple[torch.Tensor, torch.Tensor, Words]:
+    def _weights(self, request: Words, position: Words, is_bonus: Words) -> tuple[torch.Tensor, torch.Tensor, Words]:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
             p = residual = self.target.rows(request, position)

@@ -9,7 +9,7 @@ ids = (ids_ptr, stride), stream = (accept_ptr, stride, seed, offset), and the la
 one quantity's row.
 """
 
-# ruff: noqa: N803, RUF005 - jit functions; their constants are in capitals
+# ruff: noqa: N803, RUF005, SIM108 - jit functions; their constants are in capitals
 
 import triton
 import triton.language as tl

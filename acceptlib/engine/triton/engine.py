@@ -328,7 +328,12 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
 
     def names(when: str) -> tuple[str, ...]:
         """Return the names of a position's values, with `carry` as it is before or after the position."""
-        return (*QUANTITIES, *("carry" if name == f"carry {when}" else name for name in scalars), *tables, *traits.state)
+        return (
+            *QUANTITIES,
+            *("carry" if name == f"carry {when}" else name for name in scalars),
+            *tables,
+            *traits.state,
+        )
 
     def bind_if(rule: Rule | None, names: tuple[str, ...]) -> Any:
         return rule and bind(rule, names, plan.constants)

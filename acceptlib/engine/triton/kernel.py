@@ -7,7 +7,8 @@
     decide    where to stop, if it depends on later positions
     emit      the decision of strategies that stop at the first rejection, and the draw
 
-From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a request.
+From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a
+request.
 """
 
 # ruff: noqa: N803 - kernels; their constants are in capitals
@@ -178,7 +179,9 @@ def verify_kernel(
     draft_partials_ptr = workspace_ptr + 2 * num_rows * num_blocks
     scalars_ptr = draft_partials_ptr + 2 * num_positions.to(tl.int64) * num_blocks
     sums_ptr = scalars_ptr + len(CALL.scalars) * num_positions.to(tl.int64)
-    own_ptr = sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
+    own_ptr = (
+        sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
+    )
     own_ptr += number * 3 * num_emit_blocks
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
@@ -214,7 +217,10 @@ def verify_kernel(
     )
     fault = tl.where(fault == 0, tl.maximum(target_fault, draft_fault), fault)
     count = tl.where(fault == 0, count, 0)
-    ids = (ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride), ids_stride)
+    ids = (
+        ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride),
+        ids_stride,
+    )
     seed = tl.full((), 0, tl.int64)
     offset = tl.full((), 0, tl.int64)
     if CALL.explicit:

@@ -4,9 +4,9 @@ From logits, a row's law is its maximum, its normaliser and, where asked for, it
 exponentials of every block of the row are found first; whoever needs the law combines them. All sums are integers, so
 neither the layout of a program nor the order of blocks changes a bit of the law.
 
-`CALL.logits`, `CALL.temperature` and `CALL.best` hold what is known of each model's rows when compiling, at `TARGET` and
-`DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr), its pointers
-at the request's first row.
+`CALL.logits`, `CALL.temperature` and `CALL.best` hold what is known of each model's rows when compiling, at `TARGET`
+and `DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr), its
+pointers at the request's first row.
 """
 
 # ruff: noqa: N803, RET505 - jit functions; their constants are in capitals, their branches known when compiling
@@ -51,7 +51,8 @@ def open_model(
     request,
     first,
     num_blocks,
-    CALL: tl.constexpr, MODEL: tl.constexpr,
+    CALL: tl.constexpr,
+    MODEL: tl.constexpr,
 ):
     """Return a request's rows of one model, and their `Status`; `first` is the number of its first row."""
     start = first * row_stride if CALL.ragged else request * request_stride
@@ -103,7 +104,7 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
 @triton.jit
 def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, argmaxes."""
-    _, _, _, _, factor, sums_ptr, maxima_ptr, best_ptr = model
+    _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr = model
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = position.to(tl.int64)[:, None] * num_blocks + index
     mask = wanted[:, None] & (index < num_blocks)
@@ -113,7 +114,7 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maxima = tl.load(maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
     if CALL.logits[MODEL]:
-        sums = tl.load(sums_ptr + at, mask=mask & (factor > 0), other=0, cache_modifier=".cg")
+        sums = tl.load(sums_ptr + at, mask=mask, other=0, cache_modifier=".cg")
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         best = tl.load(best_ptr + at, mask=mask, other=0, cache_modifier=".cg")
     return (maxima, sums, best)
