@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from acceptlib.errors import InputError, StatusError
 from acceptlib.rng import Rng, Uniforms
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import LogitBias, SamplingParams
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -50,6 +51,8 @@ class VerifyResult:
         status: [B] int8, a `Status`; 0 where all is well.
         logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN
             beyond them; None unless asked for.
+        raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; equal to
+            `logprobs` from probabilities.
     """
 
     output_token_ids: torch.Tensor
@@ -57,6 +60,7 @@ class VerifyResult:
     num_emitted: torch.Tensor
     status: torch.Tensor
     logprobs: torch.Tensor | None = None
+    raw_logprobs: torch.Tensor | None = None
 
     @classmethod
     def empty(
@@ -70,6 +74,7 @@ class VerifyResult:
             num_emitted=torch.empty(num_requests, dtype=torch.int32, device=device),
             status=torch.empty(num_requests, dtype=torch.int8, device=device),
             logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+            raw_logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
         )
 
     def raise_for_status(self) -> None:
@@ -88,17 +93,34 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one model as the caller gave them.
+    """Rows of one model as the caller gave them, with the sampling parameters that make their law.
+
+    A parameter is None where it is off for every request. Entries of a tensor may be off too, or out of range: no
+    tensor was looked into.
 
     Attributes:
         data: [T+B, V] or [B, K+1, V] for the target, [T, V] or [B, K, V] for the draft; any strides.
         is_logits: Whether `data` holds logits, to be processed, rather than probabilities.
-        temperature: [B] float32 or None for 1.
+        temperature: [B] float32; 0 is greedy.
+        top_k: [B] int32 or int64; 0 and from V on it is off.
+        max_top_k: A number that no entry of `top_k` exceeds, or None if that is not known without waiting.
+        top_p: [B] float32 or float64; from 1 on it is off.
+        min_p: [B] float32 or float64; 0 is off.
+        bitmask: [..., ceil(V/32)] int32 with the leading dimensions of `data`, any strides.
+        bias_token_ids: [B, n] int32 or int64, any strides; negative ids and those from V on bias nothing.
+        bias_values: [B, n] float32, any strides.
     """
 
     data: torch.Tensor
     is_logits: bool
-    temperature: torch.Tensor | None
+    temperature: torch.Tensor | None = None
+    top_k: torch.Tensor | None = None
+    max_top_k: int | None = None
+    top_p: torch.Tensor | None = None
+    min_p: torch.Tensor | None = None
+    bitmask: torch.Tensor | None = None
+    bias_token_ids: torch.Tensor | None = None
+    bias_values: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +241,17 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if out is not None:
         _check_out(out, num_requests, most, device, logprobs=logprobs)
 
-    temperature = _temperature("sampling", sampling, num_requests, device)
-    draft_temperature = temperature
-    if draft_sampling is not None:
-        draft_temperature = _temperature("draft_sampling", draft_sampling, num_requests, device)
+    if draft_sampling is None and sampling is not None:
+        draft_sampling = dataclasses.replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
+    target = Rows(target_data, target_is_logits, **_processing("sampling", sampling, target_data, num_requests))
+    draft = None
+    if draft_data is not None:
+        params = draft_sampling if draft_is_logits else None
+        draft = Rows(draft_data, draft_is_logits, **_processing("draft_sampling", params, draft_data, num_requests))
     return Inputs(
         draft_token_ids=draft_token_ids,
-        target=Rows(target_data, target_is_logits, temperature),
-        draft=None if draft_data is None else Rows(draft_data, draft_is_logits, draft_temperature),
+        target=target,
+        draft=draft,
         cu_num_draft_tokens=cu_num_draft_tokens,
         num_requests=num_requests,
         max_num_draft_tokens=most,
@@ -339,18 +364,41 @@ def _expect_rows(name: str, data: torch.Tensor, lengths: tuple[int, ...], layout
         raise InputError(msg)
 
 
-def _temperature(
-    name: str, sampling: SamplingParams | None, num_requests: int, device: torch.device
-) -> torch.Tensor | None:
-    if sampling is None or sampling.temperature is None:
-        return None
-    if isinstance(sampling.temperature, torch.Tensor):
-        dtypes = (*FLOAT_DTYPES, torch.float64)
-        _expect(f"{name}.temperature", sampling.temperature, (num_requests,), dtypes, device)
-        return sampling.temperature.to(torch.float32)
-    if sampling.temperature == 1:
-        return None
-    return torch.full((num_requests,), sampling.temperature, dtype=torch.float32, device=device)
+def _processing(name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int) -> dict[str, Any]:
+    """Return the sampling parameters of some rows, as `Rows` holds them; numbers that are off are left out."""
+    if sampling is None:
+        return {}
+    found: dict[str, Any] = {}
+    vocab_size = data.shape[-1]
+    for parameter, off, dtypes in (
+        ("temperature", (1,), (*FLOAT_DTYPES, torch.float64)),
+        ("top_k", (0,), ID_DTYPES),
+        ("top_p", (1,), (*FLOAT_DTYPES, torch.float64)),
+        ("min_p", (0,), (*FLOAT_DTYPES, torch.float64)),
+    ):
+        value = getattr(sampling, parameter)
+        if isinstance(value, torch.Tensor):
+            _expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
+            narrow = value.dtype in {torch.float16, torch.bfloat16} or parameter == "temperature"
+            found[parameter] = value.to(torch.float32) if narrow else value
+        elif value is not None and value not in off and not (parameter == "top_k" and value >= vocab_size):
+            dtype = {"temperature": torch.float32, "top_k": torch.int64}.get(parameter, torch.float64)
+            found[parameter] = torch.full((num_requests,), value, dtype=dtype, device=data.device)
+            if parameter == "top_k":
+                found["max_top_k"] = value
+    mask, bias = sampling.allowed_token_bitmask, sampling.logit_bias
+    if mask is not None:
+        shape = (*data.shape[:-1], -(-vocab_size // 32))
+        _expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
+        found["bitmask"] = mask
+    if bias is not None:
+        if not isinstance(bias, LogitBias):
+            msg = f"{name}.logit_bias: expected LogitBias, got {bias!r} ({type(bias).__name__})"
+            raise InputError(msg)
+        _expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
+        _expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
+        found |= {"bias_token_ids": bias.token_ids, "bias_values": bias.values}
+    return found
 
 
 def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
@@ -358,8 +406,9 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
     _expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
     _expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
     _expect("out.status", out.status, (num_requests,), (torch.int8,), device)
-    if logprobs != (out.logprobs is not None):
-        msg = f"out.logprobs: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
-        raise InputError(msg)
-    if out.logprobs is not None:
-        _expect("out.logprobs", out.logprobs, (num_requests, most + 1), (torch.float32,), device)
+    for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
+        if logprobs != (value is not None):
+            msg = f"{name}: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
+            raise InputError(msg)
+        if value is not None:
+            _expect(name, value, (num_requests, most + 1), (torch.float32,), device)
