@@ -23,7 +23,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine
-from acceptlib.engine.triton.probs import verify_probs_kernel
+from acceptlib.engine.triton.kernel import verify_kernel
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 

@@ -1,16 +1,17 @@
-"""Rules in kernels: a rule becomes two constants, a Triton function and the positions of its arguments.
+"""Rules in kernels: a rule becomes a Triton function of the kernel's tuple of values.
 
-    RULE, INDEX = bind(plan.accept, ("target_prob", "draft_prob"), plan.constants)
+    RULE = bind(plan.accept, ("target_prob", "draft_prob"), plan.constants)
 
-and, inside a kernel that takes both as `tl.constexpr`:
+and, inside a kernel that takes it as a `tl.constexpr`:
 
-    h = call(RULE, INDEX, (target_prob, draft_prob), tl.float64)
+    h = call(RULE, (target_prob, draft_prob), tl.float64)
 
-Numbers do not travel with them: they are in the function, as `source` says.
+Numbers do not travel with it: they are in the function, as `source` says.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,12 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.plan import Constant
-from acceptlib.engine.triton.source import compile_rule
+from acceptlib.engine.triton.source import compile_rule, define
 from acceptlib.errors import StrategyDefinitionError
 from acceptlib.rules import Rule
 
 
-def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) -> tuple[Any, tuple[int, ...]]:
+def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) -> Any:
     """Make a Triton function of a rule.
 
     Args:
@@ -32,7 +33,7 @@ def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) 
         constants: Numbers for the parameters that are not in `names`; others are ignored.
 
     Returns:
-        A `triton.JITFunction`, the same one for equal arguments, and the positions in `names` of its arguments.
+        A `triton.JITFunction` of the tuple, the same one for equal arguments.
 
     Raises:
         StrategyDefinitionError: The rule has no source, or reads what is neither in `names` nor a number.
@@ -47,27 +48,25 @@ def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) 
             raise StrategyDefinitionError(msg)
         numbers[name] = value
     function = compile_rule(rule.function, tuple(numbers.items()))
-    return function, tuple(names.index(name) for name in rule.names if name not in numbers)
+    return _of_tuple(function, tuple(names.index(name) for name in rule.names if name not in numbers))
+
+
+@functools.cache
+def _of_tuple(function: Any, index: tuple[int, ...]) -> Any:
+    """Return a Triton function that calls `function` with some values of a tuple."""
+    name = "_".join((function.__name__, *(str(i) for i in index)))
+    source = f"def {name}(values):\n    return rule({', '.join(f'values[{i}]' for i in index)})\n"
+    return define(name, source, {"__name__": function.__module__, "rule": function})
 
 
 @triton.jit
-def call(RULE: tl.constexpr, INDEX: tl.constexpr, values, DTYPE: tl.constexpr):
+def call(RULE: tl.constexpr, values, DTYPE: tl.constexpr):
     """Evaluate a rule inside a kernel.
 
     Args:
         RULE: The function that `bind` returned.
-        INDEX: The positions that `bind` returned.
-        values: Tuple of tensors, float64 scalars for decisions and float32 for rows; those not in INDEX may be None.
+        values: Tuple of tensors, float64 scalars for decisions and float32 for rows; those not read may be None.
         DTYPE: Of the result; `tl.int1` for `forgive`.
     """
-    result = RULE(*_pick(values, INDEX))
+    result = RULE(values)
     return result != 0 if tl.int1 == DTYPE else result.to(DTYPE)
-
-
-@triton.jit
-def _pick(values, INDEX: tl.constexpr):
-    """Return the values at INDEX, as a tuple."""
-    picked = ()
-    for i in tl.static_range(len(INDEX)):
-        picked = picked + (values[INDEX[i]],)  # noqa: RUF005 - what Triton compiles
-    return picked

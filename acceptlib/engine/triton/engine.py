@@ -1,38 +1,61 @@
-"""The Triton engine: what it can run, and the launch."""
+"""The Triton engine: what it can run, how a call becomes stages, and their launches."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
-from acceptlib.engine.triton.probs import VALUES, verify_probs_kernel
-from acceptlib.inputs import Inputs, VerifyResult
-from acceptlib.rules import ELEMENTS
+from acceptlib.engine.triton.decide import QUANTITIES
+from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.inputs import Inputs, Rows, VerifyResult
+from acceptlib.rules import ELEMENTS, Rule
 
 BLOCK = 4096
-NUM_WARPS = 8
-ENOUGH_PROGRAMS = 2112
+"""Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
+
+
+class Tuning(NamedTuple):
+    """What is chosen for speed, and changes no result.
+
+    Attributes:
+        reduce_warps: Warps of a program that reduces rows.
+        emit_warps: Warps of a program of the last stage.
+        emit_block: Entries that such a program weighs at a time.
+        decides_first: Whether a stage of its own finds the stop, rather than every program of the last stage.
+    """
+
+    reduce_warps: int
+    emit_warps: int
+    emit_block: int
+    decides_first: bool
+
+
+SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=4096, decides_first=False)
+"""For latency: a batch that leaves the device with room to spare."""
+
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=2048, decides_first=True)
+"""For throughput."""
+
+LARGE_BLOCKS = 1024
+"""Blocks of stopping rows, BLOCK entries each, from which on a batch is large."""
+
+LAZY_ROWS = 256
+"""Rows of the target from which on it pays to find the stop while rows are read, and to leave out those beyond it."""
+
 MOST_BLOCKS = 4
-MAX_REQUESTS = 65535
+"""Blocks that a program of the last stage weighs, at most."""
+
+ROUNDS = 8
+"""Launches at most for row sums that are found lazily."""
 
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
-    if inputs.target.is_logits or (inputs.draft is not None and inputs.draft.is_logits):
-        return "the fused kernels take probabilities only so far"
-    if inputs.logprobs:
-        return "the fused kernels do not return log-probabilities yet"
-    if inputs.num_requests > MAX_REQUESTS:
-        return f"a grid holds at most {MAX_REQUESTS} requests, got {inputs.num_requests}"
-    traits = plan.traits
-    if traits.stop != "first_rejection" or plan.carry is not None:
-        return f"strategy {plan.name!r} decides on later rows, which the fused kernels do not yet"
-    if "argmax" in {traits.recovered, traits.bonus}:
-        return f"strategy {plan.name!r} emits an argmax, which the fused kernels do not yet"
-    known = {*VALUES, *ELEMENTS, *plan.constants}
+    del inputs
+    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.row_sums, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
         return f"strategy {plan.name!r} reads {', '.join(missing)}, which the fused kernels do not compute yet"
@@ -43,43 +66,56 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
     device, num_requests, most = inputs.device, inputs.num_requests, inputs.max_num_draft_tokens
-    out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=False)
+    out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
     if not num_requests:
         return out
-    num_blocks = triton.cdiv(inputs.vocab_size, BLOCK)
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    sums, masses, arrived = _scratch(device, stream, triton.next_power_of_2(num_requests), num_blocks)
-    target, draft, ids = inputs.target.data, inputs.draft, inputs.draft_token_ids
-    has_draft = draft is not None and draft.data.numel() > 0
-    rows = draft.data if has_draft and draft is not None else target
-    ragged = inputs.cu_num_draft_tokens is not None
+    target, ids, cu = inputs.target.data, inputs.draft_token_ids, inputs.cu_num_draft_tokens
+    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.numel() else None
+    rows = target if draft is None else draft.data
+    ragged = cu is not None
+    num_positions = ids.shape[0] if ragged else num_requests * most
+    num_blocks = triton.cdiv(max(target.shape[-1], rows.shape[-1]), BLOCK)
+    tuning = LARGE if num_requests * num_blocks >= LARGE_BLOCKS else SMALL
+    num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
+    lazy = plan.traits.stop == "first_rejection" and num_positions + num_requests >= LAZY_ROWS
+    rules, tables = bound(plan, device)
+    call = compiled_for(
+        rules, *_form(plan, inputs, draft, rows), lazy, tuning, BLOCK, num_blocks.bit_length(), num_emit_blocks.bit_length()
+    )
+    counters, workspace = _scratch(
+        device,
+        torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
+        (num_requests * (3 * most + 5)).bit_length(),
+        words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
+    )
+    # Enough programs to fill the device; beyond that, more blocks a program.
+    blocks_per_program = min(max(num_emit_blocks * num_requests // 4096, 1), MOST_BLOCKS)
+    num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
-    flat = uniforms is not None and uniforms.accept.ndim == 1
-    constants, tables = bound(plan, device)
-    # Enough programs to fill the device; beyond that, more blocks a program, which repeat the decision less often.
-    blocks_per_program = min(max(num_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
-    verify_probs_kernel[triton.cdiv(num_blocks, blocks_per_program), num_requests](
+    arguments = (
         out.output_token_ids,
         out.num_accepted,
         out.num_emitted,
         out.status,
-        sums,
-        masses,
-        arrived,
+        out.logprobs if out.logprobs is not None else out.num_accepted,
+        counters,
+        workspace,
         target,
         0 if ragged else target.stride(0),
         target.stride(-2),
         target.stride(-1),
+        target if inputs.target.temperature is None else inputs.target.temperature,
         rows,
         0 if ragged else rows.stride(0),
         rows.stride(-2),
         rows.stride(-1),
+        target if draft is None or draft.temperature is None else draft.temperature,
         ids,
         0 if ragged else ids.stride(0),
         ids.stride(-1),
-        inputs.cu_num_draft_tokens if ragged else ids,
+        cu if ragged else ids,
         uniforms.accept if uniforms else ids,
-        uniforms.accept.stride(0) if uniforms and not flat else 0,
+        uniforms.accept.stride(0) if uniforms else 0,
         uniforms.accept.stride(-1) if uniforms else 0,
         uniforms.emit if uniforms else ids,
         rng.seeds if rng else ids,
@@ -87,60 +123,231 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
         tables,
         tables.shape[1],
+        tables,
+        num_requests,
         ids.shape[0] if ragged else 0,
+        num_positions,
         most,
-        inputs.vocab_size,
+        target.shape[-1],
         rows.shape[-1],
         num_blocks,
-        **constants,
-        RAGGED=ragged,
-        HAS_DRAFT=has_draft,
-        HAS_BONUS=inputs.bonus_token_ids is not None,
-        EXPLICIT=uniforms is not None,
-        FLAT_UNIFORMS=flat,
-        ALIGNED=all(stride % 16 == 0 for stride in (*target.stride()[:-1], *rows.stride()[:-1])),
-        BLOCK=BLOCK,
-        MAX_BLOCKS=triton.next_power_of_2(num_blocks),
-        num_warps=NUM_WARPS,
-        # The weights' bits are part of the specification: a contracted a * b - c would change them.
-        enable_fp_fusion=False,
+        num_emit_blocks,
     )
+    key = (
+        *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
+        None if cu is None else cu.dtype,
+        None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
+        # What Triton compiles for besides: which pointers and numbers are multiples of 16, and which numbers are 1.
+        *(target.data_ptr() % 16, rows.data_ptr() % 16, target.stride(-1) == 1, rows.stride(-1) == 1),
+        *((size % 16 == 0, size == 1) for size in (target.shape[-1], rows.shape[-1])),
+    )
+    found = stages(call, most)
+    overlap = len(found) > 1 and _overlaps(device)
+    for number, (stage, first, last) in enumerate(found):
+        if stage == "emit":
+            grid, warps = num_requests * num_programs, tuning.emit_warps
+        elif first == last:
+            grid, warps = num_requests, 4
+        else:
+            grid, warps = num_requests * num_blocks * (last - first), tuning.reduce_warps
+        launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
     return out
 
 
+_KERNELS: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(key: tuple[Any, ...], grid: int, warps: int, arguments: tuple[Any, ...], call: Call) -> None:
+    """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
+    _, stage, first, overlap = key
+    constants = (call, stage, first, overlap)
+    kernel = _KERNELS.get(key)
+    if kernel is not None:
+        kernel[grid, 1, 1](*arguments, *constants)
+        return
+    _KERNELS[key] = verify_kernel[grid, 1, 1](
+        *arguments,
+        *constants,
+        num_warps=warps,
+        # The weights' bits are part of the specification: a contracted a * b - c would change them.
+        enable_fp_fusion=False,
+        **({"launch_pdl": not first} if overlap else {}),
+    )
+
+
+@functools.cache
+def _overlaps(device: torch.device) -> bool:
+    """Return whether a kernel may start before the one that it depends on ends (programmatic dependent launch)."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
+    """Return the stages of a call in order, each with the positions [first, last) of its grid, if it has any."""
+    reduces = any(call.logits) or any(call.best)
+    step = -(-(most + 1) // ROUNDS) if call.lazy and reduces and call.needs_sums else most + 1
+    found = []
+    for first in range(0, most + 1, step):
+        if reduces:
+            found.append(("reduce", first, min(first + step, most + 1)))
+        if call.needs_sums and first < most:
+            found.append(("sum", first, min(first + step, most)))
+    if most and call.carry_scalar >= 0:
+        found.append(("carry", 0, 0))
+        if call.mass_scalar >= 0 and most > 1:
+            found.append(("mass", 1, most))
+    if call.decided and not call.lazy:
+        found.append(("decide", 0, 0))
+    return [*found, ("emit", 0, 0)]
+
+
+def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
+    """Return the size of a call's workspace in 64-bit words."""
+    partials = 2 * (2 * num_positions + num_requests)
+    planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
+    per_position = planes * num_blocks + len(call.scalars)
+    return partials * num_blocks + per_position * num_positions + 3 * num_requests * num_emit_blocks
+
+
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, num_requests: int, num_blocks: int) -> tuple[torch.Tensor, ...]:
-    """Return the kernel's scratch for calls on one stream, which run one after the other."""
+def _scratch(device: torch.device, stream: int, counters_bits: int, workspace_bits: int) -> tuple[torch.Tensor, ...]:
+    """Return counters and workspace for calls on one stream, which run one after the other; sizes in bits."""
     del stream
-    sums = torch.empty((num_requests, num_blocks), dtype=torch.int64, device=device)
-    masses = torch.empty((num_requests, 3, num_blocks), dtype=torch.float32, device=device)
-    return sums, masses, torch.zeros(num_requests, dtype=torch.int32, device=device)
+    counters = torch.zeros(1 << counters_bits, dtype=torch.int32, device=device)
+    return counters, torch.empty(1 << workspace_bits, dtype=torch.int64, device=device)
 
 
-_BOUND: dict[tuple[int, torch.device], tuple[Plan, dict[str, Any], torch.Tensor]] = {}
+def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) -> tuple[Any, ...]:
+    """Return what of a call's form the kernel is compiled for: ragged and what follows in `Call`, up to `best`."""
+    uniforms, traits = inputs.uniforms, plan.traits
+    target = inputs.target
+    strides = (*target.data.stride()[:-1], *rows.stride()[:-1])
+    return (
+        inputs.cu_num_draft_tokens is not None,
+        draft is not None,
+        inputs.bonus_token_ids is not None,
+        uniforms is not None,
+        uniforms is not None and uniforms.accept.ndim == 1,
+        inputs.logprobs,
+        all(stride % 16 == 0 for stride in strides),
+        (target.is_logits, draft is not None and draft.is_logits),
+        (target.temperature is not None, draft is not None and draft.temperature is not None),
+        (
+            "is_target_argmax" in plan.reads
+            or "argmax" in {traits.recovered, traits.bonus}
+            or ("target_max_prob" in plan.reads and not target.is_logits),
+            draft is not None and "draft_max_prob" in plan.reads and not draft.is_logits,
+        ),
+    )
 
 
-def bound(plan: Plan, device: torch.device) -> tuple[dict[str, Any], torch.Tensor]:
-    """Return the kernel's constants for a plan's rules, and its per-position constants [n, size] on the device."""
+class _Rules(dict[str, Any]):
+    """The part of `Call` that follows from a plan, hashed by identity: there is one for each plan and device."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+FORM = (
+    "ragged",
+    "has_draft",
+    "has_bonus",
+    "explicit",
+    "flat_uniforms",
+    "logprobs",
+    "aligned",
+    "logits",
+    "temperature",
+    "best",
+    "lazy",
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled_for(rules: _Rules, *form: Any) -> Call:
+    """Return what the kernel is compiled for, the same object for the same call."""
+    *form, tuning, block, blocks_bits, emit_blocks_bits = form
+    given = dict(zip(FORM, form, strict=True))
+    # A stop is found while rows are read, so only where they are.
+    given["lazy"] &= any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
+    return Call(
+        **rules,
+        **given,
+        decided=given["lazy"] or tuning.decides_first or rules["stop"] != "first_rejection",
+        block=block,
+        max_blocks=1 << blocks_bits,
+        emit_block=tuning.emit_block,
+        max_emit_blocks=1 << emit_blocks_bits,
+    )
+
+
+def _scalars(plan: Plan) -> list[str]:
+    """Return the names of the scalars [N] float64 that stages leave in the workspace, in their order."""
+    names = [*plan.used_row_sums]
+    if "target_top_entropy" in plan.reads:
+        names.append("target_top_entropy")
+    if plan.carry is not None or "next_residual_mass" in plan.reads:
+        names += ["carry before", "carry after"]
+    if "next_residual_mass" in plan.reads:
+        names.append("next_residual_mass")
+    if plan.forgive is not None:
+        names.append("flags")
+    return names
+
+
+_BOUND: dict[tuple[int, torch.device], tuple[Plan, _Rules, torch.Tensor]] = {}
+
+
+def bound(plan: Plan, device: torch.device) -> tuple[_Rules, torch.Tensor]:
+    """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
     key = (id(plan), device)
     if key not in _BOUND:
         tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
         size = max((len(value) for value in tuples.values()), default=0) + 1
-        rows = [[*value, *[0.0] * (size - len(value))] for value in tuples.values()] or [[0.0]]
-        accept, accept_index = bind(plan.accept, (*VALUES, *tuples), plan.constants)
-        residual, residual_index = None, ()
-        if plan.residual is not None:
-            residual, residual_index = bind(plan.residual, (*ELEMENTS, *VALUES, *tuples), plan.constants)
-        constants = {
-            "ACCEPT": accept,
-            "ACCEPT_INDEX": accept_index,
-            "RESIDUAL": residual,
-            "RESIDUAL_INDEX": residual_index,
-            "NUM_TABLES": len(tuples),
-            "READS_TARGET": "target_prob" in plan.reads,
-            # Whether the residual reads more than the row itself.
-            "SCALARS": any(index >= len(ELEMENTS) for index in residual_index),
-        }
+        table = [[*value, *[0.0] * (size - len(value))] for value in tuples.values()] or [[0.0]]
         # The plan is kept with its entry, so that its id stays its own.
-        _BOUND[key] = (plan, constants, torch.tensor(rows, dtype=torch.float64, device=device))
+        _BOUND[key] = (plan, _bind_rules(plan, tuple(tuples)), torch.tensor(table, dtype=torch.float64, device=device))
     return _BOUND[key][1:]
+
+
+def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
+    scalars = _scalars(plan)
+    traits = plan.traits
+
+    def names(when: str) -> tuple[str, ...]:
+        """Return the names of a position's values, with `carry` as it is before or after the position."""
+        return (*QUANTITIES, *("carry" if name == f"carry {when}" else name for name in scalars), *tables)
+
+    def bind_if(rule: Rule | None, names: tuple[str, ...]) -> Any:
+        return rule and bind(rule, names, plan.constants)
+
+    def at(name: str) -> int:
+        return scalars.index(name) if name in scalars else -1
+
+    return _Rules(
+        accept=bind_if(plan.accept, names("after")),
+        carry=bind_if(plan.carry, names("before")),
+        forgive=bind_if(plan.forgive, names("after")),
+        residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
+        sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in plan.used_row_sums.values()),
+        top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
+        window=traits.window,
+        stop=traits.stop,
+        recovered=traits.recovered,
+        bonus=traits.bonus,
+        reads_target="target_prob" in plan.reads,
+        reads_draft="draft_prob" in plan.reads,
+        reads_target_max="target_max_prob" in plan.reads,
+        reads_draft_max="draft_max_prob" in plan.reads,
+        reads_argmax="is_target_argmax" in plan.reads,
+        scalars=tuple(scalars),
+        tables=tables,
+        state=(),
+        carry_scalar=at("carry before"),
+        carry_value=len(QUANTITIES) + at("carry before"),
+        mass_scalar=at("next_residual_mass"),
+        flags_scalar=at("flags"),
+        sums_scalar=0,
+        needs_sums=bool(plan.used_row_sums) or "target_top_entropy" in plan.reads,
+    )

@@ -41,13 +41,19 @@ def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] 
     source = ast.unparse(definition) + "\n"
     names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     namespace = {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
-    # The interpreter wants `triton.language` among the globals.
-    namespace |= {"__name__": function.__module__, "triton_language": tl, "_divide": ops.divide, "_like": ops.like}
+    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like}
+    return define(definition.name, source, namespace)
+
+
+def define(name: str, source: str, namespace: dict[str, Any]) -> Any:
+    """Return the Triton function `name` that `source` defines."""
     # Triton reads a function's source again, so it must be found under the function's file name.
-    filename = f"<rule {definition.name}>"
+    filename = f"<rule {name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    exec(compile(source, filename, "exec"), namespace)  # noqa: S102 - the rule itself
-    return triton.jit(namespace[definition.name])
+    # The interpreter wants `triton.language` among the globals.
+    scope = {**namespace, "triton_language": tl}
+    exec(compile(source, filename, "exec"), scope)  # noqa: S102 - the rule itself
+    return triton.jit(scope[name])
 
 
 def _parse(function: FunctionType) -> ast.FunctionDef:

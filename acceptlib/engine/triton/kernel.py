@@ -1,0 +1,285 @@
+"""The kernel: one entry, whose stages run one after the other as a call needs them.
+
+    reduce    what the laws of rows need, for logits and for the argmax
+    sum       row sums and entropies of the strategy's own
+    carry     the running scalar, position by position
+    mass      the mass of the residual of each next row
+    decide    where to stop, if it depends on later positions
+    emit      the decision of strategies that stop at the first rejection, and the draw
+
+From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a request.
+"""
+
+# ruff: noqa: N803 - kernels; their constants are in capitals
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton import decide, emit, reduce, rows
+from acceptlib.engine.triton.rows import DRAFT, TARGET
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
+
+    Rules are Triton functions, as `binding.bind` returns them.
+    """
+
+    accept: Any
+    carry: Any
+    forgive: Any
+    residual: Any
+    sums: tuple[Any, ...]
+    top_k: int
+    window: int
+    stop: str
+    recovered: str
+    bonus: str
+    reads_target: bool
+    reads_draft: bool
+    reads_target_max: bool
+    reads_draft_max: bool
+    reads_argmax: bool
+    scalars: tuple[str, ...]
+    tables: tuple[str, ...]
+    state: tuple[str, ...]
+    carry_scalar: int
+    carry_value: int
+    mass_scalar: int
+    flags_scalar: int
+    sums_scalar: int
+    needs_sums: bool
+    ragged: bool
+    has_draft: bool
+    has_bonus: bool
+    explicit: bool
+    flat_uniforms: bool
+    logprobs: bool
+    aligned: bool
+    logits: tuple[bool, bool]
+    temperature: tuple[bool, bool]
+    best: tuple[bool, bool]
+    lazy: bool
+    decided: bool
+    block: int
+    max_blocks: int
+    emit_block: int
+    max_emit_blocks: int
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether some stage counts the programs that are done with a row."""
+        return self.lazy or self.needs_sums or self.mass_scalar >= 0
+
+    @property
+    def given_probs(self) -> bool:
+        """Whether rows come as probabilities, whose sums are to be checked."""
+        return not self.logits[0] or (self.has_draft and not self.logits[1])
+
+
+# What changes from call to call must not compile the kernel anew.
+VARYING = [
+    *(f"{model}_{kind}_stride" for model in ("target", "draft") for kind in ("request", "row")),
+    "ids_request_stride",
+    "ids_stride",
+    "accept_request_stride",
+    "accept_stride",
+    "table_size",
+    "num_requests",
+    "num_tokens",
+    "num_positions",
+    "max_num_draft_tokens",
+    "num_blocks",
+    "num_emit_blocks",
+    "first_position",
+    "num_programs",
+]
+
+
+# Only rows are read in wide loads.
+UNALIGNED = [
+    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "counters_ptr"),
+    *("workspace_ptr", "target_temperature_ptr", "draft_temperature_ptr", "ids_ptr", "cu_ptr", "accept_ptr"),
+    *("emit_ptr", "seeds_ptr", "offsets_ptr", "bonus_ptr", "tables_ptr", "state_ptr"),
+]
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=UNALIGNED)
+def verify_kernel(
+    token_ids_ptr,  # [B, K+1] int32
+    num_accepted_ptr,  # [B] int32
+    num_emitted_ptr,  # [B] int32
+    status_ptr,  # [B] int8
+    logprobs_ptr,  # [B, K+1] float32
+    counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
+    workspace_ptr,  # int64 words, as `engine.words` counts them
+    target_ptr,  # [B, K+1, V] or [T+B, V]
+    target_request_stride,
+    target_row_stride,
+    target_stride,
+    target_temperature_ptr,  # [B] float32
+    draft_ptr,  # [B, K, V'] or [T, V']
+    draft_request_stride,
+    draft_row_stride,
+    draft_stride,
+    draft_temperature_ptr,  # [B] float32
+    ids_ptr,  # [B, K] or [T]
+    ids_request_stride,
+    ids_stride,
+    cu_ptr,  # [B+1]
+    accept_ptr,  # [B, K] or [T] float64
+    accept_request_stride,
+    accept_stride,
+    emit_ptr,  # [B] int64
+    seeds_ptr,  # [B] int64
+    offsets_ptr,  # [B] int64, advanced by 1
+    bonus_ptr,  # [B]
+    tables_ptr,  # [num_tables, table_size] float64
+    table_size,
+    state_ptr,  # [num_state, B] float64
+    num_requests,  # B
+    num_tokens,  # T, of the ragged layout
+    num_positions,  # T or B * K
+    max_num_draft_tokens,  # K
+    vocab_size,  # V
+    draft_vocab_size,  # V'
+    num_blocks,
+    num_emit_blocks,
+    first_position,
+    num_programs,  # for each request, in the last stage
+    CALL: tl.constexpr,
+    STAGE: tl.constexpr,
+    FIRST: tl.constexpr,  # whether no stage comes before
+    OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
+):
+    """Run one stage for one request."""
+    if STAGE == "emit":
+        program = tl.program_id(0) % num_programs
+        number = (tl.program_id(0) // num_programs).to(tl.int64)
+        position = 0
+    elif STAGE == "carry" or STAGE == "decide":  # noqa: PLR1714 - what Triton compiles
+        program = 0
+        number = tl.program_id(0).to(tl.int64)
+        position = 0
+    else:
+        program = tl.program_id(0) % num_blocks
+        number = ((tl.program_id(0) // num_blocks) % num_requests).to(tl.int64)
+        position = first_position + tl.program_id(0) // num_blocks // num_requests
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
+
+    # The workspace: both models' partial results, scalars of positions, partial sums of positions, of requests.
+    num_rows = (num_positions + num_requests).to(tl.int64)
+    draft_partials_ptr = workspace_ptr + 2 * num_rows * num_blocks
+    scalars_ptr = draft_partials_ptr + 2 * num_positions.to(tl.int64) * num_blocks
+    sums_ptr = scalars_ptr + len(CALL.scalars) * num_positions.to(tl.int64)
+    own_ptr = sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
+    own_ptr += number * 3 * num_emit_blocks
+    scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
+
+    target, target_fault = rows.open_model(
+        target_ptr,
+        target_request_stride,
+        target_row_stride,
+        target_stride,
+        vocab_size,
+        target_temperature_ptr,
+        workspace_ptr,
+        num_rows,
+        number,
+        start + number,
+        num_blocks,
+        CALL,
+        TARGET,
+    )
+    draft, draft_fault = rows.open_model(
+        draft_ptr,
+        draft_request_stride,
+        draft_row_stride,
+        draft_stride,
+        draft_vocab_size,
+        draft_temperature_ptr,
+        draft_partials_ptr,
+        num_positions.to(tl.int64),
+        number,
+        start,
+        num_blocks,
+        CALL,
+        DRAFT,
+    )
+    fault = tl.where(fault == 0, tl.maximum(target_fault, draft_fault), fault)
+    count = tl.where(fault == 0, count, 0)
+    ids = (ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride), ids_stride)
+    seed = tl.full((), 0, tl.int64)
+    offset = tl.full((), 0, tl.int64)
+    if CALL.explicit:
+        accept_ptr += start * accept_stride if CALL.flat_uniforms else number * accept_request_stride
+    else:
+        seed = tl.load(seeds_ptr + number)
+        offset = tl.load(offsets_ptr + number)
+    request = (
+        number,
+        vocab_size,
+        num_blocks,
+        ids,
+        (accept_ptr, accept_stride, seed, offset),
+        (scalars_ptr, num_positions),
+        (tables_ptr, table_size),
+        (state_ptr, num_requests),
+    )
+    if OVERLAP and not FIRST:
+        tl.extra.cuda.gdc_wait()
+    stop_ptr = counters_ptr + num_requests + number
+    arrived_ptr = counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1)
+    partials = (sums_ptr + start * num_blocks, num_positions.to(tl.int64) * num_blocks)
+    if STAGE == "reduce":
+        reduce.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+    elif STAGE == "sum":
+        arrived_ptr += max_num_draft_tokens + 1
+        reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
+    elif STAGE == "carry":
+        decide.carry(count, request, target, draft, CALL)
+    elif STAGE == "mass":
+        arrived_ptr += 2 * (max_num_draft_tokens + 1)
+        reduce.sum_residual(position, count, program, request, target, draft, partials, arrived_ptr, CALL)
+    elif STAGE == "decide":
+        if CALL.stop == "first_rejection":
+            stop, _ = decide.first_rejection(count, request, target, draft, CALL)
+        elif CALL.stop == "last_acceptance":
+            stop = decide.last_acceptance(count, request, target, draft, CALL)
+        else:
+            stop = decide.window(count, request, target, draft, CALL)
+        tl.store(stop_ptr, decide.coded(stop))
+    else:
+        row = number * (max_num_draft_tokens + 1)
+        out = (
+            token_ids_ptr + row,
+            num_accepted_ptr + number,
+            num_emitted_ptr + number,
+            status_ptr + number,
+            logprobs_ptr + row,
+        )
+        counters = (stop_ptr, counters_ptr + number, arrived_ptr, 3 * (max_num_draft_tokens + 1))
+        emit.emit(
+            program,
+            num_programs,
+            num_emit_blocks,
+            count,
+            fault,
+            request,
+            target,
+            draft,
+            own_ptr,
+            counters,
+            out,
+            offsets_ptr + number,
+            emit_ptr + number,
+            bonus_ptr + number,
+            max_num_draft_tokens,
+            CALL,
+        )

@@ -1,0 +1,24 @@
+"""The streams of `acceptlib.rng`, inside the kernels."""
+
+import triton
+import triton.language as tl
+from triton.language.random import philox
+
+
+@triton.jit
+def uniform(seed, offset, position):
+    """Return u for accepting positions, float64 in [0, 1)."""
+    zero = (position * 0).to(tl.uint32)
+    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    first, second, _, _ = philox(seed, position.to(tl.uint32), zero, zero + low, zero + high)
+    return ((first.to(tl.int64) << 21) | (second.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def bits(seed, offset):
+    """Return the 64 random bits of the request's draw, uint64."""
+    zero = tl.full((), 0, tl.uint32)
+    purpose = tl.full((), 1, tl.uint32)
+    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    first, second, _, _ = philox(seed, zero, purpose, low, high)
+    return (first.to(tl.uint64) << 32) | second.to(tl.uint64)
