@@ -122,6 +122,21 @@ class Rows:
     bias_token_ids: torch.Tensor | None = None
     bias_values: torch.Tensor | None = None
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether there is a bias or a mask."""
+        return self.bitmask is not None or self.bias_token_ids is not None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there is a top-k, top-p or min-p."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no parameter is given."""
+        return self.temperature is None and not self.is_constrained and not self.is_filtered
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
@@ -243,11 +258,11 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
 
     if draft_sampling is None and sampling is not None:
         draft_sampling = dataclasses.replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
-    target = Rows(target_data, target_is_logits, **_processing("sampling", sampling, target_data, num_requests))
+    target = Rows(target_data, target_is_logits, **row_parameters("sampling", sampling, target_data, num_requests))
     draft = None
     if draft_data is not None:
         params = draft_sampling if draft_is_logits else None
-        draft = Rows(draft_data, draft_is_logits, **_processing("draft_sampling", params, draft_data, num_requests))
+        draft = Rows(draft_data, draft_is_logits, **row_parameters("draft_sampling", params, draft_data, num_requests))
     return Inputs(
         draft_token_ids=draft_token_ids,
         target=target,
@@ -364,8 +379,18 @@ def _expect_rows(name: str, data: torch.Tensor, lengths: tuple[int, ...], layout
         raise InputError(msg)
 
 
-def _processing(name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int) -> dict[str, Any]:
-    """Return the sampling parameters of some rows, as `Rows` holds them; numbers that are off are left out."""
+def row_parameters(name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int) -> dict[str, Any]:
+    """Return the sampling parameters of some rows, by the names in `Rows`; numbers that are off are left out.
+
+    Args:
+        name: Of the argument, for messages.
+        sampling: The parameters.
+        data: [..., V], the rows.
+        num_requests: B.
+
+    Raises:
+        InputError: A parameter does not fit the rows.
+    """
     if sampling is None:
         return {}
     found: dict[str, Any] = {}

@@ -152,7 +152,7 @@ def tokens(result: VerifyResult, index: int) -> list[int]:
 
 def same(left: VerifyResult, right: VerifyResult, rows: list[int] | None = None, to: list[int] | None = None) -> None:
     """Assert that some rows of one result are, bit for bit, some of another: all of both, unless given."""
-    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs"):
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs"):
         a, b = getattr(left, name), getattr(right, name)
         assert (a is None) == (b is None), name
         if a is None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch.nn import functional
 
+from acceptlib.engine.process import constrain, log_sum_exp, out_of_range, process, take
 from acceptlib.engine.scratch import scratch
-from acceptlib.inputs import Status
+from acceptlib.inputs import Rows, Status
 
 if TYPE_CHECKING:
-    from acceptlib.inputs import Inputs, Rows
+    from acceptlib.inputs import Inputs
 
 Model: TypeAlias = Literal["target", "draft"]
 
@@ -105,9 +107,9 @@ class RowReader:
             chunk: Number of rows that may be processed at a time.
             model: Whose rows they are.
         """
+        self.given = rows
         self.raw = rows.data
         self.is_logits = rows.is_logits
-        self.temperature = rows.temperature
         self.layout = layout
         self.vocab_size = vocab_size
         self.chunk = chunk
@@ -120,10 +122,32 @@ class RowReader:
             return self.raw
         if 4 * self.raw.numel() > AT_ONCE_BYTES:
             return None
-        temperature = self.temperature
-        if temperature is not None:
-            temperature = temperature[self.layout.request_of_rows(self.model)]
-        return process(self.raw, temperature, f"{self.model}-processed")
+        return process(self._span(slice(None)), f"{self.model}-processed").view(self.raw.shape)
+
+    def _span(self, some: slice) -> Rows:
+        """Return some of the caller's rows, counted through, as `process` takes them."""
+        data, bitmask = _count_through(self.raw, some), self.given.bitmask
+        if self.given.is_plain:
+            return Rows(data, self.is_logits)
+        return take(
+            self.given, self._request[some], data, bitmask if bitmask is None else _count_through(bitmask, some)
+        )
+
+    def _rows_at(self, request: torch.Tensor, index: tuple[torch.Tensor, ...]) -> Rows:
+        """Return rows of some requests as `process` takes them."""
+        data, bitmask = _select(self.raw, index, f"{self.model}-raw"), self.given.bitmask
+        if self.given.is_plain:
+            return Rows(data, self.is_logits)
+        return take(self.given, request, data, None if bitmask is None else bitmask[index])
+
+    @functools.cached_property
+    def _request(self) -> torch.Tensor:
+        return self.layout.request_of_rows(self.model).reshape(-1)
+
+    def _spans(self) -> Iterator[Rows]:
+        """Yield all of the caller's rows, a chunk at a time."""
+        for start in range(0, self.raw.shape[:-1].numel(), self.chunk):
+            yield self._span(slice(start, start + self.chunk))
 
     def rows(self, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Return rows [n, V] float32 in scratch memory, which the next call overwrites."""
@@ -131,8 +155,7 @@ class RowReader:
         if self.processed is not None:
             rows = _select(self.processed, index, self.model).to(torch.float32)
         else:
-            temperature = None if self.temperature is None else self.temperature[request]
-            rows = process(_select(self.raw, index, f"{self.model}-raw"), temperature, self.model)
+            rows = process(self._rows_at(request, index), self.model)
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
 
@@ -144,80 +167,57 @@ class RowReader:
         index = layout.index(self.model, layout.flat_request, layout.flat_position)
         if self.processed is not None:
             found = self.processed[(*index, ids)]
-        elif self.raw.is_contiguous():
-            found = self._probs_of_rows(_row_number(self.raw, index), ids)
         else:
-            chunks = [slice(start, start + self.chunk) for start in range(0, len(ids), self.chunk)]
-            parts = [  # each taken before the next overwrites its rows
-                self.rows(layout.flat_request[chunk], layout.flat_position[chunk]).gather(1, ids[chunk, None])[:, 0]
-                for chunk in chunks
-            ]
-            found = torch.cat(parts)
+            row = _row_number(self.raw, index)
+            token = ids.new_zeros(self.raw.shape[:-1].numel()).index_copy_(0, row, ids)[:, None]
+            tokens = torch.split(token, self.chunk)
+            parts = [process(rows, self.model).gather(1, x) for rows, x in zip(self._spans(), tokens, strict=True)]
+            found = torch.cat(parts)[row, 0]
         found = found.to(torch.float64)
         return found if width >= self.vocab_size else found.masked_fill(layout.flat_ids >= width, 0)
 
-    def _probs_of_rows(self, row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Return the probabilities of `ids` in rows, both [N], going through all rows where they lie."""
-        flat = self.raw.view(-1, self.raw.shape[-1])
-        token = ids.new_zeros(len(flat)).index_copy_(0, row, ids)[:, None]
-        temperature = self.temperature
-        if temperature is not None:
-            temperature = temperature[self.layout.request_of_rows(self.model)].reshape(-1)
-        parts = []
-        for start in range(0, len(flat), self.chunk):
-            some = slice(start, start + self.chunk)
-            probs = process(flat[some], None if temperature is None else temperature[some], self.model)
-            parts.append(probs.gather(1, token[some])[:, 0])
-        return torch.cat(parts)[row]
+    def raw_logprobs(self, request: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """Return the log-probabilities [n] float64 of tokens under the softmax of the caller's logits themselves."""
+        index = self.layout.index(self.model, request, position)
+        total = torch.cat([log_sum_exp(rows.data) for rows in self._spans()])
+        return self.raw[(*index, token)].to(torch.float64) - total[_row_number(self.raw, index)]
 
     @functools.cached_property
     def best(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Argmax and largest value of every row, in the shape of the leading dimensions."""
-        token = self.raw.argmax(-1)
-        return token, self.raw.gather(-1, token[..., None])[..., 0]
+        if not self.given.is_constrained:
+            return _best(self.raw)
+        token, value = zip(*[_best(constrain(rows)) for rows in self._spans()], strict=True)
+        return torch.cat(token).view(self.raw.shape[:-1]), torch.cat(value).view(self.raw.shape[:-1])
 
     def argmax(
         self, request: torch.Tensor, position: torch.Tensor, *, every_row: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
 
-        Taken from the caller's own values: rounding to probabilities could tie what was not. `every_row` finds it
-        for all rows at once, and keeps it.
+        Taken from the caller's own values, after bias and mask: rounding to probabilities could tie what was not.
+        `every_row` finds it for all rows at once, and keeps it.
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
             token, best = (found[index] for found in self.best)
         else:
-            rows = _select(self.raw, index, f"{self.model}-raw")
-            token = rows.argmax(-1)
-            best = rows.gather(-1, token[:, None])[:, 0]
+            token, best = _best(constrain(self._rows_at(request, index)))
         return token, best.isfinite() if self.is_logits else best.isfinite() & (best > 0)
 
 
-def process(logits: torch.Tensor, temperature: torch.Tensor | None, name: str = "") -> torch.Tensor:
-    """Return the law that rows of logits are sampled from.
+def _best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the argmax of rows [..., V], the lowest id among ties, and the value there, both [...]."""
+    token = rows.argmax(-1)
+    return token, rows.gather(-1, token[..., None])[..., 0]
 
-    Args:
-        logits: [..., V].
-        temperature: [...] float32, 0 for a one-hot row, or None for 1.
-        name: Of the scratch memory that the result is in; a new tensor without one.
 
-    Returns:
-        [..., V] float32 probabilities; NaN throughout a row that has no law.
-    """
-    if name:
-        probs = scratch(name, logits.shape, torch.float32, logits.device)
-    else:
-        probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    if temperature is None:
-        return torch.softmax(logits, -1, dtype=torch.float32, out=probs)
-    greedy = (temperature == 0)[..., None]
-    scaled = scratch("logits", logits.shape, torch.float32, logits.device).copy_(logits)
-    # Less the maximum first: a quotient by a low temperature would lose digits, or overflow.
-    scaled.sub_(scaled.amax(-1, keepdim=True)).div_(temperature[..., None].masked_fill(greedy, 1))
-    torch.softmax(scaled, -1, out=probs)
-    probs.mul_(~greedy)  # NaN times 0 stays NaN, so that a greedy row without a law is still found
-    return probs.scatter_add_(-1, logits.argmax(-1, keepdim=True), greedy.to(torch.float32))
+def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
+    """Return some rows [n, V] of `data` [..., V], counted through; a view of it where one is possible."""
+    if data.ndim > 2 and not data.is_contiguous():  # noqa: PLR2004
+        number = torch.arange(data.shape[:-1].numel(), device=data.device)[some]
+        return data[number // data.shape[1], number % data.shape[1]]
+    return data.reshape(-1, data.shape[-1])[some] if data.ndim > 2 else data[some]  # noqa: PLR2004
 
 
 def _select(data: torch.Tensor, index: tuple[torch.Tensor, ...], name: str) -> torch.Tensor:
@@ -232,7 +232,7 @@ def _select(data: torch.Tensor, index: tuple[torch.Tensor, ...], name: str) -> t
 
 
 def _row_number(data: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return the number of rows in contiguous `data`."""
+    """Return where rows of `data` come, counted through."""
     return index[0] if len(index) == 1 else index[0] * data.shape[1] + index[1]
 
 
@@ -246,7 +246,7 @@ def _grid(num_requests: int, most: int, device: torch.device) -> tuple[torch.Ten
 def _parameter_faults(inputs: Inputs, request: torch.Tensor) -> torch.Tensor:
     faults = torch.full_like(request, Status.OK)
     for rows in (inputs.target, inputs.draft):
-        if rows is not None and rows.temperature is not None:
-            sane = (rows.temperature >= 0) & (rows.temperature < torch.inf)
-            faults.masked_fill_(~sane, Status.INVALID_PARAMETER)
+        bad = None if rows is None else out_of_range(rows, inputs.vocab_size)
+        if bad is not None:
+            faults.masked_fill_(bad, Status.INVALID_PARAMETER)
     return faults

@@ -271,6 +271,14 @@ class _Step:
         tokens[:, :most] = as_words(self.layout.ids)
         tokens[:, most] = 0
         tokens[:] = tokens * accepted + drawn[:, None] * last + (accepted | last) + PLACEHOLDER_TOKEN_ID
+        if out.logprobs is not None and out.raw_logprobs is not None:
+            out.raw_logprobs.copy_(out.logprobs)
+            if not self.inputs.target.is_plain:
+                row = torch.arange(most + 1, device=stop.device).minimum(stop[:, None])  # what is beyond is not read
+                request = torch.arange(len(stop), device=stop.device)[:, None].expand_as(row)
+                ids = out.output_token_ids.to(torch.int64).clamp(min=0)
+                raw = self.target.raw_logprobs(request.reshape(-1), row.reshape(-1), ids.reshape(-1))
+                out.raw_logprobs.copy_(raw.view_as(ids).masked_fill(out.logprobs.isnan(), torch.nan))
         as_words(out.num_accepted)[:] = stops
         as_words(out.num_emitted)[:] = stops + emitted
         as_words(out.status)[:] = faults
