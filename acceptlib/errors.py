@@ -9,7 +9,8 @@ AcceptlibError
 ├── PluginError              a third-party package that could not be used
 ├── BackendError             a backend that cannot run this call
 ├── StatusError              bad values inside tensors, found by `VerifyResult.raise_for_status`
-└── EnumerationError         an exact law too large to enumerate
+├── EnumerationError         an exact law too large to enumerate
+└── ConformanceError         a strategy without a property that `acceptlib.testing` checks
 
 Errors that replace a builtin also derive from it, so that `except ValueError` keeps working.
 """
@@ -58,6 +59,10 @@ class StatusError(AcceptlibError, ValueError):
 
 class EnumerationError(AcceptlibError, ValueError):
     """The exact law has too many outcomes to enumerate."""
+
+
+class ConformanceError(AcceptlibError, AssertionError):
+    """A strategy does not have a property that it must have."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,1 @@
+"""Checks for those who call acceptlib and those who extend it."""
