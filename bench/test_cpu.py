@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.utils import _speculative_sampling
 
 import acceptlib
@@ -20,6 +21,8 @@ from acceptlib.exact import oracle
 
 VOCAB_SIZE = 128256
 NUM_DRAFT_TOKENS = 5
+PARAMETERS: dict[str, Any] = {"temperature": 0.7, "top_k": 50, "top_p": 0.9}
+SAMPLING = acceptlib.SamplingParams(**PARAMETERS)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,23 @@ def workload(num_requests: int) -> Workload:
     return Workload(ids, target, draft, target.softmax(-1), draft_probs)
 
 
+def filtered(rows: Workload) -> Workload:
+    """Return one request whose probabilities are those under `SAMPLING`, and whose drafts came from them."""
+    p, q = (
+        torch.stack([oracle.processed(row.tolist(), **PARAMETERS) for row in logits[0]]).float()
+        for logits in (rows.target_logits, rows.draft_logits)
+    )
+    ids = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(0)).view(1, -1)
+    return Workload(ids, rows.target_logits, rows.draft_logits, p[None], q[None])
+
+
 def step(strategy: acceptlib.AcceptanceStrategy, rows: Workload, form: str) -> Callable[[], Any]:
     """Return one verified step, after checking it against the oracle."""
-    if form == "logits":
-        given = {"target_logits": rows.target_logits, "draft_logits": rows.draft_logits}
-    else:
+    given: dict[str, Any] = {"target_logits": rows.target_logits, "draft_logits": rows.draft_logits}
+    if form == "probs":
         given = {"target_probs": rows.target_probs, "draft_probs": rows.draft_probs}
+    elif form == "filtered":
+        given["sampling"] = SAMPLING
     result = strategy.verify(rows.ids, rng=rows.rng, **given)
     uniforms = rows.rng.uniforms(NUM_DRAFT_TOKENS)
     tokens, accepted = oracle.verify(
@@ -73,6 +87,21 @@ def peer(rows: Workload) -> Callable[[], Any]:
     """Return transformers' step, from logits."""
     sequence = torch.cat((torch.zeros(1, 1, dtype=torch.int64), rows.ids), 1)
     return lambda: _speculative_sampling(sequence, rows.draft_logits, NUM_DRAFT_TOKENS, rows.target_logits, False)  # noqa: FBT003
+
+
+def filtering_peer(rows: Workload) -> Callable[[], Any]:
+    """Return transformers' processors, row by row as its decoding loop applies them, and its step."""
+    sequence = torch.cat((torch.zeros(1, 1, dtype=torch.int64), rows.ids), 1)
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(50), TopPLogitsWarper(0.9)])
+
+    def step() -> Any:
+        target, draft = (
+            torch.stack([processors(sequence, logits[:, i]) for i in range(logits.shape[1])], 1)
+            for logits in (rows.target_logits, rows.draft_logits)
+        )
+        return _speculative_sampling(sequence, draft, NUM_DRAFT_TOKENS, target, False)  # noqa: FBT003
+
+    return step
 
 
 def one_row(rows: Workload) -> Callable[[], Any]:
@@ -116,9 +145,12 @@ def test_ratios(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     logits, probs, hf, row = median_times(
         step(rejection, ROWS, "logits"), step(rejection, ROWS, "probs"), peer(ROWS), one_row(ROWS)
     )
+    few = filtered(ROWS)
+    filtering, hf_filtering = median_times(step(rejection, few, "filtered"), filtering_peer(few), rounds=15)
     many_logits, many_probs = median_times(step(rejection, many, "logits"), step(rejection, many, "probs"), rounds=5)
     figures = {
         "times faster than transformers, from logits (goal: at least 3)": hf / logits,
+        "times faster than transformers, with top-k and top-p (goal: at least 10)": hf_filtering / filtering,
         "times one row's clamp, cumsum and search, from probabilities (goal: at most 4)": probs / row,
         "times B = 1 for B = 64, from logits (goal: at most 40)": many_logits / logits,
         "times B = 1 for B = 64, from probabilities (goal: at most 40)": many_probs / probs,
