@@ -1,13 +1,16 @@
 """NumPy views of tensors on the CPU, for arithmetic on a few numbers.
 
-An operation on a handful of numbers takes NumPy a third of what it takes torch. Code that uses only what both share
+An operation on a handful of numbers takes NumPy a fifth of what it takes torch. Code that uses only what both share
 runs on `Words` and serves every device; both wrap int64 alike.
 """
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 Words: TypeAlias = Any
@@ -16,9 +19,45 @@ Words: TypeAlias = Any
 
 def as_words(tensor: torch.Tensor) -> Words:
     """Return an array that shares the memory of a tensor on the CPU, or another device's tensor as it is."""
-    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+    return tensor.numpy() if tensor.is_cpu else tensor
 
 
 def as_tensor(words: Words) -> torch.Tensor:
     """Return what `as_words` was made of, or a tensor of a new array."""
     return words if isinstance(words, torch.Tensor) else torch.from_numpy(words)
+
+
+def library(words: Words) -> ModuleType:
+    """Return the module, NumPy or torch, whose functions take these words."""
+    return torch if isinstance(words, torch.Tensor) else np
+
+
+def float64(words: Words) -> Words:
+    """Return words of any dtype as float64."""
+    return words.to(torch.float64) if isinstance(words, torch.Tensor) else words.astype(np.float64)
+
+
+def full(shape: tuple[int, ...], value: float, like: Words) -> Words:
+    """Return new words filled with a number, float64 and of the same kind as `like`."""
+    if isinstance(like, torch.Tensor):
+        return torch.full(shape, value, dtype=torch.float64, device=like.device)
+    return np.full(shape, value)
+
+
+def arange(length: int, like: Words) -> Words:
+    """Return 0..length-1, int64, of the same kind as `like`. It is shared: never write to it."""
+    return _arange(length, like.device if isinstance(like, torch.Tensor) else None)
+
+
+@functools.lru_cache(maxsize=64)
+def _arange(length: int, device: torch.device | None) -> Words:
+    if device is None:
+        return np.arange(length)
+    # A tensor made in inference mode could not be used outside of it.
+    with torch.inference_mode(mode=False):
+        return torch.arange(length, device=device)
+
+
+def may_hold(condition: Words) -> bool:
+    """Return whether some entry is true; True where finding out would wait for the device."""
+    return isinstance(condition, torch.Tensor) or bool(np.count_nonzero(condition))

@@ -1,22 +1,27 @@
-"""The operations a rule may use, in torch: the vocabulary that torch and Triton share.
+"""The operations a rule may use, in torch and NumPy: the vocabulary that both share with Triton.
 
 Arithmetic and comparison operators come from the values themselves. `acceptlib.engine.triton.ops` holds the
-same names for Triton; a rule written with `ops` runs under both.
+same names for Triton; a rule written with `ops` runs under all of them.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 Value: TypeAlias = Any
-"""A number or a tensor of them: what a rule takes and returns (float64 scalars, float32 rows)."""
+"""A number, or a tensor or an array of them: what a rule takes and returns (float64 scalars, float32 rows)."""
 
 
 def minimum(a: Value, b: Value) -> Value:
     """Return the elementwise smaller of `a` and `b`."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.minimum(a, b)
     if not isinstance(b, torch.Tensor):
         return torch.clamp(a, max=b) if isinstance(a, torch.Tensor) else min(a, b)
     return torch.minimum(a, b) if isinstance(a, torch.Tensor) else torch.clamp(b, max=a)
@@ -24,6 +29,8 @@ def minimum(a: Value, b: Value) -> Value:
 
 def maximum(a: Value, b: Value) -> Value:
     """Return the elementwise larger of `a` and `b`."""
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return np.maximum(a, b)
     if not isinstance(b, torch.Tensor):
         return torch.clamp(a, min=b) if isinstance(a, torch.Tensor) else max(a, b)
     return torch.maximum(a, b) if isinstance(a, torch.Tensor) else torch.clamp(b, min=a)
@@ -31,6 +38,8 @@ def maximum(a: Value, b: Value) -> Value:
 
 def where(condition: Value, a: Value, b: Value) -> Value:
     """Return `a` where `condition` holds, `b` elsewhere."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, a, b)
     if not isinstance(condition, torch.Tensor):
         return a if condition else b
     if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
@@ -41,22 +50,22 @@ def where(condition: Value, a: Value, b: Value) -> Value:
 
 def exp(a: Value) -> Value:
     """Return e to the power of `a`."""
-    return torch.exp(a) if isinstance(a, torch.Tensor) else math.exp(a)
+    return _library(a).exp(a)
 
 
 def log(a: Value) -> Value:
     """Return the natural logarithm of `a`."""
-    return torch.log(a) if isinstance(a, torch.Tensor) else math.log(a)
+    return _library(a).log(a)
 
 
 def sqrt(a: Value) -> Value:
     """Return the square root of `a`."""
-    return torch.sqrt(a) if isinstance(a, torch.Tensor) else math.sqrt(a)
+    return _library(a).sqrt(a)
 
 
 def abs(a: Value) -> Value:  # noqa: A001 - the name that torch and triton.language use
     """Return the absolute value of `a`."""
-    return torch.abs(a) if isinstance(a, torch.Tensor) else math.fabs(a)
+    return operator.abs(a)
 
 
 def ratio(a: Value, b: Value) -> Value:
@@ -66,4 +75,11 @@ def ratio(a: Value, b: Value) -> Value:
     it any (Leviathan et al. 2022, arXiv 2211.17192, section 2.3).
     """
     quotient = a / b
-    return torch.nan_to_num(quotient, nan=0.0, posinf=math.inf) if isinstance(quotient, torch.Tensor) else quotient
+    if isinstance(quotient, torch.Tensor):
+        return torch.nan_to_num(quotient, nan=0.0, posinf=math.inf)
+    return where(quotient == quotient, quotient, 0.0)  # noqa: PLR0124 - NaN alone is not itself
+
+
+def _library(a: Value) -> ModuleType:
+    """Return the module whose functions take `a`."""
+    return torch if isinstance(a, torch.Tensor) else np if isinstance(a, np.ndarray) else math

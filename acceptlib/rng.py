@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-from acceptlib.arrays import Words, as_tensor, as_words
+from acceptlib.arrays import Words, as_tensor, as_words, float64
 from acceptlib.errors import InputError
 
 ROUNDS = 10
@@ -139,19 +139,16 @@ def philox(counter: Words, seed: Words) -> Words:
     """
     tensors = isinstance(counter, torch.Tensor)
     stack, swap = (torch.stack, torch.flipud) if tensors else (np.stack, _swap)
-    column = (2, *[1] * (counter.ndim - 1))
-    multiplier, weyl = (words.reshape(column) for words in _constants(counter.device if tensors else None))
+    multiplier, weyl, half, mask = _constants(counter.device if tensors else None, counter.ndim)
     # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1. Only what is
     # multiplied must be below 2^32, so that is what is masked.
     even, odd = counter[0::2], swap(counter[1::2])
-    key = stack((seed >> 32, seed))
-    for _ in range(ROUNDS):
+    for key in stack((seed >> half, seed)) + weyl:
         product = even * multiplier
         # (c0, c2) <- (high(M1 c2) ^ c1 ^ k0, high(M0 c0) ^ c3 ^ k1), (c1, c3) <- (low(M1 c2), low(M0 c0))
-        even = swap(((product >> 32) ^ odd ^ key) & MASK)
+        even = swap(((product >> half) ^ odd ^ key) & mask)
         odd = product
-        key = key + weyl
-    odd = odd & MASK
+    odd = odd & mask
     return stack((even[0], odd[1], even[1], odd[0]))
 
 
@@ -161,12 +158,16 @@ def _swap(words: Words) -> Words:
 
 
 @functools.lru_cache
-def _constants(device: torch.device | None) -> tuple[Words, Words]:
-    """Return the multipliers, and what each round adds to the key's high and low word, [2] each."""
-    words = (np.array(MULTIPLIERS, np.int64), np.array(WEYL[::-1], np.int64))
-    if device is None:
-        return words
-    return torch.from_numpy(words[0]).to(device), torch.from_numpy(words[1]).to(device)
+def _constants(device: torch.device | None, ndim: int) -> tuple[Words, ...]:
+    """Return multipliers [2, ...], what each round adds to the key's words [ROUNDS, 2, ...], 32 and the mask.
+
+    All are words, because a plain number beside an array takes NumPy twice as long.
+    """
+    column = [1] * (ndim - 1)
+    multiplier = np.array(MULTIPLIERS, np.int64).reshape(2, *column)
+    weyl = (np.arange(ROUNDS)[:, None] * np.array(WEYL[::-1], np.int64)).reshape(ROUNDS, 2, *column)
+    words = (multiplier, weyl, np.array(32), np.array(MASK))
+    return words if device is None else tuple(torch.from_numpy(array).to(device) for array in words)
 
 
 @functools.lru_cache
@@ -185,7 +186,7 @@ def join(words: Words) -> Words:
 def to_uniform(words: Words) -> Words:
     """Return 53 bits of the first two of [4, ...] words as a float64 in [0, 1)."""
     bits = (words[0] << 21) | (words[1] >> 11)
-    return (bits.to(torch.float64) if isinstance(bits, torch.Tensor) else bits) * 2.0**-53
+    return float64(bits) * 2.0**-53
 
 
 def _wrap(value: int) -> int:

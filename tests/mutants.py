@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
+from acceptlib.arrays import Words, as_words
 from acceptlib.engine import torch_engine
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.ops import Value
@@ -101,14 +102,15 @@ class AlwaysAccepts(AcceptanceStrategy):
         return ops.where(target_prob >= 0, 1.0, 0.0)
 
 
-def _same_row_mass(step: torch_engine._Step) -> torch.Tensor:
+def _same_row_mass(step: torch_engine._Step) -> Words:
     """Return the mass of each position's own row under the carry after it."""
     carried = step.carry
-    step.carry = torch.nn.functional.pad(carried[:, 1:], (0, 1))
+    step.carry = carried[:, 1:]
     layout = step.layout
-    weights = step._residual(layout.flat_request, layout.flat_position)
+    elements, _ = step._elements(layout.flat_request, layout.flat_position)
+    weights = step._residual(layout.flat_request, layout.flat_position, elements)
     step.carry = carried
-    return layout.to_grid(weights.double().sum(1))
+    return layout.to_grid(as_words(weights.double().sum(1)))
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,21 @@
 """The skeleton of every chain rule, given its scalars: carry, acceptance and stopping, in float64.
 
 Shared by the torch engine and the exact law, which differ in where scalars come from and in what they do with the
-probabilities: one compares them with uniforms, the other enumerates.
+probabilities: one compares them with uniforms, the other enumerates. Words of either kind give words of that kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
-
-from acceptlib.arrays import as_tensor, as_words
+from acceptlib import ops
+from acceptlib.arrays import Words, arange, float64, full, library
 from acceptlib.engine.plan import Plan, call
 
-Values = dict[str, torch.Tensor]
+Values = dict[str, Words]
 
 
-def positional(
-    plan: Plan, num_draft_tokens: torch.Tensor, max_num_draft_tokens: int
-) -> tuple[Values, Mapping[str, float]]:
+def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int) -> tuple[Values, Mapping[str, float]]:
     """Return the quantities that follow from positions alone, and the constants that do not depend on them.
 
     Args:
@@ -27,32 +24,33 @@ def positional(
         max_num_draft_tokens: K.
 
     Returns:
-        [B, K] tensors by name, and numbers by name.
+        [B, K] words by name, and numbers by name.
     """
-    device = num_draft_tokens.device
-    position = torch.arange(max_num_draft_tokens, device=device).expand(len(num_draft_tokens), -1)
+    position = arange(max_num_draft_tokens, num_draft_tokens)
+    length = num_draft_tokens[:, None] + 0 * position
     values: Values = {}
     if "position" in plan.reads:
-        values["position"] = position.to(torch.float64)
+        values["position"] = float64(position + 0 * length)
     if "num_draft_tokens" in plan.reads:
-        values["num_draft_tokens"] = num_draft_tokens[:, None].to(torch.float64).expand_as(position)
+        values["num_draft_tokens"] = float64(length)
     if "is_last" in plan.reads:
-        values["is_last"] = position == num_draft_tokens[:, None] - 1
+        values["is_last"] = position == length - 1
     numbers: dict[str, float] = {}
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
-            table = torch.tensor((*constant, 0.0), dtype=torch.float64, device=device)
-            values[name] = table[position.clamp(max=len(constant))]
+            values[name] = full(length.shape, 0.0, length)
+            for index, value in enumerate(constant[:max_num_draft_tokens]):
+                values[name][:, index] = value
         else:
             numbers[name] = constant
     return values, numbers
 
 
-def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], like: torch.Tensor) -> torch.Tensor:
+def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], like: Words) -> Words:
     """Return the running scalar before each position of `like`, [B, K], and after the last: [B, K+1] float64."""
-    carry = torch.ones(len(like), like.shape[1] + 1, dtype=torch.float64, device=like.device)
+    carry = full((len(like), like.shape[1] + 1), 1.0, like)
     if plan.carry is not None:
-        columns = {name: value.unbind(1) for name, value in values.items() if name in plan.carry.names}
+        columns = {name: value.swapaxes(0, 1) for name, value in values.items() if name in plan.carry.names}
         for position in range(like.shape[1]):
             here = {name: column[position] for name, column in columns.items()}
             carry[:, position + 1] = call(plan.carry, {**here, "carry": carry[:, position]}, numbers)
@@ -63,9 +61,9 @@ def acceptance(
     plan: Plan,
     values: Values,
     numbers: Mapping[str, float],
-    carry: torch.Tensor,
-    next_residual_mass: Callable[[], torch.Tensor],
-) -> torch.Tensor:
+    carry: Words,
+    next_residual_mass: Callable[[], Words],
+) -> Words:
     """Return h, the probability that each drafted token is accepted: [B, K] float64."""
     values = {**values, "carry": carry[:, 1:]}
     if "next_residual_mass" in plan.accept.names:
@@ -73,16 +71,14 @@ def acceptance(
     return broadcast(call(plan.accept, values, numbers), values["carry"])
 
 
-def forgiven(plan: Plan, values: Values, numbers: Mapping[str, float], carry: torch.Tensor) -> torch.Tensor | None:
+def forgiven(plan: Plan, values: Values, numbers: Mapping[str, float], carry: Words) -> Words | None:
     """Return which tokens may stand although rejected, [B, K] bool; None where the strategy has no such rule."""
     if plan.forgive is None:
         return None
     return broadcast(call(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), carry[:, 1:]) != 0
 
 
-def stop_position(
-    plan: Plan, accepted: torch.Tensor, may_stand: torch.Tensor | None, num_draft_tokens: torch.Tensor
-) -> torch.Tensor:
+def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draft_tokens: Words) -> Words:
     """Return how many drafted tokens stand.
 
     Args:
@@ -94,22 +90,24 @@ def stop_position(
     Returns:
         [B] int64 in 0..n_b.
     """
-    position = torch.arange(accepted.shape[1], device=accepted.device)
+    most = accepted.shape[1]
+    position = arange(most, accepted)
     if plan.traits.stop == "last_acceptance":
-        return torch.where(accepted, position + 1, 0).amax(1) if accepted.shape[1] else num_draft_tokens
+        return library(accepted).amax(accepted * (position + 1), 1) if most else num_draft_tokens
     if may_stand is not None:
-        # Accepted among the first i tokens, for i in 0..K; a window is full where its ends differ by its length.
-        count = torch.nn.functional.pad(accepted.cumsum(1), (1, 0))
-        window = (num_draft_tokens[:, None] - 1).clamp(max=plan.traits.window)
-        end = position + 1 + window
-        full = count.gather(1, end.clamp(0, accepted.shape[1])) - count[:, 1:] == window
-        fits = (window > 0) & (end <= num_draft_tokens[:, None])
-        accepted = accepted | (may_stand & full & fits)
-    return as_tensor(as_words(accepted).cumprod(1).sum(1))
+        # The tokens accepted up to each; a window is full where its ends differ by its length.
+        count = accepted.cumsum(1)
+        window = ops.minimum(num_draft_tokens[:, None] - 1, plan.traits.window)
+        end = position + window
+        row = arange(len(accepted), accepted)[:, None]
+        full_window = count[row, ops.minimum(end, most - 1)] - count == window
+        fits = (window > 0) & (end < num_draft_tokens[:, None])
+        accepted = accepted | (may_stand & full_window & fits)
+    return accepted.cumprod(1).sum(1)
 
 
-def broadcast(value: torch.Tensor | float, like: torch.Tensor) -> torch.Tensor:
+def broadcast(value: Words | float, like: Words) -> Words:
     """Return what a rule returned, possibly a plain number, in the shape of `like`."""
-    if not isinstance(value, torch.Tensor):
-        value = torch.tensor(value, dtype=torch.float64, device=like.device)
-    return value.expand_as(like)
+    if isinstance(value, int | float):
+        value = full((), value, like)
+    return value if value.shape == like.shape else library(like).broadcast_to(value, like.shape)

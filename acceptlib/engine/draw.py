@@ -7,12 +7,10 @@ never drawn.
 
 from __future__ import annotations
 
-import functools
-
-import numpy as np
 import torch
 
-from acceptlib.arrays import Words, as_tensor, as_words
+from acceptlib import ops
+from acceptlib.arrays import Words, arange, as_tensor, as_words
 from acceptlib.engine.scratch import to_fixed
 
 WEIGHT_SCALE = 2.0**60
@@ -30,36 +28,21 @@ def draw(weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     Returns:
         [n] int64 in [0, V), whatever the weights.
     """
-    rows, vocab_size = weights.shape
-    fixed = to_fixed(weights, WEIGHT_SCALE)
-    whole = vocab_size - vocab_size % BLOCK
-    sums = fixed[:, :whole].view(rows, -1, BLOCK).sum(-1)
-    if whole < vocab_size:
-        sums = torch.cat((sums, fixed[:, whole:].sum(-1, keepdim=True)), 1)
-    return as_tensor(_search(as_words(fixed), as_words(sums), as_words(bits)))
+    block = min(BLOCK, weights.shape[1])
+    blocks = to_fixed(weights, WEIGHT_SCALE, block).view(len(weights), -1, block)
+    drawn = _search(as_words(blocks), as_words(blocks.sum(-1)), as_words(bits))
+    # The remainder changes nothing but an index that bad weights have led out of range.
+    return as_tensor(drawn % weights.shape[1])
 
 
-def _search(fixed: Words, sums: Words, bits: Words) -> Words:
-    """Return the first entry of each row [n, V] whose running sum exceeds r, given the sums of its blocks."""
-    vocab_size = fixed.shape[1]
-    row, inside = _ranges(len(fixed), min(BLOCK, vocab_size), bits.device if isinstance(bits, torch.Tensor) else None)
+def _search(blocks: Words, sums: Words, bits: Words) -> Words:
+    """Return the first entry of each row [n, blocks, BLOCK] whose running sum exceeds r, given the sums of its blocks."""
+    row = arange(len(blocks), blocks)
     ends = sums.cumsum(1)
     threshold = multiply_high(bits, ends[:, -1])[:, None]
-    # The remainders change nothing but an index that bad weights have led out of range.
-    block = (ends <= threshold).sum(1) % ends.shape[1]
+    block = ops.minimum((ends <= threshold).sum(1), ends.shape[1] - 1)
     rest = threshold - (ends - sums)[row, block][:, None]
-    # The last block goes on at the first entry, where the search cannot come any more.
-    entry = ((block * BLOCK)[:, None] + inside) % vocab_size
-    running = fixed[row[:, None], entry].cumsum(1)
-    return (block * BLOCK + (running <= rest).sum(1)) % vocab_size
-
-
-@functools.lru_cache(maxsize=64)
-def _ranges(rows: int, length: int, device: torch.device | None) -> tuple[Words, Words]:
-    """Return 0..rows-1 and 0..length-1, as tensors on a device or as arrays."""
-    if device is None:
-        return np.arange(rows), np.arange(length)
-    return torch.arange(rows, device=device), torch.arange(length, device=device)
+    return block * blocks.shape[2] + (blocks[row, block].cumsum(1) <= rest).sum(1)
 
 
 def multiply_high(bits: Words, total: Words) -> Words:

@@ -6,9 +6,12 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from acceptlib import ops
+from acceptlib.arrays import Words, arange, as_tensor, as_words
 from acceptlib.engine.process import constrain, log_sum_exp, out_of_range, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows, Status
@@ -37,61 +40,66 @@ class Layout:
     def __init__(self, inputs: Inputs) -> None:
         """Lay out the positions of one call."""
         num_requests, most = inputs.num_requests, inputs.max_num_draft_tokens
-        position, request, flat_request, flat_position = _grid(num_requests, most, inputs.device)
         self.shape = (num_requests, most)
-        self.faults = _parameter_faults(inputs, request)
-        drafted = inputs.draft_token_ids.to(torch.int64)
+        drafted = as_words(inputs.draft_token_ids.to(torch.int64))
+        self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
+        self.faults = self.request * int(Status.OK)
+        for rows in (inputs.target, inputs.draft):
+            insane = None if rows is None else out_of_range(rows, inputs.vocab_size)
+            if insane is not None:
+                self.faults = ops.where(as_words(insane), int(Status.INVALID_PARAMETER), self.faults)
         if inputs.cu_num_draft_tokens is None:
             self.start = None
             ids = drafted
             valid = ids >= 0
-            self.flat_request, self.flat_position = flat_request, flat_position
+            self.flat_request = (self.request[:, None] + 0 * self.position).reshape(-1)
+            self.flat_position = (0 * self.request[:, None] + self.position).reshape(-1)
         else:
             self.num_tokens = len(drafted)
             given = inputs.cu_num_draft_tokens.to(torch.int64)
             # Bounds that decrease or leave the tensor are faults; made monotone, they give no index out of range.
             bounds = given.cummax(0).values.clamp(0, self.num_tokens)
-            self.start, count = bounds[:-1], bounds.diff()
+            count = bounds.diff()
             sane = (given == bounds)[:-1] & (given == bounds)[1:] & (count <= most) & (given[0] == 0)
-            self.faults = self.faults.masked_fill(~sane, Status.INVALID_COUNT)
             flat = torch.arange(self.num_tokens if most else 0, device=inputs.device)
-            ends = bounds[1:].contiguous()
-            self.flat_request = torch.searchsorted(ends, flat, right=True).clamp(max=num_requests - 1)
-            self.flat_position = (flat - self.start[self.flat_request]).clamp(0, max(most - 1, 0))
+            request = torch.searchsorted(bounds[1:].contiguous(), flat, right=True).clamp(max=num_requests - 1)
+            position = (flat - bounds[request]).clamp(0, max(most - 1, 0))
+            self.start, self.flat_request, self.flat_position = map(as_words, (bounds[:-1], request, position))
+            insane, count = as_words(~sane), as_words(count)
+            self.faults = self.faults * ~insane + insane * int(Status.INVALID_COUNT)
             ids = self.to_grid(drafted)
-            valid = (ids >= 0) & (position < count.masked_fill(~sane, 0)[:, None])
+            valid = (ids >= 0) & (self.position < (count * ~insane)[:, None])
         before_end = valid.cumprod(1)
-        self.valid = before_end.bool()
+        self.valid = before_end > 0
         self.num_draft_tokens = before_end.sum(1)
         self.outside = ids >= inputs.vocab_size
-        self.ids = ids.clamp(0, inputs.vocab_size - 1)
+        self.ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
         self.flat_ids = self.ids.reshape(-1) if self.start is None else self.ids[self.flat_request, self.flat_position]
 
-    def to_grid(self, flat: torch.Tensor) -> torch.Tensor:
+    def to_grid(self, flat: Words) -> Words:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
         if self.start is None:
-            return flat.view(self.shape)
+            return flat.reshape(self.shape)
         if not self.num_tokens or not self.shape[1]:
-            return flat.new_zeros(self.shape)
-        position = torch.arange(self.shape[1], device=flat.device)
-        return flat[(self.start[:, None] + position).clamp(max=self.num_tokens - 1)]
+            return as_words(as_tensor(flat).new_zeros(self.shape))
+        return flat[ops.minimum(self.start[:, None] + self.position, self.num_tokens - 1)]
 
-    def index(self, model: Model, request: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def index(self, model: Model, request: Words, position: Words) -> tuple[Words, ...]:
         """Return the index of rows in the caller's tensor; in bounds, also for the draft's row at a bonus position."""
         if self.start is None:
-            return request, position if model == "target" else position.clamp(max=self.shape[1] - 1)
+            return request, position if model == "target" else ops.minimum(position, self.shape[1] - 1)
         row = self.start[request] + position
-        return (row + request,) if model == "target" else (row.clamp(max=self.num_tokens - 1),)
+        return (row + request,) if model == "target" else (ops.minimum(row, self.num_tokens - 1),)
 
     def request_of_rows(self, model: Model) -> torch.Tensor:
         """Return the request of every row of the caller's tensor, in the shape of its leading dimensions."""
-        request = torch.arange(self.shape[0], device=self.ids.device)
+        request = as_tensor(self.request)
         if self.start is None:
             return request[:, None].expand(-1, self.shape[1] + (model == "target"))
         if model == "draft":
-            return self.flat_request
-        row = torch.arange(self.num_tokens + self.shape[0], device=self.ids.device)
-        return torch.searchsorted(self.start + request, row, right=True) - 1
+            return as_tensor(self.flat_request)
+        row = torch.arange(self.num_tokens + self.shape[0], device=request.device)
+        return torch.searchsorted(as_tensor(self.start) + request, row, right=True) - 1
 
 
 class RowReader:
@@ -133,12 +141,13 @@ class RowReader:
             self.given, self._request[some], data, bitmask if bitmask is None else _count_through(bitmask, some)
         )
 
-    def _rows_at(self, request: torch.Tensor, index: tuple[torch.Tensor, ...]) -> Rows:
+    def _rows_at(self, request: Words, index: tuple[Words, ...]) -> Rows:
         """Return rows of some requests as `process` takes them."""
         data, bitmask = _select(self.raw, index, f"{self.model}-raw"), self.given.bitmask
         if self.given.is_plain:
             return Rows(data, self.is_logits)
-        return take(self.given, request, data, None if bitmask is None else bitmask[index])
+        mask = None if bitmask is None else bitmask[tuple(map(as_tensor, index))]
+        return take(self.given, as_tensor(request), data, mask)
 
     @functools.cached_property
     def _request(self) -> torch.Tensor:
@@ -149,8 +158,8 @@ class RowReader:
         for start in range(0, self.raw.shape[:-1].numel(), self.chunk):
             yield self._span(slice(start, start + self.chunk))
 
-    def rows(self, request: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Return rows [n, V] float32 in scratch memory, which the next call overwrites."""
+    def rows(self, request: Words, position: Words) -> torch.Tensor:
+        """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
         index = self.layout.index(self.model, request, position)
         if self.processed is not None:
             rows = _select(self.processed, index, self.model).to(torch.float32)
@@ -159,28 +168,42 @@ class RowReader:
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
 
-    def probs_at_flat_ids(self) -> torch.Tensor:
+    def mass(self, rows: torch.Tensor) -> Words:
+        """Return the sums [n] of rows; from logits 1, or NaN for a row that has no law, which costs nothing to find."""
+        return as_words(rows[:, 0]) * 0 + 1 if self.is_logits else as_words(rows.sum(1))
+
+    def probs_at_flat_ids(self) -> Words:
         """Return the probabilities [N] float64 of the drafted tokens; 0 beyond a narrower vocabulary."""
         layout = self.layout
         width = self.raw.shape[-1]
-        ids = layout.flat_ids.clamp(max=width - 1)
+        ids = ops.minimum(layout.flat_ids, width - 1)
         index = layout.index(self.model, layout.flat_request, layout.flat_position)
         if self.processed is not None:
-            found = self.processed[(*index, ids)]
+            # One number an entry: several times quicker than one a dimension.
+            found = self.processed.take(as_tensor(_row_number(self.processed, index) * width + ids))
         else:
-            row = _row_number(self.raw, index)
-            token = ids.new_zeros(self.raw.shape[:-1].numel()).index_copy_(0, row, ids)[:, None]
+            row = as_tensor(_row_number(self.raw, index))
+            token = row.new_zeros(self.raw.shape[:-1].numel()).index_copy_(0, row, as_tensor(ids))[:, None]
             tokens = torch.split(token, self.chunk)
             parts = [process(rows, self.model).gather(1, x) for rows, x in zip(self._spans(), tokens, strict=True)]
             found = torch.cat(parts)[row, 0]
-        found = found.to(torch.float64)
-        return found if width >= self.vocab_size else found.masked_fill(layout.flat_ids >= width, 0)
+        found = as_words(found.to(torch.float64))
+        return found if width >= self.vocab_size else ops.where(layout.flat_ids < width, found, 0.0)
 
-    def raw_logprobs(self, request: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities [n] float64 of tokens under the softmax of the caller's logits themselves."""
-        index = self.layout.index(self.model, request, position)
+    def raw_logprobs(self, last: Words, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities [B, K+1] float64 under the softmax of the caller's logits, before any parameter.
+
+        Args:
+            last: [B], the last position wanted; what is beyond repeats its row.
+            token_ids: [B, K+1]; negative ones count as 0.
+        """
+        position = as_tensor(ops.minimum(arange(token_ids.shape[1], last), last[:, None]))
+        request = as_tensor(self.layout.request)[:, None].expand_as(position)
+        index = self.layout.index(self.model, as_words(request), as_words(position))
+        row = as_tensor(_row_number(self.raw, index))
         total = torch.cat([log_sum_exp(rows.data) for rows in self._spans()])
-        return self.raw[(*index, token)].to(torch.float64) - total[_row_number(self.raw, index)]
+        found = self.raw[(*map(as_tensor, index), token_ids.to(torch.int64).clamp(min=0))]
+        return found.to(torch.float64) - total[row]
 
     @functools.cached_property
     def best(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,9 +213,7 @@ class RowReader:
         token, value = zip(*[_best(constrain(rows)) for rows in self._spans()], strict=True)
         return torch.cat(token).view(self.raw.shape[:-1]), torch.cat(value).view(self.raw.shape[:-1])
 
-    def argmax(
-        self, request: torch.Tensor, position: torch.Tensor, *, every_row: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def argmax(self, request: Words, position: Words, *, every_row: bool) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
 
         Taken from the caller's own values, after bias and mask: rounding to probabilities could tie what was not.
@@ -200,10 +221,11 @@ class RowReader:
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
-            token, best = (found[index] for found in self.best)
+            token, best = (found[tuple(map(as_tensor, index))] for found in self.best)
         else:
             token, best = _best(constrain(self._rows_at(request, index)))
-        return token, best.isfinite() if self.is_logits else best.isfinite() & (best > 0)
+        has_law = best.isfinite() if self.is_logits else best.isfinite() & (best > 0)
+        return as_words(token), as_words(has_law)
 
 
 def _best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,33 +242,19 @@ def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
     return data.reshape(-1, data.shape[-1])[some] if data.ndim > 2 else data[some]  # noqa: PLR2004
 
 
-def _select(data: torch.Tensor, index: tuple[torch.Tensor, ...], name: str) -> torch.Tensor:
-    """Return rows [n, V] of `data` in scratch memory."""
+def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Tensor:
+    """Return rows [n, V] of `data`, never to be written: one row is a view, more are in scratch memory."""
     if len(index) > 1 and not data.is_contiguous():
-        return data[index]
+        return data[tuple(map(as_tensor, index))]
     # Several times quicker than indexing, but for one dimension only.
     row = _row_number(data, index)
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
+    if len(row) == 1 and isinstance(row, np.ndarray):
+        return flat[row[0] : row[0] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
-    return torch.index_select(flat, 0, row, out=rows)
+    return torch.index_select(flat, 0, as_tensor(row), out=rows)
 
 
-def _row_number(data: torch.Tensor, index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Return where rows of `data` come, counted through."""
+def _row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:
+    """Return the number of rows in `data`, counted through its leading dimensions."""
     return index[0] if len(index) == 1 else index[0] * data.shape[1] + index[1]
-
-
-@functools.lru_cache(maxsize=64)
-def _grid(num_requests: int, most: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return the positions [K], the requests [B], and request and position of each entry of a [B, K] grid, [B * K]."""
-    position, request = torch.arange(most, device=device), torch.arange(num_requests, device=device)
-    return position, request, request.repeat_interleave(most), position.repeat(num_requests)
-
-
-def _parameter_faults(inputs: Inputs, request: torch.Tensor) -> torch.Tensor:
-    faults = torch.full_like(request, Status.OK)
-    for rows in (inputs.target, inputs.draft):
-        bad = None if rows is None else out_of_range(rows, inputs.vocab_size)
-        if bad is not None:
-            faults.masked_fill_(bad, Status.INVALID_PARAMETER)
-    return faults

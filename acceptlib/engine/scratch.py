@@ -43,7 +43,14 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
     return latest
 
 
-def to_fixed(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return `values` [n, V] float32 times `scale` as int64, truncated, in scratch memory."""
+def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1) -> torch.Tensor:
+    """Return `values` [n, V] float32 times `scale` as int64, truncated, in scratch memory.
+
+    Rows are padded with zeros to a multiple of a length.
+    """
+    rows, length = values.shape
     scaled = torch.mul(values, scale, out=scratch("scaled", values.shape, torch.float32, values.device))
-    return scratch("fixed", values.shape, torch.int64, values.device).copy_(scaled)
+    fixed = scratch("fixed", (rows, -(-length // multiple) * multiple), torch.int64, values.device)
+    fixed[:, length:] = 0
+    fixed[:, :length] = scaled
+    return fixed

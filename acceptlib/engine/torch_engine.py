@@ -9,16 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
-from torch.nn import functional
 
-from acceptlib.arrays import Words, as_tensor, as_words
+from acceptlib import ops
+from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, library, may_hold
 from acceptlib.engine import decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import Layout, RowReader
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
+
+OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID = map(
+    int, (Status.OK, Status.INVALID_ROW, Status.UNNORMALIZED_ROW, Status.INVALID_TOKEN_ID)
+)
+"""Plain numbers: beside an enum's member NumPy takes several times as long."""
 
 SCRATCH_BYTES = 2 << 20
 """Size of one chunk of float32 rows: a few of them fit into a core's cache."""
@@ -32,6 +38,9 @@ ROW_TOLERANCE = 1 / 64
 MASS_LIMIT = 4.0
 """Weights that sum to more would overflow the draw's integers."""
 
+LITTLE_MASS = 2.0**-30
+"""Weights that all count as 0 in the draw's integers sum to less, in any vocabulary."""
+
 NO_WEIGHT = 2 * MASS_LIMIT
 """Stands for a weight that is no number, and fails its request."""
 
@@ -42,7 +51,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     most = inputs.max_num_draft_tokens
     out = inputs.out or VerifyResult.empty(inputs.num_requests, most, inputs.device, logprobs=inputs.logprobs)
     if inputs.num_requests:
-        with torch.inference_mode():
+        with torch.inference_mode(), np.errstate(all="ignore"):
             _Step(plan, inputs).run(out)
     return out
 
@@ -69,25 +78,24 @@ class _Step:
         faults = self._position_faults()
         self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
         h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
-        sound = (as_words(faults) == Status.OK) & as_words(layout.valid)
-        accepted = as_tensor((as_words(accept_uniforms) < as_words(h)) & (sound.cumprod(1) > 0))
+        sound = (faults == OK) & layout.valid
+        accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
-            may_stand = may_stand & as_tensor(sound)
+            may_stand = may_stand & sound
         stop = decide.stop_position(plan, accepted, may_stand, layout.num_draft_tokens)
-        whole_request_fails = layout.faults != Status.OK
-        stop = stop.masked_fill(whole_request_fails, 0)
-        status = functional.pad(faults, (0, 1)).gather(1, stop[:, None])[:, 0]
-        status = torch.where(whole_request_fails, layout.faults, status)
+        stop = stop * (layout.faults == OK)
+        at_stop = layout.position == stop[:, None]
+        status = ops.where(layout.faults == OK, (faults * at_stop).sum(1), layout.faults)
         self._write(out, stop, status, *self._emit(stop, emit_bits))
 
-    def _uniforms(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _uniforms(self) -> tuple[Words, torch.Tensor]:
         uniforms = self.inputs.uniforms
         if self.inputs.rng is not None:
             uniforms = self.inputs.rng.uniforms(self.inputs.max_num_draft_tokens)
             self.inputs.rng.offsets.add_(1)
         assert uniforms is not None  # noqa: S101 - `prepare` gives one of the two
-        accept = uniforms.accept
+        accept = as_words(uniforms.accept)
         return (self.layout.to_grid(accept) if accept.ndim == 1 else accept), uniforms.emit
 
     def _row_scalars(self) -> decide.Values:
@@ -104,21 +112,21 @@ class _Step:
             values |= {f"{reader.model}_prob": reader.probs_at_flat_ids() for reader in readers}
         elif wanted:
             parts = [self._reductions(chunk, wanted) for chunk in self._chunks(len(layout.flat_ids))]
-            values |= {name: torch.cat([part[name] for part in parts]) for name in wanted if parts}
-            values |= {name: self.layout.flat_ids.to(torch.float64) for name in wanted if not parts}
+            values |= {name: as_words(torch.cat([part[name] for part in parts])) for name in wanted if parts}
+            values |= {name: float64(layout.flat_ids) for name in wanted if not parts}
         if "draft_prob" in values:
-            values["draft_prob"] = values["draft_prob"].nan_to_num(nan=0.0).clamp_(min=0)
+            values["draft_prob"] = ops.where(values["draft_prob"] > 0, values["draft_prob"], 0.0)
         elif "draft_prob" in wanted:
-            values["draft_prob"] = torch.ones_like(layout.flat_ids, dtype=torch.float64)
+            values["draft_prob"] = full(layout.flat_ids.shape, 1.0, layout.flat_ids)
         return values
 
-    def _reductions(self, chunk: slice, wanted: frozenset[str]) -> decide.Values:
+    def _reductions(self, chunk: slice, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
         """Return scalars that need whole rows, for some flat positions: [n] float64 by name."""
         request, position = self._flat(chunk)
-        ids = self.layout.flat_ids[chunk, None]
-        elements = self._elements(request, position)
+        ids = as_tensor(self.layout.flat_ids[chunk, None])
+        elements, _ = self._elements(request, position)
         p, q = elements["p"], elements["q"]
-        found: decide.Values = {
+        found = {
             "target_prob": p.gather(1, ids)[:, 0].to(torch.float64),
             "draft_prob": q.gather(1, ids)[:, 0].to(torch.float64),
         }
@@ -131,159 +139,156 @@ class _Step:
             top = top / top.sum(1, keepdim=True)
             found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
         scalars = {name: found[name][:, None].to(torch.float32) for name in ("target_prob", "draft_prob")}
-        scalars["position"] = position[:, None].to(torch.float32)
+        scalars["position"] = as_tensor(position)[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(call(row_sum, {**elements, **scalars}, self.numbers), p).to(torch.float32)
             found[name] = to_fixed(terms, SUM_SCALE).sum(1).to(torch.float64) / SUM_SCALE
         return found
 
-    def _next_residual_mass(self) -> torch.Tensor:
+    def _next_residual_mass(self) -> Words:
         """Return the mass of the residual at the next row, [B, K] float64; 0 where that row has no law."""
-        masses = [
-            to_fixed(self._residual(*self._flat(chunk)).clamp(min=0).nan_to_num_(0.0, posinf=0.0), WEIGHT_SCALE).sum(1)
-            for chunk in self._chunks(len(self.layout.flat_ids))
-        ]
-        if not masses:
-            return torch.zeros_like(self.carry[:, 1:])
-        mass = self.layout.to_grid(torch.cat(masses).to(torch.float64) / WEIGHT_SCALE)
-        return torch.where(functional.pad(self.layout.valid[:, 1:], (0, 1)), functional.pad(mass[:, 1:], (0, 1)), 0.0)
+        layout = self.layout
+        masses = []
+        for chunk in self._chunks(len(layout.flat_ids)):
+            elements, _ = self._elements(*self._flat(chunk))
+            residual = self._residual(*self._flat(chunk), elements)
+            masses.append(to_fixed(residual.clamp(min=0).nan_to_num_(0.0, posinf=0.0), WEIGHT_SCALE).sum(1))
+        mass = full(layout.shape, 0.0, self.carry)
+        if masses:
+            own = layout.to_grid(as_words(torch.cat(masses))) * layout.valid
+            mass[:, :-1] = float64(own[:, 1:]) / WEIGHT_SCALE
+        return mass
 
-    def _elements(self, request: torch.Tensor, position: torch.Tensor) -> decide.Values:
-        """Return the rows [n, V] float32 that elementwise rules read at some positions."""
+    def _elements(self, request: Words, position: Words) -> tuple[dict[str, torch.Tensor], Words | float]:
+        """Return the rows [n, V] float32 that elementwise rules read at some positions, and the draft rows' mass."""
         p = self.target.rows(request, position)
-        elements = {"p": p, "q": p}
+        elements, draft_mass = {"p": p, "q": p}, 0.0
         if "is_drafted" in self.plan.reads or (self.plan.reads_draft and self.draft is None):
-            ids = functional.pad(self.layout.ids, (0, 1))[request, position]
+            ids = as_tensor(self.layout.ids[request, ops.minimum(position, self.layout.shape[1] - 1)])
             elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == ids[:, None]
         if self.draft is not None:
-            q = self.draft.rows(request, position).nan_to_num_(nan=0.0)
-            elements["q"] = q if self.draft.is_logits else q.clamp_(min=0)
+            q = self.draft.rows(request, position)
+            if not self.draft.is_logits:
+                q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
+            draft_mass = self.draft.mass(q)
+            if may_hold(~(draft_mass < torch.inf)):
+                q = q.nan_to_num(nan=0.0)
+                draft_mass = self.draft.mass(q)
+            elements["q"] = q
         elif self.plan.reads_draft:
             elements["q"] = elements["is_drafted"].to(torch.float32)
-        return elements
+        return elements, draft_mass
 
-    def _residual(
-        self, request: torch.Tensor, position: torch.Tensor, elements: decide.Values | None = None
-    ) -> torch.Tensor:
+    def _residual(self, request: Words, position: Words, elements: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the residual [n, V] float32 at some positions, before it is clamped at 0; NaN stays NaN."""
-        elements = elements or self._elements(request, position)
         residual = self.plan.residual
         if residual is None:
             return elements["p"]
-        at = position.clamp(max=self.layout.shape[1] - 1)
+        at = ops.minimum(position, self.layout.shape[1] - 1)
         grids = {**self.values, "carry": self.carry}
-        scalars = {name: grid[request, at] for name, grid in grids.items() if name in residual.names}
+        scalars = {name: as_tensor(grid[request, at]) for name, grid in grids.items() if name in residual.names}
         scalars = {name: value[:, None].to(torch.float32) for name, value in scalars.items()}
         weights = call(residual, {**scalars, **elements}, self.numbers)
         return decide.broadcast(weights, elements["p"]).to(torch.float32)
 
-    def _position_faults(self) -> torch.Tensor:
+    def _position_faults(self) -> Words:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
-        prob = as_words(self.values["target_prob"]) if "target_prob" in self.plan.reads else None
-        has_law = as_words(self.values["has_law"]) if "has_law" in self.values else None
-        return as_tensor(_token_status(as_words(self.layout.outside), prob, has_law, as_words(self.layout.valid)))
+        status = self.layout.outside * INVALID_TOKEN_ID
+        if "target_prob" in self.plan.reads:
+            prob = self.values["target_prob"]
+            status = ops.where(prob > 1 + ROW_TOLERANCE, UNNORMALIZED_ROW, status)
+            status = ops.where((prob >= 0) & (prob < torch.inf), status, INVALID_ROW)
+        if "has_law" in self.values:
+            status = ops.where(self.values["has_law"], status, INVALID_ROW)
+        return status * self.layout.valid
 
-    def _emit(self, stop: torch.Tensor, bits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def _emit(self, stop: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
         parts = [self._emit_some(chunk, stop[chunk], bits[chunk]) for chunk in self._chunks(len(stop))]
         if len(parts) == 1:
             return parts[0]
         token, status, prob = zip(*parts, strict=True)
-        return torch.cat(token), torch.cat(status), torch.cat(prob) if self.inputs.logprobs else None
+        join = library(stop).concatenate
+        return join(token), join(status), join(prob) if self.inputs.logprobs else None
 
-    def _emit_some(
-        self, chunk: slice, position: torch.Tensor, bits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def _emit_some(self, chunk: slice, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         plan, traits = self.plan, self.plan.traits
-        request = torch.arange(chunk.start, chunk.stop, device=position.device)
+        request = self.layout.request[chunk]
         is_bonus = position == self.layout.num_draft_tokens[chunk]
-        status = torch.zeros_like(position)
+        status = position * 0
         token = prob = None
         if plan.samples or plan.residual is not None or self.inputs.logprobs:
             p, weights, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
-            token = draw(weights, bits) if plan.samples else weights.argmax(1)
+            token = as_words(draw(weights, bits)) if plan.samples else as_words(weights.argmax(1))
         if "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
-                status = status.masked_fill(~has_law, Status.INVALID_ROW)
+                status = ops.where(has_law, status, INVALID_ROW)
             else:
-                best = weights.argmax(1)
-            takes_best = torch.where(is_bonus, traits.bonus == "argmax", traits.recovered == "argmax")
-            token = best if token is None else torch.where(takes_best, best, token)
+                best = as_words(weights.argmax(1))
+            takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
+            token = best if token is None else ops.where(takes_best, best, token)
         assert token is not None  # noqa: S101 - a strategy samples or takes the argmax
         if self.inputs.bonus_token_ids is not None:
-            given = self.inputs.bonus_token_ids[chunk].to(torch.int64)
+            given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
             outside = (given < 0) | (given >= self.inputs.vocab_size)
-            token = torch.where(is_bonus, given.masked_fill(outside, 0), token)
-            status = torch.where(is_bonus, outside * int(Status.INVALID_TOKEN_ID), status)
+            token = ops.where(is_bonus, given * ~outside, token)
+            status = ops.where(is_bonus, outside * INVALID_TOKEN_ID, status)
         if self.inputs.logprobs:
-            prob = p.gather(1, token[:, None])[:, 0]
+            prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
     def _weights(
-        self, request: torch.Tensor, position: torch.Tensor, is_bonus: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, request: Words, position: Words, is_bonus: Words
+    ) -> tuple[torch.Tensor, torch.Tensor, Words]:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
-            p = weights = self.target.rows(request, position)
-            draft_mass = torch.zeros_like(position, dtype=torch.float32)
+            p = residual = self.target.rows(request, position)
+            draft_mass = 0.0
         else:
-            elements = self._elements(request, position)
-            p, q = elements["p"], elements["q"]
-            residual = self._residual(request, position, elements)
-            weights = scratch("weights", p.shape, torch.float32, p.device)
-            torch.nan_to_num(residual, nan=NO_WEIGHT, posinf=NO_WEIGHT, neginf=0.0, out=weights)
+            elements, draft_mass = self._elements(request, position)
+            p, residual = elements["p"], self._residual(request, position, elements)
+            draft_mass = draft_mass * ~is_bonus
+        weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
+        drawn_mass = as_words(weights.sum(1))
+        if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
+            weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
             # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
-            takes_p = is_bonus | (weights.amax(1) < 1 / WEIGHT_SCALE)
+            takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
             weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
-            draft_mass = q.sum(1).masked_fill_(is_bonus, 0)
-        mass, drawn_mass = p.sum(1), weights.clamp_(min=0).sum(1)
-        return p, weights, as_tensor(_row_status(as_words(mass), as_words(drawn_mass), as_words(draft_mass)))
+            drawn_mass = as_words(weights.clamp_(min=0).sum(1))
+        return p, weights, _row_status(self.target.mass(p), drawn_mass, draft_mass)
 
     def _write(
-        self,
-        out: VerifyResult,
-        stop: torch.Tensor,
-        status: torch.Tensor,
-        token: torch.Tensor,
-        row_status: torch.Tensor,
-        prob: torch.Tensor | None,
+        self, out: VerifyResult, stop: Words, status: Words, token: Words, row_status: Words, prob: Words | None
     ) -> None:
         """Fill in the result."""
         most = self.layout.shape[1]
-        if prob is not None:
-            failed = (status != Status.OK) | (row_status != Status.OK)
-            beyond = torch.arange(most + 1, device=stop.device) >= stop[:, None]
-            probs = functional.pad(self.values["target_prob"], (0, 1)).masked_fill_(beyond, torch.nan)
-            prob = prob.to(torch.float64).masked_fill(failed, torch.nan)
-            assert out.logprobs is not None  # noqa: S101 - `prepare` sees to it
-            out.logprobs.copy_(probs.scatter_(1, stop[:, None], prob[:, None]).log())
-        stops, drawn, faults = as_words(stop), as_words(token), as_words(status)
-        faults = faults + (faults == Status.OK) * as_words(row_status)
-        emitted = faults == Status.OK
-        position = as_words(torch.arange(most + 1, device=stop.device))
-        accepted = position < stops[:, None]
-        last = (position == stops[:, None]) & emitted[:, None]
+        status = ops.where(status == OK, row_status, status)
+        emitted = status == OK
+        is_last = arange(most + 1, stop) == stop[:, None]
+        stands = self.layout.position < stop[:, None]
+        if out.logprobs is not None:
+            assert prob is not None  # noqa: S101 - `prepare` sees to it
+            probs = ops.where(is_last, ops.where(emitted, float64(prob), torch.nan)[:, None], torch.nan)
+            probs[:, :most] = ops.where(stands, self.values["target_prob"], probs[:, :most])
+            out.logprobs.copy_(as_tensor(probs).log())
         tokens = as_words(out.output_token_ids)
-        tokens[:, :most] = as_words(self.layout.ids)
-        tokens[:, most] = 0
-        tokens[:] = tokens * accepted + drawn[:, None] * last + (accepted | last) + PLACEHOLDER_TOKEN_ID
+        tokens[:] = ops.where(is_last, ops.where(emitted, token, PLACEHOLDER_TOKEN_ID)[:, None], PLACEHOLDER_TOKEN_ID)
+        tokens[:, :most] = ops.where(stands, self.layout.ids, tokens[:, :most])
         if out.logprobs is not None and out.raw_logprobs is not None:
             out.raw_logprobs.copy_(out.logprobs)
             if not self.inputs.target.is_plain:
-                row = torch.arange(most + 1, device=stop.device).minimum(stop[:, None])  # what is beyond is not read
-                request = torch.arange(len(stop), device=stop.device)[:, None].expand_as(row)
-                ids = out.output_token_ids.to(torch.int64).clamp(min=0)
-                raw = self.target.raw_logprobs(request.reshape(-1), row.reshape(-1), ids.reshape(-1))
-                out.raw_logprobs.copy_(raw.view_as(ids).masked_fill(out.logprobs.isnan(), torch.nan))
-        as_words(out.num_accepted)[:] = stops
-        as_words(out.num_emitted)[:] = stops + emitted
-        as_words(out.status)[:] = faults
+                raw = self.target.raw_logprobs(stop, out.output_token_ids)
+                out.raw_logprobs.copy_(raw.masked_fill(out.logprobs.isnan(), torch.nan))
+        as_words(out.num_accepted)[:] = stop
+        as_words(out.num_emitted)[:] = stop + emitted
+        as_words(out.status)[:] = status
 
-    def _flat(self, chunk: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    def _flat(self, chunk: slice) -> tuple[Words, Words]:
         return self.layout.flat_request[chunk], self.layout.flat_position[chunk]
 
     def _chunks(self, length: int) -> Iterator[slice]:
@@ -291,21 +296,8 @@ class _Step:
             yield slice(start, min(start + self.chunk, length))
 
 
-def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words) -> Words:
+def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:
     """Return the `Status` [n] of stopping rows, from the sums of the target's row, the weights and the draft's row."""
-    unnormalized = (abs(mass - 1) > ROW_TOLERANCE) | (draft_mass > 1 + ROW_TOLERANCE) | (drawn_mass > MASS_LIMIT)
-    invalid = ~((drawn_mass > 0) & (abs(mass) < torch.inf))
-    return invalid * int(Status.INVALID_ROW) + (unnormalized & ~invalid) * int(Status.UNNORMALIZED_ROW)
-
-
-def _token_status(outside: Words, prob: Words | None, has_law: Words | None, valid: Words) -> Words:
-    """Return the `Status` [B, K] of drafted positions by themselves; `prob` and `has_law` where a rule reads them."""
-    status = outside * int(Status.INVALID_TOKEN_ID)
-    if prob is not None:
-        unnormalized = prob > 1 + ROW_TOLERANCE
-        invalid = ~((prob >= 0) & (prob < torch.inf))
-        status = status * ~unnormalized + unnormalized * int(Status.UNNORMALIZED_ROW)
-        status = status * ~invalid + invalid * int(Status.INVALID_ROW)
-    if has_law is not None:
-        status = status * has_law + ~has_law * int(Status.INVALID_ROW)
-    return status * valid
+    normalized = (abs(mass - 1) <= ROW_TOLERANCE) & (draft_mass <= 1 + ROW_TOLERANCE) & (drawn_mass <= MASS_LIMIT)
+    has_law = (abs(mass) < torch.inf) & (drawn_mass != 0)
+    return ~has_law * INVALID_ROW + (has_law & ~normalized) * UNNORMALIZED_ROW
