@@ -100,12 +100,19 @@ def json_schema() -> dict[str, Any]:
     schema["allOf"] = [
         {
             "if": {"properties": {"strategy": {"enum": [name, *strategy.aliases]}}},
-            "then": {"properties": {"options": strategy.Options.model_json_schema()}},
+            "then": {"properties": {"options": _options_schema(strategy)}},
         }
         for name in names
         for strategy in [registry.find(name).strategy]
     ]
     return schema
+
+
+def _options_schema(strategy: type[AcceptanceStrategy]) -> dict[str, Any]:
+    try:
+        return strategy.Options.model_json_schema()
+    except Exception:  # noqa: BLE001 - a third party's type without a schema must not cost the others theirs
+        return {"type": "object"}
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ PLACEHOLDER_TOKEN_ID: Final = -1
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ID_DTYPES = (torch.int32, torch.int64)
+STATE_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 
 
 class Status(IntEnum):
@@ -152,6 +153,7 @@ class Inputs:
         rng: Streams to consume one step of; None when `uniforms` is given.
         uniforms: Explicit random numbers.
         bonus_token_ids: [B] or None.
+        state: What rules read of each request by name, [B]; empty for most strategies.
         logprobs: Whether to return log-probabilities.
         out: Result to write in place, or None.
     """
@@ -165,6 +167,7 @@ class Inputs:
     rng: Rng | None
     uniforms: Uniforms | None
     bonus_token_ids: torch.Tensor | None
+    state: Mapping[str, torch.Tensor]
     logprobs: bool
     out: VerifyResult | None
 
@@ -193,10 +196,12 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     rng: Rng | torch.Generator | int | None,
     bonus_token_ids: torch.Tensor | None,
     uniforms: Uniforms | None,
+    state: Mapping[str, torch.Tensor] | None,
+    state_names: tuple[str, ...],
     logprobs: bool,
     out: VerifyResult | None,
 ) -> Inputs:
-    """Validate the arguments of `verify` without waiting for the device.
+    """Validate the arguments of `verify`, and `Traits.state` as `state_names`, without waiting for the device.
 
     Raises:
         InputError: With the expected and the actual value.
@@ -218,6 +223,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         ("sampling", sampling, SamplingParams),
         ("draft_sampling", draft_sampling, SamplingParams),
         ("uniforms", uniforms, Uniforms),
+        ("state", state, Mapping),
         ("out", out, VerifyResult),
         ("max_num_draft_tokens", max_num_draft_tokens, int),
     ):
@@ -243,6 +249,8 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
             _expect(f"{name} rows", data, tuple(data.shape), FLOAT_DTYPES, device)
     if bonus_token_ids is not None:
         _expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
+    state = {} if state is None else state
+    _check_state(state, state_names, num_requests, device)
     if uniforms is None:
         rng = Rng.of(rng, num_requests, device)
     elif rng is not None:
@@ -257,7 +265,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         _check_out(out, num_requests, most, device, logprobs=logprobs)
 
     if draft_sampling is None and sampling is not None:
-        draft_sampling = dataclasses.replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
+        draft_sampling = replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
     target = Rows(target_data, target_is_logits, **row_parameters("sampling", sampling, target_data, num_requests))
     draft = None
     if draft_data is not None:
@@ -267,12 +275,14 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         draft_token_ids=draft_token_ids,
         target=target,
         draft=draft,
-        cu_num_draft_tokens=cu_num_draft_tokens,
+        # A few numbers a request: kernels need not take these of any stride.
+        cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
         max_num_draft_tokens=most,
         rng=rng if isinstance(rng, Rng) else None,
-        uniforms=uniforms,
-        bonus_token_ids=bonus_token_ids,
+        uniforms=None if uniforms is None else replace(uniforms, emit=uniforms.emit.contiguous()),
+        bonus_token_ids=None if bonus_token_ids is None else bonus_token_ids.contiguous(),
+        state={name: value.contiguous() for name, value in state.items()},
         logprobs=logprobs,
         out=out,
     )
@@ -426,6 +436,17 @@ def row_parameters(name: str, sampling: SamplingParams | None, data: torch.Tenso
     return found
 
 
+def _check_state(
+    state: Mapping[str, torch.Tensor], names: tuple[str, ...], num_requests: int, device: torch.device
+) -> None:
+    if {*state} != {*names}:
+        expected, got = (", ".join(sorted(map(str, some))) or "none" for some in (names, state))
+        msg = f"state: expected {expected}, as the strategy's Traits.state says, got {got}"
+        raise InputError(msg)
+    for name, value in state.items():
+        _expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
+
+
 def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
     _expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), (torch.int32,), device)
     _expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
@@ -437,3 +458,8 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
             raise InputError(msg)
         if value is not None:
             _expect(name, value, (num_requests, most + 1), (torch.float32,), device)
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs"):
+        value = getattr(out, name)
+        if value is not None and not value.is_contiguous():
+            msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"
+            raise InputError(msg)

@@ -43,8 +43,8 @@ def where(condition: Value, a: Value, b: Value) -> Value:
     if not isinstance(condition, torch.Tensor):
         return a if condition else b
     if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
-        # Two plain numbers would become float32 and lose the float64 of the rule.
-        a, b = torch.tensor([a, b], dtype=torch.float64, device=condition.device).unbind()
+        # Two plain numbers would become float32 and lose the float64 of the rule. Filled, for a copy to a device waits.
+        a, b = (torch.full((), number, dtype=torch.float64, device=condition.device) for number in (a, b))
     return torch.where(condition, a, b)
 
 
@@ -59,8 +59,12 @@ def log(a: Value) -> Value:
 
 
 def sqrt(a: Value) -> Value:
-    """Return the square root of `a`."""
-    return _library(a).sqrt(a)
+    """Return the square root of `a`, correctly rounded; NaN below 0."""
+    if not isinstance(a, torch.Tensor) or not a.is_cpu:
+        return _library(a).sqrt(a)
+    # torch's own is an ulp off for many numbers on a CPU, and a token must not depend on the device.
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.asarray(np.sqrt(a.detach().numpy())))
 
 
 def abs(a: Value) -> Value:  # noqa: A001 - the name that torch and triton.language use

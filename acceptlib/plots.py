@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -85,18 +85,27 @@ def comparison(points: Sequence[Point], ending: str) -> bytes:
         points: At least one.
         ending: One of `ENDINGS`.
     """
+    looks = _looks([point.strategy for point in points])
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+        _draw_trade(left, points, looks)
+        _draw_positions(right, points, looks)
+
+    return _render(draw, ending, SIZE)
+
+
+def _render(draw: Callable[[Any], None], ending: str, size: tuple[float, float]) -> bytes:
+    """Return a figure of `size` inches as the bytes of a file."""
     import matplotlib as mpl  # noqa: PLC0415 - an extra
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    looks = _looks(points)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=SIZE)
-        figure.set_layout_engine("constrained", wspace=0.06)
+        figure = Figure(figsize=size)
+        figure.set_layout_engine("constrained", wspace=0.06, hspace=0.08)
         FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
-        _draw_trade(left, points, looks)
-        _draw_positions(right, points, looks)
+        draw(figure)
         file = io.BytesIO()
         # No date, so that equal figures make equal files.
         metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending, {})
@@ -113,9 +122,9 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _looks(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
-    """Return each strategy's colour, marker and dashes, the same in both panels."""
-    names = list(dict.fromkeys(point.strategy for point in points))
+def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return a colour, a marker and dashes for each name, the same in all panels."""
+    names = list(dict.fromkeys(names))
     return {
         name: {
             "color": COLORS[number % len(COLORS)],
@@ -211,3 +220,246 @@ def _draw_positions(axes: Any, points: Sequence[Point], looks: dict[str, dict[st
         title="filled: lossless\nopen: not lossless",
     )  # fmt: skip
     legend.get_title().set_fontsize("small")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One strategy or other library on one workload.
+
+    Attributes:
+        path: What is verified from what; each path has panels of its own.
+        name: Of the strategy or library.
+        peer: Whether it is another library.
+        num_requests: B.
+        num_draft_tokens: K.
+        microseconds: Of one call.
+        read_floor: Microseconds of reading what the step has to read; None for another library.
+        rows_read: How many rows of a request that is.
+    """
+
+    path: str
+    name: str
+    peer: bool
+    num_requests: int
+    num_draft_tokens: int
+    microseconds: float
+    read_floor: float | None = None
+    rows_read: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B and K."""
+        return self.num_requests, self.num_draft_tokens
+
+
+def timings(rows: Sequence[Timing], ending: str) -> bytes:
+    """Draw time against batch, with the read floor and other libraries, and the share of the floor.
+
+    Args:
+        rows: At least one.
+        ending: One of `ENDINGS`.
+    """
+    paths = list(dict.fromkeys(row.path for row in rows))
+    looks = _looks([row.name for row in rows])
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(len(paths), 2, squeeze=False, width_ratios=(1, 1))
+        for (left, right), path in zip(panels, paths, strict=True):
+            here = [row for row in rows if row.path == path]
+            shapes = sorted({row.shape for row in here})
+            _draw_times(left, here, shapes, looks)
+            _draw_shares(right, here, shapes, looks)
+            left.set_title(f"Time, from {path}")
+            for axes in (left, right):
+                axes.set_xticks(range(len(shapes)), [f"{size}, {length}" for size, length in shapes])
+                axes.set_xlabel("batch: requests B, drafted tokens of each K")
+                axes.margins(x=0.04)
+                axes.grid(axis="y", color="0.9", linewidth=0.7)
+                axes.set_axisbelow(True)
+
+    return _render(draw, ending, (SIZE[0], SIZE[1] * len(paths)))
+
+
+def _draw_times(
+    axes: Any, rows: Sequence[Timing], shapes: Sequence[tuple[int, int]], looks: dict[str, dict[str, Any]]
+) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: PLC0415 - an extra
+
+    for name in dict.fromkeys(row.name for row in rows):
+        mine = {row.shape: row.microseconds for row in rows if row.name == name}
+        peer = any(row.peer for row in rows if row.name == name)
+        axes.plot(
+            [shapes.index(shape) for shape in mine], list(mine.values()), label=name, markeredgewidth=1.4,
+            markerfacecolor="white" if peer else looks[name]["color"], **looks[name],
+        )  # fmt: skip
+    floors: dict[str, dict[tuple[int, int], float]] = {}
+    for row in rows:
+        if row.read_floor is not None and row.rows_read is not None:
+            every = row.rows_read > 2  # noqa: PLR2004 - more than the rows of one position
+            label = (
+                "read floor: every row"
+                if every
+                else f"read floor: {row.rows_read} row{'s' * (row.rows_read > 1)} a request"
+            )
+            floors.setdefault(label, {})[row.shape] = row.read_floor
+    for number, (label, floor) in enumerate(sorted(floors.items())):
+        axes.plot(
+            [shapes.index(shape) for shape in floor], list(floor.values()), label=label, color="0.55",
+            linestyle=("-", (0, (2, 1)), (0, (1, 2)))[number % 3], linewidth=3.2, zorder=1,
+        )  # fmt: skip
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("microseconds a call (logarithmic)")
+    legend = axes.legend(
+        loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=3.4, labelspacing=0.6,
+        title="open: other libraries" if any(row.peer for row in rows) else None,
+    )  # fmt: skip
+    legend.get_title().set_fontsize("small")
+
+
+def _draw_shares(
+    axes: Any, rows: Sequence[Timing], shapes: Sequence[tuple[int, int]], looks: dict[str, dict[str, Any]]
+) -> None:
+    for name in dict.fromkeys(row.name for row in rows if row.read_floor is not None):
+        mine = {
+            shapes.index(row.shape): 100 * row.read_floor / row.microseconds
+            for row in rows
+            if row.name == name and row.read_floor is not None
+        }
+        axes.plot(list(mine), list(mine.values()), **looks[name])
+    low, high = axes.get_ylim()
+    axes.set_ylim(0, max(high, low))
+    axes.set_ylabel("read floor / time (%)")
+    axes.set_title("Share of the read floor")
+
+
+def row(p: Sequence[float], q: Sequence[float], names: Sequence[str], ending: str) -> bytes:
+    """Draw one row of speculative sampling: what is accepted, what is rejected, what is recovered from.
+
+    Args:
+        p: The target's probabilities of a few tokens.
+        q: The draft's.
+        names: Of the tokens.
+        ending: One of `ENDINGS`.
+    """
+    common = [min(pair) for pair in zip(p, q, strict=True)]
+    parts = [
+        ("accepted: min(p, q)", common, [0.0] * len(p), {"color": "#56b4e9"}),
+        (
+            "rejected: q - p",
+            [y - c for y, c in zip(q, common, strict=True)],
+            common,
+            {"color": "white", "hatch": "////"},
+        ),
+        ("recovered: p - q", [x - c for x, c in zip(p, common, strict=True)], common, {"color": "#d55e00"}),
+    ]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for label, heights, bottoms, look in parts:
+            axes.bar(names, heights, 0.62, bottom=bottoms, label=label, edgecolor="0.15", linewidth=0.8, **look)
+        for label, values, style in (("target p", p, "-"), ("draft q", q, ":")):
+            at = range(len(names))
+            axes.hlines(
+                values, [x - 0.42 for x in at], [x + 0.42 for x in at], "black", style, label=label, linewidth=1.8
+            )
+        axes.set_xlabel("token")
+        axes.set_ylabel("probability")
+        axes.legend(loc="upper right")
+
+    return _render(draw, ending, (6.4, 3.4))
+
+
+def law(
+    p: Sequence[float],
+    q: Sequence[float],
+    out: Sequence[float],
+    stands: Sequence[float],
+    names: Sequence[str],
+    ending: str,
+) -> bytes:
+    """Draw the law of a step's first token under a strategy beside target and draft, and what stands of the draft.
+
+    Args:
+        p: The target's probabilities of a few tokens.
+        q: The draft's.
+        out: The strategy's.
+        stands: The probability that each stands, if it is drafted.
+        names: Of the tokens.
+        ending: One of `ENDINGS`.
+    """
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
+        looks = (("target p", p, "#0072b2", ""), ("emitted", out, "#e69f00", "////"), ("draft q", q, "white", ""))
+        for number, (label, heights, color, hatch) in enumerate(looks):
+            at = [index + 0.27 * (number - 1) for index in range(len(names))]
+            left.bar(at, heights, 0.25, label=label, color=color, hatch=hatch, edgecolor="0.15", linewidth=0.8)
+        left.set_xticks(range(len(names)), names)
+        left.set_ylabel("probability")
+        left.set_title("First token of a step")
+        left.legend()
+        right.bar(names, stands, 0.5, color="0.6", edgecolor="0.15", linewidth=0.8)
+        right.set_ylim(0, 1.02)
+        right.set_ylabel("probability that it stands")
+        right.set_title("If the token is drafted")
+        for axes in (left, right):
+            axes.set_xlabel("token")
+
+    return _render(draw, ending, (8.6, 3.2))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One drafted token of a step.
+
+    Attributes:
+        token: Its text.
+        h: The probability that it is accepted.
+        u: The uniform that decided.
+    """
+
+    token: str
+    h: float
+    u: float
+
+
+def step(drafted: Sequence[Drafted], last: str, ending: str) -> bytes:
+    """Draw one verified step: which drafted tokens stand, and where the last token comes from.
+
+    Args:
+        drafted: The drafted tokens in order; the first with u >= h stops.
+        last: Text of the recovered token, or of the bonus token where every drafted token stands.
+        ending: One of `ENDINGS`.
+    """
+    stop = next((number for number, token in enumerate(drafted) if token.u >= token.h), len(drafted))
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set_xlim(-1.25, max(len(drafted) - 0.4, stop + 1.5))
+        axes.set_ylim(-1.15, 1.0)
+        for height, label in ((0.62, "drafted"), (0.0, "decision"), (-0.72, "emitted")):
+            axes.text(-0.6, height, label, ha="right", va="center", color="0.4")
+        accepted = {"boxstyle": "round,pad=0.35", "facecolor": "#cfe8f7", "edgecolor": "black"}
+        plain = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "0.55", "linestyle": "--"}
+        final = {"boxstyle": "square,pad=0.35", "facecolor": "#f7d9c4", "edgecolor": "black", "linewidth": 1.6}
+        for number, token in enumerate(drafted):
+            axes.text(number, 0.62, token.token, ha="center", va="center", bbox=accepted if number < stop else plain)
+            if number <= stop:
+                sign, verdict = ("<", "accepted") if number < stop else ("≥", "rejected")
+                weight = "normal" if number < stop else "bold"
+                text = f"u = {token.u:.2f} {sign} h = {token.h:.2f}\n{verdict}"
+                axes.text(number, 0.0, text, ha="center", va="center", weight=weight, fontsize="small")
+            else:
+                axes.text(number, 0.0, "not looked at", ha="center", va="center", color="0.4", fontsize="small")
+            if number < stop:
+                axes.text(number, -0.72, token.token, ha="center", va="center", bbox=accepted)
+        if stop == len(drafted):
+            axes.text(stop, 0.0, "all accepted", ha="center", va="center", color="0.4", fontsize="small")
+        kind = "bonus token,\nfrom the row after" if stop == len(drafted) else "recovered token,\nfrom the residual"
+        axes.text(stop, -0.72, last, ha="center", va="center", bbox=final)
+        axes.text(stop + 0.3, -0.72, kind, ha="left", va="center", fontsize="small")
+
+    return _render(draw, ending, (7.6, 2.4))

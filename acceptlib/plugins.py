@@ -63,7 +63,7 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[
         try:
             plugin = entry_point.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - an import may raise anything; it is recorded
-            problem = f"importing {entry_point.value!r} raised {type(error).__name__}: {error}"
+            problem = f"importing {entry_point.value!r} raised {_said(error)}"
             found.append(Plugin(entry_point.name, distribution, (), (problem,)))
         else:
             found.append(_collect(entry_point.name, distribution, plugin))
@@ -95,12 +95,17 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
                 else:
                     classes.append(candidate)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-        problems.append(f"its hook raised {type(error).__name__}: {error}")
+        problems.append(f"its hook raised {_said(error)}")
     if not problems and not implements:
         problems.append(
             "it implements no hook: expected a function acceptlib_strategies marked with acceptlib.hookimpl"
         )
     return Plugin(name, distribution, tuple(classes), tuple(problems))
+
+
+def _said(error: BaseException) -> str:
+    """Return what was raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> list[str]:

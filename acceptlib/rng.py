@@ -53,8 +53,8 @@ class Rng:
     tensors for the life of a request and permute them with the batch.
 
     Attributes:
-        seeds: [B] int64.
-        offsets: [B] int64, the step each stream is at.
+        seeds: [B] int64, contiguous.
+        offsets: [B] int64, contiguous, the step each stream is at.
     """
 
     seeds: torch.Tensor
@@ -63,8 +63,9 @@ class Rng:
     def __post_init__(self) -> None:
         """Check shapes and dtypes."""
         for name, value in (("seeds", self.seeds), ("offsets", self.offsets)):
-            if value.dtype != torch.int64 or value.ndim != 1:
-                msg = f"Rng {name}: expected [B] int64, got {list(value.shape)} {value.dtype}"
+            if value.dtype != torch.int64 or value.ndim != 1 or not value.is_contiguous():
+                strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
+                msg = f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}"
                 raise InputError(msg)
         if self.seeds.shape != self.offsets.shape or self.seeds.device != self.offsets.device:
             msg = (

@@ -1,7 +1,7 @@
 """The rule language: plain functions whose parameter names say what they read.
 
-A rule is written once and runs in torch and inside the Triton kernels. Its parameters are looked up by name,
-among the quantities below, the strategy's own row sums and its options; nothing else has to be declared.
+A rule is written once and runs in torch and inside the Triton kernels. Its parameters are looked up by name, among
+the quantities below and the strategy's own row sums, state (`Traits.state`) and options.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from acceptlib.errors import StrategyDefinitionError
 from acceptlib.ops import Value
 
 SCALARS: Final[dict[str, str]] = {
+    "draft_token_id": "x, the drafted token's id",
     "target_prob": "p(x), the target's probability of the drafted token",
     "draft_prob": "q(x), the draft's probability of it; 1 for a one-hot draft",
     "target_max_prob": "the largest entry of the target's row",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pydantic
@@ -13,6 +14,8 @@ from acceptlib.inputs import VerifyResult, prepare
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from acceptlib.rng import Rng, Uniforms
@@ -46,8 +49,9 @@ class AcceptanceStrategy:
     - `forgive`: for `Traits(stop="window")`, whether a rejected token may stand.
 
     Rules are decorated with `acceptlib.rule`, take no `self`, and read quantities (`acceptlib.rules.SCALARS`,
-    `acceptlib.rules.ELEMENTS`), sums declared with `acceptlib.row_sum`, and options by parameter name. A strategy
-    that does not fit this skeleton overrides `verify` whole.
+    `acceptlib.rules.ELEMENTS`), sums declared with `acceptlib.row_sum`, per-request state declared with
+    `Traits(state=...)`, and options by parameter name. A strategy that does not fit this skeleton overrides `verify`
+    whole.
 
     Attributes:
         name: What configs and the command line call it.
@@ -79,7 +83,7 @@ class AcceptanceStrategy:
             if not isinstance(getattr(cls, attribute, None), kind):
                 msg = f"strategy class {cls.__qualname__}: expected a class attribute {attribute!r}, a {kind.__name__}"
                 raise StrategyDefinitionError(msg)
-        if not isinstance(cls.aliases, tuple):
+        if not isinstance(cls.aliases, tuple) or not all(isinstance(alias, str) for alias in cls.aliases):
             msg = f"strategy {cls.name!r}: expected aliases, a tuple of str, got {cls.aliases!r}"
             raise StrategyDefinitionError(msg)
         overrides = cls.verify is not AcceptanceStrategy.verify
@@ -88,10 +92,11 @@ class AcceptanceStrategy:
                 f"strategy {cls.name!r}: expected an `accept` rule (decorated with @acceptlib.rule) or its own `verify`"
             )
             raise StrategyDefinitionError(msg)
-        taken = {*SCALARS, *ELEMENTS} & {*cls.Options.model_fields, *cls._row_sums()}
+        names = Counter((*SCALARS, *ELEMENTS, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
+        taken = sorted(name for name, count in names.items() if count > 1)
         if taken:
-            names = ", ".join(sorted(taken))
-            msg = f"strategy {cls.name!r}: {names} already name quantities; rename the option or row sum"
+            what = "quantities; rename the option, row sum or state"
+            msg = f"strategy {cls.name!r}: {', '.join(taken)} already name {what}"
             raise StrategyDefinitionError(msg)
 
     def __init__(self, /, *, backend: backends.Choice = "auto", **options: Any) -> None:
@@ -134,6 +139,38 @@ class AcceptanceStrategy:
         """Return the traits under this instance's options: by default those of the class."""
         return self.traits
 
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """Return the state of new requests, which the caller passes to `verify` as `state`: [num_requests] by name.
+
+        A strategy with `Traits.state` overrides it, so that whoever runs strategies by name can run it too.
+
+        Raises:
+            StrategyDefinitionError: The strategy has state and does not override this.
+        """
+        names = self.resolve_traits().state
+        if names:
+            msg = f"strategy {self.name!r} reads state ({', '.join(names)}): override `initial_state`, or pass `state`"
+            raise StrategyDefinitionError(msg)
+        return {}
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        """Bring `state` from before a step to after it, in place and without waiting for the device.
+
+        The caller calls it after `verify`, with the step's result; by default nothing changes from step to step.
+        """
+
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float | None:  # noqa: ARG002
+        """Return by how much a law breaks `Traits.bound`, at most 0 where it holds; None if there is no bound.
+
+        A lossy strategy overrides it to make its bound one that `acceptlib.testing` can check.
+
+        Args:
+            p: [V] float64, the target's row.
+            q: [V] float64, the draft's row; one-hot where there is none.
+            out: [V] float64, the law of the token emitted there, over drafts from `q` and over the uniforms.
+        """
+        return None
+
     def verify(  # noqa: PLR0913 - one call, documented argument by argument
         self,
         draft_token_ids: torch.Tensor,
@@ -149,6 +186,7 @@ class AcceptanceStrategy:
         rng: Rng | torch.Generator | int | None = None,
         bonus_token_ids: torch.Tensor | None = None,
         uniforms: Uniforms | None = None,
+        state: Mapping[str, torch.Tensor] | None = None,
         logprobs: bool = False,
         out: VerifyResult | None = None,
     ) -> VerifyResult:
@@ -175,6 +213,8 @@ class AcceptanceStrategy:
                 (None: the default one) draws fresh seeds; an int derives them from the row number.
             bonus_token_ids: [B] tokens to emit where every drafted token stands.
             uniforms: Every random number of the call, instead of `rng`.
+            state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64. Only read here:
+                call `update_state` after the step.
             logprobs: Also return the log-probability of each emitted token under the processed target row and under the
                 raw one, before `sampling`.
             out: An earlier result of the same shapes, written in place and returned.
@@ -200,6 +240,8 @@ class AcceptanceStrategy:
             rng=rng,
             bonus_token_ids=bonus_token_ids,
             uniforms=uniforms,
+            state=state,
+            state_names=self.plan.traits.state,
             logprobs=logprobs,
             out=out,
         )
@@ -224,6 +266,8 @@ def _explain(name: str, options: type[Options], error: pydantic.ValidationError)
         if detail["type"] == "extra_forbidden":
             available = f"Available: {', '.join(known)}." if known else "It has none."
             lines.append(f"Strategy {name!r} has no option {option!r}.{suggest(option, known)} {available}")
+        elif detail["type"] == "missing":
+            lines.append(f"Strategy {name!r} needs option {option!r}, which has no default.")
         elif option:
             lines.append(f"Strategy {name!r}, option {option!r}: got {detail['input']!r}. {detail['msg']}.")
         else:

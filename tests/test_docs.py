@@ -1,57 +1,274 @@
-"""What the pages say: code in them runs, and what exists is documented."""
+"""What the pages say: code in them runs, what exists is documented, and their numbers are those of records."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import re
+import shlex
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
 
 import acceptlib
+from acceptlib import config, hookspecs, registry
+from acceptlib.cli.app import app
+from acceptlib.config import AcceptanceConfig
 from acceptlib.rules import ELEMENTS, SCALARS
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
+RUN_ELSEWHERE = {"write-a-strategy.md": "test_write_a_strategy.py"}
+"""Pages whose code needs an environment of its own, and the tests that run it there."""
+COMMANDS: Any = typer.main.get_command(app)
+BUILT_IN = [name for name in acceptlib.available() if registry.find(name).distribution.startswith("acceptlib ")]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def module(path: Path) -> ModuleType:
+    """Return a script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = loaded
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
-@pytest.mark.parametrize("index", range(len(blocks("python"))))
-def test_readme_code_runs(index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block by itself, in a folder that holds the config shown."""
-    (tmp_path / "acceptance.toml").write_text(blocks("toml")[0], encoding="utf-8")
+HOOKS = module(DOCS / "hooks.py")
+RENDER = module(ROOT / "bench" / "render.py")
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    language: str
+    code: str
+    line: int
+    runs: bool
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """Return the blocks of a page; `<!-- not run: REASON -->` before one keeps it from running."""
+    text = path.read_text(encoding="utf-8")
+    for match in re.finditer(r"(<!-- not run: \S.* -->\n)?^```(\w+)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, match.start(3)) + 1
+        yield Block(match[2], match[3], line, match[1] is None)
+
+
+def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    # Blank lines before it, so that a traceback names the page's line.
+    code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
+    if block.runs:
+        exec(code, namespace)  # noqa: S102 - the page's own code
+
+
+def run_console(block: Block) -> None:
+    """Run the package's own commands; of the others, check that there is such a thing."""
+    for line in block.code.splitlines():
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "make":
+            assert re.search(rf"^{arguments[0]}:", read("Makefile"), re.MULTILINE), f"no make {arguments[0]}"
+        elif program == "acceptlib" and block.runs:
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 0, result.output
+        elif program == "acceptlib":
+            known = {flag for parameter in COMMANDS.commands[arguments[0]].params for flag in parameter.opts}
+            assert {part for part in arguments if part.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name)
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's blocks one after the other, in one namespace and in a folder with the files that it shows."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(blocks("python")[index], f"README block {index}", "exec"), {"__name__": "readme"})  # noqa: S102
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        name = re.match(r"# (\S+\.\w+)\n", block.code)
+        if name is not None:
+            target = tmp_path / name[1]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.code, encoding="utf-8")
+        if block.language == "python":
+            run_python(block, page, namespace)
+        elif block.language == "console":
+            run_console(block)
+        elif block.language == "toml" and "[acceptance]" in block.code:
+            config.from_config(tmp_path / name[1] if name else {})
 
 
-def test_readme_names_every_strategy() -> None:
-    table = README.split("## What is in the box")[1]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == acceptlib.available()
+def test_pages_run_elsewhere_are_run() -> None:
+    here = [page.name for page in PAGES if page.name in RUN_ELSEWHERE]
+    assert [name for name in here if name not in read(f"tests/{RUN_ELSEWHERE[name]}")] == []
 
 
-def test_readme_shows_the_comparison() -> None:
-    shown = README.split("<!-- compare -->")[1].split("<!-- /compare -->")[0]
-    assert {row.split("|")[1].strip() for row in shown.splitlines()[3:] if row.startswith("|")} == {
-        *acceptlib.available()
-    }
+def test_runner_fails_what_is_wrong(tmp_path: Path) -> None:
+    """The runner finds blocks, names their line, and does not skip what it cannot run."""
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```python\n1 / 0\n```\n\n<!-- not run: why -->\n```python\n1 / 0\n```\n", encoding="utf-8")
+    first, second = blocks(page)
+    assert (first.line, first.runs, second.runs) == (4, True, False)
+    with pytest.raises(ZeroDivisionError):
+        run_python(first, page, {})
+    run_python(second, page, {})
+    with pytest.raises(SyntaxError):
+        run_python(second._replace(code="1 /"), page, {})
+    for wrong in ("make nothing", "acceptlib list --formt json"):
+        with pytest.raises(AssertionError):
+            run_console(Block("console", wrong, 1, runs=True))
+    with pytest.raises(AssertionError):
+        run_console(Block("console", "acceptlib bench --shape 1x3", 1, runs=False))
 
 
-def test_design_page_names_the_rules() -> None:
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    for name in ("accept", "residual", "carry", "forgive", "row_sum", "SCALARS", "ELEMENTS"):
-        assert name in page
+# What exists is documented
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/choose.md"])
+def test_every_strategy_is_in_the_tables(page: str) -> None:
+    text = read(page)
+    named = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) | set(re.findall(r"strategies/(\w+)\.md", text))
+    assert named >= {*BUILT_IN}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_strategy_page_says_everything(name: str) -> None:
+    """Guarantee, formula, source and every option, from the docstring; the exact figures, from its law."""
+    page = HOOKS.strategy_page(name)
+    for heading in ("## Guarantee", "## Formula", "## Source", "## Options", "## Worked example"):
+        assert heading in page
+    cls = registry.find(name).strategy
+    assert all(f"`{option}`" in page for option in cls.Options.model_fields)
+    assert all(field.description for field in cls.Options.model_fields.values())
+    first = HOOKS.first_token(cls())
+    assert sum(first) == pytest.approx(1, abs=1e-12)
+    if cls.traits.guarantee == "lossless":
+        assert first == pytest.approx(HOOKS.TARGET[0].tolist(), abs=1e-12)
+        assert re.search(r"total variation from the target, three tokens \| 0 \| 0 \|", page)
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    named = set(re.findall(r"^::: ([\w.]+)$", read("docs/api.md"), re.MULTILINE)) | {"acceptlib.ops"}
+    assert named >= {f"acceptlib.{name}" for name in acceptlib.__all__}
+
+
+def test_every_command_and_option_is_documented() -> None:
+    page = HOOKS.command_page()
+    for name, command in COMMANDS.commands.items():
+        section = page.split(f"## acceptlib {name}\n")[1].split("\n## ")[0]
+        assert command.help in section
+        for parameter in command.params:
+            assert parameter.help
+            assert all(flag in section for flag in parameter.opts if flag.startswith("-"))
+
+
+def test_every_hook_and_quantity_is_documented() -> None:
+    page = HOOKS.rules_page()
+    hooks = [name for name in vars(hookspecs) if name.startswith("acceptlib_")]
+    assert hooks
+    for name in (*hooks, *SCALARS, *ELEMENTS):
+        assert f"`{name}" in page
     assert all(SCALARS.values())
     assert all(ELEMENTS.values())
 
 
-def test_performance_page_shows_the_record() -> None:
-    """The GPU table is that of the record beside it."""
-    record = json.loads((ROOT / "bench" / "results" / "h200-probs.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    for row in record["rows"]:
-        assert row["match"]
-        times = f"{row['microseconds']:.1f} | {row['read_floor']:.1f} | {row['ratio']:.1f}"
-        assert f"| {row['B']}, {row['K']} | {row['mean_emitted']:.2f} | {times} |" in page
+def test_every_key_and_variable_is_documented() -> None:
+    page = read("docs/configuration.md")
+    assert all(f"| `{key}` |" in page for key in AcceptanceConfig.model_fields)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "acceptlib").glob("**/*.py"))
+    variables = set(re.findall(r"\"(ACCEPTLIB_[A-Z_]+)\"", sources))
+    assert variables
+    assert all(f"| `{variable}` |" in page for variable in variables)
+
+
+def test_every_make_target_is_documented() -> None:
+    targets = re.search(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
+    assert targets
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [target for target in targets[1].split() if f"make {target}" not in pages] == []
+
+
+def test_navigation_is_whole() -> None:
+    """Every page is in the navigation once, and every entry exists."""
+    text = re.sub(r"!!python/\S+", "", read("mkdocs.yml"))
+    waiting, entries = [yaml.safe_load(text)["nav"]], []
+    while waiting:
+        entry = waiting.pop()
+        if isinstance(entry, str):
+            entries.append(entry)
+        else:
+            waiting += entry.values() if isinstance(entry, dict) else entry
+    written = {str(path.relative_to(DOCS)) for path in DOCS.glob("**/*.md")}
+    generated = {path for path in HOOKS.pages() if not path.startswith("strategies/")} | {"strategies"}
+    assert sorted(entries) == sorted(written | generated)
+
+
+def test_design_page_names_the_rules() -> None:
+    page = read("docs/design.md")
+    for name in ("accept", "residual", "carry", "forgive", "row_sum", "SCALARS", "ELEMENTS"):
+        assert name in page
+
+
+# Numbers and figures are those of records
+
+
+@pytest.mark.parametrize("page", RENDER.PAGES, ids=lambda page: page.name)
+def test_pages_show_the_records(page: Path) -> None:
+    """`python bench/render.py` would change nothing."""
+    text = page.read_text(encoding="utf-8")
+    assert RENDER.MARKED.search(text)
+    assert RENDER.page(text) == text
+
+
+def test_every_record_is_shown() -> None:
+    shown = {match[2] for page in RENDER.PAGES for match in RENDER.MARKED.finditer(page.read_text(encoding="utf-8"))}
+    assert shown >= {path.stem for path in RENDER.RESULTS.glob("*.json")}
+
+
+def test_comparison_has_every_strategy() -> None:
+    assert set(re.findall(r"^\| (\w+) ", RENDER.of_file("compare"), re.MULTILINE)) - {"strategy"} == {*BUILT_IN}
+
+
+def test_rendering() -> None:
+    """Peers become columns beside the strategies of their path and batch; a wrong result is never shown."""
+    common = {"path": "probabilities", "B": 8, "K": 3, "vocab_size": 1000, "dtype": "float32"}
+    rows = [
+        {**common, "name": "rejection", "microseconds": 10.0, "read_floor": 4.0, "mean_emitted": 2.0, "match": True},
+        {**common, "name": "block", "microseconds": 20.0, "read_floor": 5.0, "mean_emitted": 2.1, "match": True},
+        {**common, "name": "FlashInfer chain", "microseconds": 50.0, "peer": True},
+        {**common, "path": "logits", "B": 1, "name": "rejection", "microseconds": 30.0, "match": True},
+    ]
+    text = RENDER.section(
+        "x", {"machine": "GPU", "torch": "2", "driver": "5", "commit": "0123456789abcdef", "rows": rows}
+    )
+    assert "GPU; torch 2, driver 5; commit `0123456789ab`" in text
+    assert "| B, K | strategy | tau | us | read floor us | times floor | FlashInfer chain us | times ours |" in text
+    assert "| 8, 3 | `rejection` | 2.00 | 10.0 | 4.0 | 2.50 | 50.0 | 5.00 |" in text
+    assert "| 8, 3 | `block` | 2.10 | 20.0 | 5.0 | 4.00 | 50.0 | 2.50 |" in text
+    assert "| 1, 3 | 30.0 | - | - |" in text
+    with pytest.raises(AssertionError, match="wrong results"):
+        RENDER.section("x", {"machine": "GPU", "rows": [{**rows[0], "match": False}]})
+    ratios = [{"name": "a", "goal": "at most 4", "runs": [3.0, 5.0, 3.5]}]
+    assert "| a | at most 4 | 3.5 | 3.0 to 5.0, 3 runs |" in RENDER.section("x", {"machine": "CPU", "ratios": ratios})
+
+
+def test_figures_are_drawn() -> None:
+    figures = HOOKS.figures()
+    assert {f"figures/law-{name}.svg" for name in BUILT_IN} <= set(figures)
+    for path in ("figures/step.svg", "figures/row.svg", "figures/law-block.svg", "figures/compare.svg"):
+        assert figures[path]().startswith(b"<?xml")
+    records = [
+        path for path in figures if path.removeprefix("figures/")[:-4] in {p.stem for p in RENDER.RESULTS.glob("*")}
+    ]
+    assert all(figures[path]() == figures[path]() for path in records)  # equal records, equal files

@@ -21,6 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
+from acceptlib_cactus import Cactus
+from acceptlib_cascade import Cascade
+from acceptlib_entropy_scaled import EntropyScaled
+from acceptlib_relaxed import Relaxed
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -116,7 +120,11 @@ class Case:
         """Return the names of the kernel's values, in order: more than the rule reads."""
         tables = (name for name, constant in self.plan.constants.items() if isinstance(constant, tuple))
         elements = ELEMENTS if self.dtype == torch.float32 else ()
-        return (*elements, *SCALARS, *self.plan.row_sums, *tables)
+        return (*elements, *SCALARS, *self.plan.row_sums, *self.plan.traits.state, *tables)
+
+    def is_flag(self, name: str) -> bool:
+        """Return whether a value is a bool."""
+        return name.startswith("is_") or name in self.plan.traits.state
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Return [N] values by name: every pair of edges, then random numbers."""
@@ -127,7 +135,7 @@ class Case:
             value[: len(EDGES) ** 2] = torch.tensor(EDGES, dtype=torch.float64).repeat(len(EDGES))
             if name in {"q", "draft_prob", "next_residual_mass", "target_top_entropy"}:
                 value[: len(EDGES) ** 2] = torch.tensor(EDGES, dtype=torch.float64).repeat_interleave(len(EDGES))
-            values[name] = (value > 0.5) if name.startswith("is_") else value.to(self.dtype)
+            values[name] = (value > 0.5) if self.is_flag(name) else value.to(self.dtype)
         position = torch.arange(N) % 8
         values["position"] = position.to(self.dtype)
         for name, constant in self.plan.constants.items():
@@ -154,6 +162,11 @@ def cases() -> dict[str, Case]:
     strategies |= {
         "fly-infinite": acceptlib.create("fly", fly_entropy_threshold=math.inf),
         "synthetic-rates": acceptlib.create("synthetic", synthetic_acceptance_rates=(0.9, 0.7, 0.1)),
+        "cactus": Cactus(),
+        "cascade": Cascade(),
+        "cascade-infinite": Cascade(alpha=-math.inf),
+        "entropy-scaled": EntropyScaled(),
+        "relaxed": Relaxed(relaxed_topk=1, begin_thinking_phase_token=0, end_thinking_phase_token=1),
         "acme": Acme(),
         "acme-harsh": Acme(harsh=True, cap=0.2),
         "constant": Constant(),
@@ -227,7 +240,7 @@ def main(mode: str, path: str) -> None:
             constants = {
                 "RULE": function,
                 "INDEX": index,
-                "IS_FLAG": tuple(name.startswith("is_") for name in case.names),
+                "IS_FLAG": tuple(case.is_flag(name) for name in case.names),
                 "DTYPE": {torch.float32: tl.float32, torch.float64: tl.float64}[case.dtype],
                 "N": N,
             }

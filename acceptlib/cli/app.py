@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from acceptlib import config, registry
-from acceptlib.cli import compare, describe, generate
+from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
 from acceptlib.cli.console import Group, stdout
 from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
-from acceptlib.cli.options import FormatOption
-from acceptlib.errors import AcceptlibError
+from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
 
 GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
 
@@ -89,15 +89,26 @@ def list_command(form: FormatOption = Format.plain) -> None:
 @app.command("show")
 def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name or alias of a strategy.")],
+    option: OptionOption = None,
+    worked: Annotated[
+        bool | None, typer.Option("--example", help="Also work out small rows: h, emitted law, TV, expected tokens.")
+    ] = None,
     form: FormatOption = Format.plain,
 ) -> None:
     """Show what a strategy guarantees, its formula, source, traits and options."""
     entry = registry.find(name)
+    strategy, problem = None, None
     try:
-        strategy = entry.strategy()
-    except AcceptlibError:  # an option without a default: what depends on options is left out
-        strategy = None
-    record = describe.record(entry, strategy)
+        strategy = entry.strategy(**parse_assignments(option or []))
+    except Exception as error:
+        if option or worked:
+            raise
+        # An option without a default, or a third party's mistake: what depends on options is left out.
+        problem = f"{type(error).__name__}: {error}"
+    record = describe.record(entry, strategy) | {"problem": problem}
+    shown = example.work_out(strategy) if worked and strategy is not None else None
+    if shown is not None:
+        record["example"] = asdict(shown)
     if form in {Format.json, Format.csv}:
         stdout_write(to_json(record) if form is Format.json else to_csv(record["options"], describe.OPTION_FIELDS))
         return
@@ -114,8 +125,17 @@ def show_command(
         page.section("Traits")
         page.pairs(describe.traits(strategy))
         page.section("Reads", ", ".join(record["reads"]) or "Whatever its own verify reads.")
+    else:
+        page.section("Not shown", f"Traits and what it reads: creating it without options raised {problem}")
     page.section("Origin")
     page.pairs(record["origin"])
+    if shown is not None:
+        page.section("Example", f"{strategy!r}, two drafted tokens: rows, and the law of the first token emitted.\n")
+        page.table(example.ROW_COLUMNS, shown.rows())
+        page.section("", "\nWhat is drafted, the probability that each token is accepted, and how many stand.\n")
+        page.table(example.DRAFT_COLUMNS, shown.drafts())
+        page.section("Figures of the example")
+        page.pairs(shown.figures())
 
 
 class _Page:
@@ -187,3 +207,6 @@ def schema_command() -> None:
 
 app.command("generate")(generate.command)
 app.command("compare")(compare.command)
+app.command("check")(check.command)
+app.command("bench")(bench.command)
+app.command("new-plugin")(scaffold.command)

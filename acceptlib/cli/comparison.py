@@ -175,11 +175,10 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
     tally = _Tally()
     try:
         strategy = case.make()
-        traits = strategy.resolve_traits()
         row.options = strategy.options.model_dump()
-        row.guarantee = traits.guarantee
-        row.looks_ahead = traits.stop != "first_rejection" or strategy.carry is not None
+        row.guarantee = strategy.resolve_traits().guarantee
         has_law = hasattr(strategy, "plan") and num_draft_tokens <= LONGEST_EXACT
+        row.looks_ahead = has_law and strategy.plan.looks_ahead
         for index, prompt in enumerate(settings.prompts):
             steps = models.steps(
                 pair,
@@ -192,7 +191,7 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
             )
             _add_prompt(tally, steps, num_draft_tokens, settings.sampling, strategy if has_law else None)
             advance()
-    except Exception as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a third party's rule may raise anything; the row says so
         row.error = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
         return row
     _fill(row, tally, has_law=has_law)
@@ -232,6 +231,7 @@ def _add_exact(tally: _Tally, step: Step, sampling: SamplingParams, strategy: Ac
         _normalized(law(step.target_logits[None], sampling)[0]),
         _normalized(step.draft_probs),
         emitted,
+        step.state,
     )
     tally.expected += figures.expected_tokens
     tally.squared_difference += (emitted - figures.expected_tokens) ** 2

@@ -71,6 +71,7 @@ def traits(strategy: AcceptanceStrategy) -> dict[str, str]:
         "stops at": resolved.stop.replace("_", " "),
         "window": str(resolved.window or ""),
         "top_k": str(resolved.top_k or ""),
+        "state": ", ".join(resolved.state),
         "recovered token": resolved.recovered,
         "bonus token": resolved.bonus,
         "topology": resolved.topology,

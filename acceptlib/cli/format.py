@@ -77,6 +77,30 @@ def show(
         note(f"Left out at this width: {', '.join(left_out)}.")
 
 
+def print_figures(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], failures: Mapping[int, str], first: int
+) -> list[str]:
+    """Print a plain table of figures on stdout, and return the headings of columns left out for its width.
+
+    Args:
+        columns: Its columns.
+        cells: Its rows.
+        failures: By number of a row, the message that stands in place of its figures.
+        first: Column of the first figure.
+    """
+    console = stdout()
+    width = width_of(console)
+    lines, left_out = plain(columns, cells, width)
+    kept = [column.header for column in columns if column.header not in left_out]
+    for number, line in enumerate(spread(lines, kept.index(columns[first].header), failures)):
+        text = Text(line, style=("bold", "dim")[number] if number < HEADING_LINES else "")
+        if number - HEADING_LINES in failures:
+            text.stylize("red")
+            text.truncate(width or text.cell_len, overflow="ellipsis")
+        console.print(text, soft_wrap=True)
+    return left_out
+
+
 def width_of(console: Console) -> int | None:
     """Return the columns that a table may take. A pipe has no width: there each row stays one line."""
     return console.width if console.is_terminal else None

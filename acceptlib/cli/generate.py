@@ -19,6 +19,7 @@ from acceptlib.cli.options import (
     ConfigOption,
     DraftOption,
     MinPOption,
+    OptionOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
@@ -89,9 +90,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         str | None, typer.Option("--strategy", "-s", metavar="NAME", help="Strategy; rejection if left out.")
     ] = None,
     config: ConfigOption = None,
-    option: Annotated[
-        list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the strategy, as TOML.")
-    ] = None,
+    option: OptionOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, K.")] = 4,
     temperature: TemperatureOption = 1.0,

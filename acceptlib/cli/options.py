@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="How the table is written.")]
+OptionOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the strategy, as TOML.")
+]
 ConfigOption: TypeAlias = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="File with a table `acceptance` (.toml, .json, .yaml).")
 ]

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.text import Text
-
 from acceptlib import plots
 from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
@@ -48,23 +46,13 @@ def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
     if form is not Format.plain:
         table.stdout_write(render(rows, form))
         return
-    console = stdout()
-    width = table.width_of(console)
     # A failed row's message is no figure: it must not widen a column, and is put in afterwards.
     failures = {number: row.error for number, row in enumerate(rows) if row.error}
     cells = [_cells(row) if row.error is None else _cells(row)[:FIRST_FIGURE] + _BLANK for row in rows]
-    lines, left_out = table.plain(COLUMNS, cells, width)
-    kept = [column.header for column in COLUMNS if column.header not in left_out]
-    lines = table.spread(lines, kept.index(COLUMNS[FIRST_FIGURE].header), failures)
-    for number, line in enumerate(lines):
-        text = Text(line, style=("bold", "dim")[number] if number < table.HEADING_LINES else "")
-        if number - table.HEADING_LINES in failures:
-            text.stylize("red")
-            text.truncate(width or text.cell_len, overflow="ellipsis")
-        console.print(text, soft_wrap=True)
+    left_out = table.print_figures(COLUMNS, cells, failures, FIRST_FIGURE)
     if quiet:
         return
-    console.print()
+    stdout().print()
     for remark in [LEGEND, *_remarks(rows)]:
         table.note(remark)
     if left_out:
@@ -106,7 +94,16 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     Raises:
         CommandError: No row has the figures that it takes.
     """
-    points = [
+    points = points_of(rows)
+    if not points:
+        msg = f"--plot: no row has a distance to draw; it takes K <= {LONGEST_EXACT} and a strategy that ran"
+        raise CommandError(msg)
+    table.write_whole(path, plots.comparison(points, path.suffix.lower()))
+
+
+def points_of(rows: Sequence[Row]) -> list[plots.Point]:
+    """Return the rows that have a distance, as a figure takes them."""
+    return [
         plots.Point(
             strategy=row.strategy,
             guarantee=row.guarantee,
@@ -119,10 +116,6 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         for row in rows
         if row.mean_acceptance_length is not None and row.tv is not None
     ]
-    if not points:
-        msg = f"--plot: no row has a distance to draw; it takes K <= {LONGEST_EXACT} and a strategy that ran"
-        raise CommandError(msg)
-    table.write_whole(path, plots.comparison(points, path.suffix.lower()))
 
 
 def _cells(row: Row) -> list[str]:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+import torch
+
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, float64, full, library
 from acceptlib.engine.plan import Plan, call
@@ -15,13 +18,16 @@ from acceptlib.engine.plan import Plan, call
 Values = dict[str, Words]
 
 
-def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int) -> tuple[Values, Mapping[str, float]]:
-    """Return the quantities that follow from positions alone, and the constants that do not depend on them.
+def positional(
+    plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, state: Mapping[str, Words]
+) -> tuple[Values, Mapping[str, float]]:
+    """Return the quantities that no row has a say in, and the constants that do not depend on positions.
 
     Args:
         plan: The strategy.
         num_draft_tokens: [B] int64.
         max_num_draft_tokens: K.
+        state: [B] or [1] tensors by name.
 
     Returns:
         [B, K] words by name, and numbers by name.
@@ -35,12 +41,16 @@ def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int) -
         values["num_draft_tokens"] = float64(length)
     if "is_last" in plan.reads:
         values["is_last"] = position == length - 1
+    for name, value in state.items():
+        scalar = value if value.dtype in {torch.bool, np.dtype(bool)} else float64(value)
+        values[name] = broadcast(scalar[:, None], length)
     numbers: dict[str, float] = {}
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
-            values[name] = full(length.shape, 0.0, length)
-            for index, value in enumerate(constant[:max_num_draft_tokens]):
-                values[name][:, index] = value
+            # Filled entry by entry, for a copy to a device waits.
+            table = [*constant, *[0.0] * max_num_draft_tokens][:max_num_draft_tokens]
+            entries = [full(length.shape[:1], number, length) for number in table]
+            values[name] = library(length).stack(entries, 1) if entries else float64(length)
         else:
             numbers[name] = constant
     return values, numbers

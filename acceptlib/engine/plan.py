@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from acceptlib.errors import StrategyDefinitionError, suggest
 from acceptlib.ops import Value
@@ -34,6 +34,8 @@ class Traits:
         bonus: The same for the bonus token, from the target's bonus row.
         window: Length of the window, at most n_b - 1; a request with one drafted token has none.
         top_k: Entries behind `target_top_entropy`.
+        state: Names of per-request quantities that the caller carries from step to step, and rules read: float64 per
+            position, bool where the tensor is.
         topology: Shape of the draft. Only chains exist so far.
     """
 
@@ -46,7 +48,19 @@ class Traits:
     bonus: Literal["sample", "argmax"] = "sample"
     window: int = 0
     top_k: int = 0
+    state: tuple[str, ...] = ()
     topology: Literal["chain"] = "chain"
+
+    def __post_init__(self) -> None:
+        """Check the choices, which a command would trip over much later."""
+        for name, annotation in get_type_hints(Traits).items():
+            choices = get_args(annotation)
+            if get_origin(annotation) is Literal and getattr(self, name) not in choices:
+                msg = f"Traits.{name}: expected {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}"
+                raise StrategyDefinitionError(msg)
+        if not isinstance(self.state, tuple) or not all(isinstance(name, str) for name in self.state):
+            msg = f"Traits.state: expected a tuple of str, got {self.state!r}"
+            raise StrategyDefinitionError(msg)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +89,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check every rule's parameters against what it may read."""
-        known = {*SCALARS, *self.row_sums, *self.constants}
+        known = {*SCALARS, *self.row_sums, *self.constants, *self.traits.state}
         self._check(self.accept, "accept", known)
         self._check(self.carry, "carry", known - AFTER_CARRY)
         self._check(self.forgive, "forgive", known - AFTER_CARRY)
@@ -112,6 +126,11 @@ class Plan:
     def reads_draft(self) -> bool:
         """Whether the draft's rows matter at all."""
         return not self.reads.isdisjoint({"q", "draft_prob", "draft_max_prob"})
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether rows after a position have a say in what is emitted there."""
+        return self.traits.stop != "first_rejection" or not self.reads.isdisjoint(AFTER_CARRY)
 
     @property
     def samples(self) -> bool:

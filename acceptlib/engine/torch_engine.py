@@ -68,7 +68,9 @@ class _Step:
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
             self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
-        self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, inputs.max_num_draft_tokens)
+        state = {name: as_words(value) for name, value in inputs.state.items()}
+        most = inputs.max_num_draft_tokens
+        self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
 
     def run(self, out: VerifyResult) -> None:
         """Decide, draw and write."""
@@ -107,6 +109,8 @@ class _Step:
         if "is_target_argmax" in plan.reads:
             best, values["has_law"] = self.target.argmax(layout.flat_request, layout.flat_position, every_row=True)
             values["is_target_argmax"] = best == layout.flat_ids
+        if "draft_token_id" in plan.reads:
+            values["draft_token_id"] = float64(layout.flat_ids)
         readers = [reader for reader in (self.target, self.draft) if reader is not None]
         if wanted and wanted <= {"target_prob", "draft_prob"}:
             values |= {f"{reader.model}_prob": reader.probs_at_flat_ids() for reader in readers}
@@ -187,7 +191,10 @@ class _Step:
         at = ops.minimum(position, self.layout.shape[1] - 1)
         grids = {**self.values, "carry": self.carry}
         scalars = {name: as_tensor(grid[request, at]) for name, grid in grids.items() if name in residual.names}
-        scalars = {name: value[:, None].to(torch.float32) for name, value in scalars.items()}
+        scalars = {
+            name: value[:, None] if value.dtype == torch.bool else value[:, None].to(torch.float32)
+            for name, value in scalars.items()
+        }
         weights = call(residual, {**scalars, **elements}, self.numbers)
         return decide.broadcast(weights, elements["p"]).to(torch.float32)
 

@@ -1,7 +1,26 @@
-"""Exact analysis in float64: the law of a strategy by enumeration, its figures, and an independent oracle."""
+"""Exact analysis in float64: the law of a strategy by enumeration, its figures, and an independent oracle.
 
-from acceptlib.exact.enumeration import Model, complete, law
+`law`, `tv`, `kl` and `expected_tokens` take a strategy, the target's rows and the draft's, or functions from the tokens
+so far to a row, and enumerate every drafted sequence, every pattern of acceptances and every drawn token. What would
+be too much to enumerate is an `EnumerationError`.
+"""
+
+from acceptlib.exact.enumeration import Acceptance, Model, Steps, acceptance, complete, law, verify_exactly
 from acceptlib.exact.figures import StepFigures, expected_tokens, kl, step_figures, tv
 from acceptlib.exact.oracle import processed
 
-__all__ = ["Model", "StepFigures", "complete", "expected_tokens", "kl", "law", "processed", "step_figures", "tv"]
+__all__ = [
+    "Acceptance",
+    "Model",
+    "StepFigures",
+    "Steps",
+    "acceptance",
+    "complete",
+    "expected_tokens",
+    "kl",
+    "law",
+    "processed",
+    "step_figures",
+    "tv",
+    "verify_exactly",
+]

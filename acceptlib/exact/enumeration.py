@@ -26,8 +26,30 @@ from acceptlib.strategy import AcceptanceStrategy
 Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
 """Maps the tokens emitted or drafted so far to the next row [V]."""
 
+State: TypeAlias = Mapping[str, float | torch.Tensor]
+"""One request's state by name: numbers, bools or [1] tensors."""
+
 MAX_OUTCOMES = 4_000_000
-"""Drafted sequences times acceptance patterns times vocabulary that may be enumerated."""
+"""Drafted sequences times acceptance patterns times vocabulary, or sequences of a joint law, that may be enumerated."""
+
+ROW_TOLERANCE = 1 / 64
+"""How far a row may sum from 1 before it is no law; `verify` takes the same rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a strategy's rules say of N drafted sequences of length K, before any random number.
+
+    Attributes:
+        h: [N, K] float64, the probability that each drafted token is accepted.
+        may_stand: [N, K] bool, whether it may stand although rejected; None where the strategy has no such rule.
+        weights: [N, K, V] float64, the weights of the draw after a rejection at each position; [1, K, V] where the
+            rows and the rule do not depend on the sequence.
+    """
+
+    h: torch.Tensor
+    may_stand: torch.Tensor | None
+    weights: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +72,11 @@ def law(
     *,
     num_draft_tokens: int | None = None,
     draft_token_ids: tuple[int, ...] | None = None,
+    state: State | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Return the law of the tokens that one step emits.
+
+    Rows are normalised in float64, so that rows of float32 show no distance where there is none.
 
     Args:
         strategy: Any strategy that is given by rules.
@@ -59,25 +84,34 @@ def law(
             row [V], as a real model is.
         draft: Rows [K, V] or such a function; the drafted tokens are drawn from it. None with `draft_token_ids`.
         num_draft_tokens: K, needed where `target` is a function.
-        draft_token_ids: A fixed draft: one-hot rows where `draft` is None (an n-gram), otherwise the law given it.
+        draft_token_ids: A fixed draft of K tokens: one-hot rows where `draft` is None (an n-gram), otherwise the law
+            given it.
+        state: The request's `Traits.state` by name; that of a new request if None.
 
     Returns:
         Probability by emitted sequence, of length 1 to K+1, those above 0 only.
 
     Raises:
         EnumerationError: There is too much to enumerate.
-        InputError: The arguments do not go together.
+        InputError: The arguments do not go together, a row is no law, `state` lacks a name, or the strategy overrides
+            `verify` whole.
     """
-    if num_draft_tokens is None:
-        if not isinstance(target, torch.Tensor):
-            msg = "num_draft_tokens: expected an int where the target is a function, got None"
-            raise InputError(msg)
-        num_draft_tokens = len(target) - 1
+    plan = plan_of(strategy)
+    num_draft_tokens = length_of(target, num_draft_tokens)
     if draft is None and draft_token_ids is None:
         msg = "expected a draft, or draft_token_ids for a one-hot draft, got neither"
         raise InputError(msg)
-    target_at, draft_at = _as_model(target), None if draft is None else _as_model(draft)
+    target_at = as_model(target)
     vocab_size = len(target_at(()))
+    draft_at = None if draft is None else as_model(draft, vocab_size)
+    if isinstance(draft, torch.Tensor) and len(draft) < num_draft_tokens:
+        msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {list(draft.shape)}"
+        raise InputError(msg)
+    if draft_token_ids is not None and (
+        len(draft_token_ids) != num_draft_tokens or not all(0 <= token < vocab_size for token in draft_token_ids)
+    ):
+        msg = f"draft_token_ids: expected {num_draft_tokens} ids in [0, {vocab_size}), got {draft_token_ids}"
+        raise InputError(msg)
     num_sequences = 1 if draft_token_ids is not None else vocab_size**num_draft_tokens
     outcomes = num_sequences * 2**num_draft_tokens * vocab_size
     if outcomes > MAX_OUTCOMES:
@@ -98,7 +132,7 @@ def law(
         q = _rows(draft_at, drafts, num_draft_tokens)
         if draft_token_ids is None:
             weight = q.gather(2, ids[..., None])[..., 0].prod(1)
-    steps = verify_exactly(strategy.plan, ids, p, q)
+    steps = verify_exactly(plan, ids, p, q, as_state(strategy, state))
     found: defaultdict[tuple[int, ...], float] = defaultdict(float)
     joint = weight[:, None, None] * steps.stops[..., None] * steps.emits
     for sequence, stop, token in joint.nonzero().tolist():
@@ -110,10 +144,25 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
     """Return the joint law of the first `length` tokens, [V, ...] float64, sampling on from the target.
 
     A step that emits fewer tokens is continued by the target's own samples: a strategy is lossless iff the result is
-    the target's joint law.
+    the target's joint law, which is `complete({(): 1.0}, target, length)`.
+
+    Args:
+        emitted: Probability by sequence, as `law` returns it.
+        target: Rows [length, V] or more, or a function from the tokens so far to a row [V].
+        length: How many tokens.
+
+    Raises:
+        EnumerationError: There are too many sequences of that length.
+        InputError: A row is no law.
     """
-    target_at = _as_model(target)
+    target_at = as_model(target)
     vocab_size = len(target_at(()))
+    if vocab_size**length > MAX_OUTCOMES:
+        msg = (
+            f"a joint law of {length} tokens has {vocab_size**length} entries, above {MAX_OUTCOMES}: use a smaller "
+            "vocabulary or fewer tokens"
+        )
+        raise EnumerationError(msg)
     joint = torch.zeros((vocab_size,) * length, dtype=torch.float64)
     for sequence, probability in emitted.items():
         for tail in itertools.product(range(vocab_size), repeat=max(length - len(sequence), 0)):
@@ -123,19 +172,79 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
     return joint
 
 
-def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> Steps:
-    """Verify N drafted sequences and return probabilities instead of tokens.
+def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, torch.Tensor]:
+    """Return a request's state as [1] tensors by name; that of a new request for None.
+
+    Raises:
+        InputError: Names are not those of `Traits.state`.
+    """
+    if state is None:
+        return strategy.initial_state(1, "cpu")
+    declared = strategy.plan.traits.state
+    if {*state} != {*declared}:
+        msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
+        raise InputError(msg)
+    # Left to itself, torch makes float32 of a plain number.
+    return {
+        name: torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None).view(1)
+        for name, value in state.items()
+    }
+
+
+def verify_exactly(
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor | None = None,
+) -> Steps:
+    """Verify N drafted sequences and return probabilities instead of tokens; arguments are those of `acceptance`."""
+    num_sequences, length = ids.shape
+    num_draft_tokens = torch.full((num_sequences,), length)
+    rules = acceptance(plan, ids, p, q, state, token_ids)
+    # Every pattern of acceptances, [N * 2^K, K].
+    patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
+    accepted = patterns.repeat(num_sequences, 1)
+    stop = decide.stop_position(
+        plan,
+        accepted,
+        None if rules.may_stand is None else rules.may_stand.repeat_interleave(len(patterns), 0),
+        num_draft_tokens.repeat_interleave(len(patterns)),
+    )
+    chances = torch.where(patterns, rules.h[:, None], 1 - rules.h[:, None]).prod(-1)
+    stops = torch.zeros(num_sequences, length + 1, dtype=torch.float64)
+    stops.scatter_add_(1, stop.view(num_sequences, -1), chances)
+    bonus = p[:, -1:]
+    recovered = draw_law(rules.weights, p[:, :-1], plan.traits.recovered)
+    emits = torch.cat((recovered, draw_law(bonus, bonus, plan.traits.bonus)), 1)
+    return Steps(stops=stops, emits=emits)
+
+
+def acceptance(
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    token_ids: torch.Tensor | None = None,
+) -> Acceptance:
+    """Return what the rules say of N drafted sequences of length K.
 
     Args:
-        plan: The strategy's plan.
-        ids: [N, K] int64.
-        p: [N, K+1, V] float64.
-        q: [N, K, V] float64.
+        plan: A strategy's `plan`.
+        ids: [N, K] int64, the sequences.
+        p: [N, K+1, V] float64, the target's rows.
+        q: [N, K, V] float64, the draft's rows; one-hot at `ids` where there are none.
+        state: [N] or [1] tensors by name, as `initial_state` returns them.
+        token_ids: [K, V], the tokens that the entries of cut rows stand for; None where they are 0..V-1.
     """
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
-    values, numbers = decide.positional(plan, num_draft_tokens, length)
+    values, numbers = decide.positional(plan, num_draft_tokens, length, state)
     values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
+    if token_ids is not None:
+        values["draft_token_id"] = token_ids.gather(1, ids.T).T.to(torch.float64)
     carry = decide.run_carry(plan, values, numbers, ids)
     weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
 
@@ -143,23 +252,7 @@ def verify_exactly(plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tens
         return functional.pad(weights.sum(-1)[:, 1:], (0, 1))
 
     h = decide.acceptance(plan, values, numbers, carry, next_residual_mass).to(torch.float64)
-    may_stand = decide.forgiven(plan, values, numbers, carry)
-    # Every pattern of acceptances, [N * 2^K, K].
-    patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
-    accepted = patterns.repeat(num_sequences, 1)
-    stop = decide.stop_position(
-        plan,
-        accepted,
-        None if may_stand is None else may_stand.repeat_interleave(len(patterns), 0),
-        num_draft_tokens.repeat_interleave(len(patterns)),
-    )
-    chances = torch.where(patterns, h[:, None], 1 - h[:, None]).prod(-1)
-    stops = torch.zeros(num_sequences, length + 1, dtype=torch.float64)
-    stops.scatter_add_(1, stop.view(num_sequences, -1), chances)
-    bonus = p[:, -1:]
-    recovered = draw_law(weights, p[:, :-1], plan.traits.recovered)
-    emits = torch.cat((recovered, draw_law(bonus, bonus, plan.traits.bonus)), 1)
-    return Steps(stops=stops, emits=emits)
+    return Acceptance(h=h, may_stand=decide.forgiven(plan, values, numbers, carry), weights=weights)
 
 
 def row_scalars(
@@ -176,6 +269,7 @@ def row_scalars(
     """
     at = ids[..., None]
     values: decide.Values = {
+        "draft_token_id": ids.to(torch.float64),
         "target_prob": p.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
         "draft_prob": q.expand(len(ids), -1, -1).gather(-1, at)[..., 0],
     }
@@ -240,18 +334,60 @@ def _elementwise(
     return weights
 
 
-def _as_model(rows: torch.Tensor | Model) -> Model:
-    if not isinstance(rows, torch.Tensor):
-        return rows
-    exact = rows.to(torch.float64)
-    return lambda prefix: exact[len(prefix)]
+def plan_of(strategy: AcceptanceStrategy) -> Plan:
+    """Return a strategy's rules.
+
+    Raises:
+        InputError: It overrides `verify` whole and has none.
+    """
+    plan: Plan | None = getattr(strategy, "plan", None)
+    if plan is None:
+        msg = f"strategy {strategy.name!r} overrides verify whole: it has no rules whose law could be enumerated"
+        raise InputError(msg)
+    return plan
+
+
+def length_of(target: torch.Tensor | Model, num_draft_tokens: int | None) -> int:
+    """Return K, which the target's rows give where it is not given.
+
+    Raises:
+        InputError: Neither says it, or there are too few rows.
+    """
+    if not isinstance(target, torch.Tensor):
+        if num_draft_tokens is None:
+            msg = "num_draft_tokens: expected an int where the target is a function, got None"
+            raise InputError(msg)
+        return num_draft_tokens
+    length = len(target) - 1 if num_draft_tokens is None else num_draft_tokens
+    if target.ndim != 2 or not 0 <= length < len(target):  # noqa: PLR2004 - rows of entries
+        msg = f"target: expected [K+1, V] with K = {num_draft_tokens or 'K'}, got {list(target.shape)}"
+        raise InputError(msg)
+    return length
+
+
+def as_model(rows: torch.Tensor | Model, vocab_size: int | None = None) -> Model:
+    """Return rows as a function, or a function that checks, normalises and keeps what `rows` returns.
+
+    Raises:
+        InputError: When called, where a row is no law over `vocab_size` entries.
+    """
+    known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def row(prefix: tuple[int, ...]) -> torch.Tensor:
+        if prefix not in known:
+            given = rows[len(prefix)] if isinstance(rows, torch.Tensor) else rows(prefix)
+            exact = torch.as_tensor(given, dtype=torch.float64)
+            total = exact.sum()
+            law = exact.ndim == 1 and vocab_size in {None, len(exact)} and bool((exact >= 0).all())
+            if not law or not abs(float(total) - 1) <= ROW_TOLERANCE:
+                size = "V" if vocab_size is None else str(vocab_size)
+                msg = f"after tokens {prefix}: expected [{size}] probabilities that sum to 1, got {exact.tolist()}"
+                raise InputError(msg)
+            known[prefix] = exact / total
+        return known[prefix]
+
+    return row
 
 
 def _rows(model: Model, drafts: list[tuple[int, ...]], count: int) -> torch.Tensor:
-    known: dict[tuple[int, ...], torch.Tensor] = {}
-    for draft in drafts:
-        for position in range(count):
-            prefix = draft[:position]
-            if prefix not in known:
-                known[prefix] = torch.as_tensor(model(prefix), dtype=torch.float64)
-    return torch.stack([torch.stack([known[draft[:position]] for position in range(count)]) for draft in drafts])
+    return torch.stack([torch.stack([model(draft[:position]) for position in range(count)]) for draft in drafts])

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from acceptlib.engine import decide
 from acceptlib.engine.plan import Plan, call
-from acceptlib.exact.enumeration import Model, complete, draw_law, law, residuals, row_scalars, verify_exactly
+from acceptlib.exact.enumeration import (
+    Model,
+    State,
+    as_state,
+    complete,
+    draw_law,
+    law,
+    length_of,
+    plan_of,
+    residuals,
+    row_scalars,
+    verify_exactly,
+)
 from acceptlib.strategy import AcceptanceStrategy
 
 TRUNCATED_VOCABULARY = 4
@@ -36,39 +49,46 @@ class StepFigures:
 def tv(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
+    state: State | None = None,
 ) -> float:
     """Return the total variation between the joint law of K+1 tokens under the strategy and under the target.
 
-    Arguments are those of `law`; a step that emits fewer tokens is continued by the target.
+    Arguments and errors are those of `law`; a step that emits fewer tokens is continued by the target. 0 to rounding,
+    some 1e-16, for a lossless strategy.
     """
-    found, wanted = _joint_laws(strategy, target, draft, num_draft_tokens)
-    return _tv(found, wanted)
+    return _tv(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
 def kl(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
+    state: State | None = None,
 ) -> float:
     """Return KL(out || p) in nats between the same joint laws as `tv`; infinite where out leaves p's support."""
-    found, wanted = _joint_laws(strategy, target, draft, num_draft_tokens)
-    return _kl(found, wanted)
+    return _kl(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
 def expected_tokens(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
+    draft_token_ids: tuple[int, ...] | None = None,
+    state: State | None = None,
 ) -> float:
-    """Return the expected number of tokens that one step emits; arguments are those of `law`."""
-    emitted = law(strategy, target, draft, num_draft_tokens=num_draft_tokens)
+    """Return the expected number of tokens that one step emits; arguments and errors are those of `law`."""
+    emitted = law(
+        strategy, target, draft, num_draft_tokens=num_draft_tokens, draft_token_ids=draft_token_ids, state=state
+    )
     return sum(len(sequence) * probability for sequence, probability in emitted.items())
 
 
@@ -78,12 +98,14 @@ def step_figures(
     target_probs: torch.Tensor,
     draft_probs: torch.Tensor,
     num_visited: int,
+    state: State | None = None,
 ) -> StepFigures:
     """Return exact figures of one step of a real run.
 
-    For a strategy that stops at the first rejection, the law of a row is exact over the whole vocabulary. Where the
-    decision depends on later rows it would take a sum over every drafted sequence: there the law of the step's first
-    token is taken on rows cut to their `TRUNCATED_VOCABULARY` likeliest entries and `TRUNCATED_LENGTH` positions.
+    For a strategy that stops at the first rejection, the law of a row is exact over the whole vocabulary, given the
+    tokens accepted before it. Where the decision depends on later rows it would take a sum over every drafted sequence:
+    there the law of the step's first token is taken on rows cut to their `TRUNCATED_VOCABULARY` likeliest entries and
+    `TRUNCATED_LENGTH` positions.
 
     Args:
         strategy: A strategy given by rules.
@@ -91,8 +113,9 @@ def step_figures(
         target_probs: [K+1, V], processed; normalised here in float64.
         draft_probs: [K, V'], padded with zeros or cut to V; likewise.
         num_visited: How many of the rows the step reached, 1..K+1.
+        state: The request's, before the step; that of a new request if None.
     """
-    plan = strategy.plan
+    plan = plan_of(strategy)
     p, ids = target_probs.to(torch.float64), draft_token_ids.to(torch.int64)
     length, vocab_size = len(ids), p.shape[1]
     q = torch.zeros(length, vocab_size, dtype=torch.float64)
@@ -100,14 +123,21 @@ def step_figures(
     q[:, :shared] = draft_probs[:, :shared]
     # Rows of float32 sum to 1 within 1e-7 only, which would read as a distance.
     p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
-    stops = verify_exactly(plan, ids[None], p[None], q[None]).stops[0]
+    tensors = as_state(strategy, state)
+    stops = verify_exactly(plan, ids[None], p[None], q[None], tensors).stops[0]
     expected = 1 + float((stops * torch.arange(length + 1)).sum())
-    if plan.traits.stop == "first_rejection" and plan.carry is None:
-        found = [row_law(plan, p[row], q[row], row, length) for row in range(min(num_visited, length))]
+    if not plan.looks_ahead:
+        grid, numbers = decide.positional(plan, torch.tensor([length]), length, tensors)
+        scalars = row_scalars(plan, ids[None], p[None, :-1], q[None], numbers)
+        grid["carry"] = decide.run_carry(plan, {**grid, **scalars}, numbers, ids[None])[:, :-1]
+        found = []
+        for row in range(min(num_visited, length)):
+            here = {name: value[:, row, None] for name, value in grid.items()}
+            found.append(row_law(plan, p[row], q[row], here, numbers))
         if num_visited > length:
             found.append(draw_law(p[-1], p[-1], plan.traits.bonus))
     else:
-        found, p = [_first_token_law(plan, p, q)], _truncate(p, q)[0]
+        found, p = [_first_token_law(plan, p, q, tensors)], _truncate(p, q)[0]
     pairs = list(zip(found, p, strict=False))
     return StepFigures(
         tv=sum(_tv(out, row) for out, row in pairs) / len(pairs),
@@ -116,8 +146,10 @@ def step_figures(
     )
 
 
-def row_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, position: int, num_draft_tokens: int) -> torch.Tensor:
-    """Return the law of the token at one row, for a strategy that stops at the first rejection.
+def row_law(
+    plan: Plan, p: torch.Tensor, q: torch.Tensor, values: decide.Values, numbers: Mapping[str, float]
+) -> torch.Tensor:
+    """Return the law of the token at one row, for a strategy that does not look ahead.
 
     out(y) = q(y) h(y) + sum_x q(x) (1 - h(x)) res_x(y).
 
@@ -125,54 +157,62 @@ def row_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, position: int, num_dra
         plan: The strategy's plan.
         p: [V] float64 target row.
         q: [V] float64 draft row.
-        position: Of the row in the draft.
-        num_draft_tokens: K of the step.
+        values: [1, 1] tensors by name: what `decide.positional` says of the row, and `carry` as it is before it.
+        numbers: The plan's constants.
 
     Returns:
         [V] float64.
     """
     ids = torch.arange(len(p))[:, None]
     p, q = p[None, None], q[None, None]
-    grid, numbers = decide.positional(plan, torch.tensor([num_draft_tokens]), num_draft_tokens)
-    values = {name: value[:, position, None] for name, value in grid.items()}
-    values |= row_scalars(plan, ids, p, q, numbers)
-    values["carry"] = torch.ones(1, 1, dtype=torch.float64)
-    h = torch.as_tensor(call(plan.accept, values, numbers), dtype=torch.float64).expand(ids.shape)[:, 0]
-    recovered = draw_law(residuals(plan, ids, p, q, values, numbers), p, plan.traits.recovered)[:, 0]
+    before = {**values, **row_scalars(plan, ids, p, q, numbers)}
+    carry = call(plan.carry, before, numbers) if plan.carry else before["carry"]
+    h = call(plan.accept, {**before, "carry": carry}, numbers)
+    h = torch.as_tensor(h, dtype=torch.float64).expand(ids.shape)[:, 0]
     rejected = q[0, 0] * (1 - h)
+    recovered = draw_law(residuals(plan, ids, p, q, before, numbers), p, plan.traits.recovered)[:, 0]
     # Where the residual does not depend on the drafted token, there is one law for all.
     return q[0, 0] * h + (rejected @ recovered if len(recovered) > 1 else rejected.sum() * recovered[0])
 
 
-def _first_token_law(plan: Plan, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+def _first_token_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return the law of a step's first token, on truncated rows."""
-    p, q = _truncate(p, q)
+    p, q, token_ids = _truncate(p, q)
     ids = torch.cartesian_prod(*[torch.arange(p.shape[1])] * len(q)).view(-1, len(q))
-    steps = verify_exactly(plan, ids, p.expand(len(ids), -1, -1), q.expand(len(ids), -1, -1))
-    weight = q.expand(len(ids), -1, -1).gather(2, ids[..., None])[..., 0].prod(1)
+    shape = (len(ids), -1, -1)
+    steps = verify_exactly(plan, ids, p.expand(shape), q.expand(shape), state, token_ids)
+    weight = q.expand(shape).gather(2, ids[..., None])[..., 0].prod(1)
     out = (weight * steps.stops[:, 0]) @ steps.emits[:, 0]
     return out.index_add(0, ids[:, 0], weight * (1 - steps.stops[:, 0]))
 
 
-def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut rows to the entries likeliest under target and draft at each position, and to a few positions."""
+def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cut rows to the entries likeliest under target and draft at each position, and to a few positions.
+
+    Returns:
+        [K'+1, V'] and [K', V'] rows, and the ids [K', V'] of the entries.
+    """
     length = min(len(q), TRUNCATED_LENGTH)
     p, q = p[: length + 1], q[:length]
     likeliest = torch.cat((p[:-1] + q, p[-1:])).topk(min(TRUNCATED_VOCABULARY, p.shape[1])).indices
     p, q = p.gather(1, likeliest), q.gather(1, likeliest[:-1])
     # After top-k or top-p a model may give nothing to any of them: it is taken to agree with the other.
     p[:-1], q = p[:-1].where(p[:-1].sum(1, keepdim=True) > 0, q), q.where(q.sum(1, keepdim=True) > 0, p[:-1])
-    return p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+    return p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True), likeliest[:-1]
 
 
 def _joint_laws(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
-    draft: torch.Tensor | Model,
+    draft: torch.Tensor | Model | None,
     num_draft_tokens: int | None,
+    draft_token_ids: tuple[int, ...] | None,
+    state: State | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    emitted = law(strategy, target, draft, num_draft_tokens=num_draft_tokens)
-    length = (len(target) - 1 if isinstance(target, torch.Tensor) else num_draft_tokens or 0) + 1
+    emitted = law(
+        strategy, target, draft, num_draft_tokens=num_draft_tokens, draft_token_ids=draft_token_ids, state=state
+    )
+    length = length_of(target, num_draft_tokens) + 1
     return complete(emitted, target, length), complete({(): 1.0}, target, length)
 
 

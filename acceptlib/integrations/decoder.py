@@ -52,6 +52,7 @@ class Step:
         draft_probs: [K, V'] float32, the laws that the drafted tokens were drawn from; V' is at most V.
         verify_seconds: Time of the `verify` call alone, in seconds.
         result: What `verify` returned, for B = 1.
+        state: The request's state before the step, [1] tensors by name; empty for most strategies.
     """
 
     token_ids: list[int]
@@ -62,6 +63,7 @@ class Step:
     draft_probs: torch.Tensor
     verify_seconds: float
     result: VerifyResult
+    state: dict[str, torch.Tensor]
 
 
 class SpeculativeDecoder:
@@ -207,6 +209,7 @@ class _Sequence:
         self.token_ids = torch.empty(1, self.end, dtype=torch.int64, device=device)
         self.token_ids[:, : self.length] = input_ids
         self.rng = Rng.of(decoder.rng, 1, device)
+        self.state = decoder.strategy.initial_state(1, device)
         self.vocab_size = _vocab_size(decoder.target)
         self.target = _CachedModel(decoder.target, self.vocab_size)
         self.draft = _CachedModel(decoder.draft, self.vocab_size)
@@ -228,6 +231,8 @@ class _Sequence:
         draft_probs = torch.cat(laws) if laws else torch.empty(0, self.vocab_size, device=self.device)
         target_logits = self._process(self.target.rows(self.token_ids[:, :end], num_draft_tokens + 1), end)
 
+        # A `verify` of the strategy's own may know no state.
+        further: dict[str, Any] = {"state": self.state} if self.state else {}
         start = self._now()
         result = self.decoder.strategy.verify(
             draft_token_ids[None],
@@ -235,10 +240,13 @@ class _Sequence:
             draft_probs=draft_probs[None],
             sampling=self.decoder.sampling,
             rng=self.rng,
+            **further,
         )
         verify_seconds = self._now() - start
 
         result.raise_for_status()
+        state = {name: tensor.clone() for name, tensor in self.state.items()}
+        self.decoder.strategy.update_state(self.state, result)
         num_accepted, num_emitted = int(result.num_accepted[0]), int(result.num_emitted[0])
         # The last emitted token was drawn here and no cache holds it.
         for model in (self.target, self.draft):
@@ -257,6 +265,7 @@ class _Sequence:
             draft_probs=draft_probs,
             verify_seconds=verify_seconds,
             result=result,
+            state=state,
         )
 
     def _draft(self, position: int) -> torch.Tensor:

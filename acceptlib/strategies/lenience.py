@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from acceptlib import ops, strategy
 from acceptlib.ops import Value
 from acceptlib.rules import rule
 from acceptlib.strategy import AcceptanceStrategy, Traits
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Lenience(AcceptanceStrategy):
@@ -31,6 +36,12 @@ class Lenience(AcceptanceStrategy):
         """Options of `lenience`."""
 
         lenience: float = Field(0.8, gt=0, le=1, description="factor on the draft's probabilities; 1 is lossless")
+
+    options: Options
+
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:  # noqa: ARG002
+        """Return max over x of out(x) - p(x) / lenience."""
+        return float((out - p / self.options.lenience).max())
 
     @rule
     def accept(target_prob: Value, draft_prob: Value, lenience: Value) -> Value:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from acceptlib import ops, strategy
 from acceptlib.ops import Value
 from acceptlib.rules import rule
 from acceptlib.strategy import AcceptanceStrategy, Traits
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Mixture(AcceptanceStrategy):
@@ -36,6 +41,12 @@ class Mixture(AcceptanceStrategy):
         """Options of `mixture`."""
 
         weight: float = Field(0.8, ge=0, le=1, description="weight w of the target's row; 1 is lossless")
+
+    options: Options
+
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:
+        """Return TV(out, p) - (1 - weight) TV(p, q)."""
+        return float((out - p).abs().sum() - (1 - self.options.weight) * (p - q).abs().sum()) / 2
 
     @rule
     def accept(target_prob: Value, draft_prob: Value, weight: Value) -> Value:

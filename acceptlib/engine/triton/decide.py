@@ -63,7 +63,19 @@ def length_of(request, count):
 
 
 @triton.jit
-def values(position, ids, inside, length, request, target, target_law, draft, draft_law, CALL: tl.constexpr):
+def load_drafted(position, ids, inside, target, draft, CALL: tl.constexpr):
+    """Return the entries of drafted tokens in the target's and the draft's rows, as they are given."""
+    x_target = tl.zeros_like(ids).to(tl.float32)
+    x_draft = x_target
+    if CALL.reads_target:
+        x_target = rows.load(target, position, ids, inside, 0.0, CALL)
+    if CALL.reads_draft and CALL.has_draft:
+        x_draft = rows.load(draft, position, ids, inside, 0.0, CALL)
+    return (x_target, x_draft)
+
+
+@triton.jit
+def values(position, ids, inside, drafted, length, request, target, target_law, draft, draft_law, CALL: tl.constexpr):
     """Return the scalars of positions, in their shape: `QUANTITIES` and what follows them; 0 where not needed."""
     zero = position.to(tl.float64) * 0.0
     p = zero
@@ -72,11 +84,11 @@ def values(position, ids, inside, length, request, target, target_law, draft, dr
     q_max = zero
     is_best = position < 0
     if CALL.reads_target:
-        p = rows.prob_at(target, position, ids, inside, target_law, CALL, TARGET)
+        p = rows.prob_of(drafted[0], ids, inside, target, target_law, CALL, TARGET)
     if CALL.reads_draft:
         q = zero + 1.0
         if CALL.has_draft:
-            q = rows.prob_at(draft, position, ids, inside, draft_law, CALL, DRAFT)
+            q = rows.prob_of(drafted[1], ids, inside & (ids < draft[3]), draft, draft_law, CALL, DRAFT)
             q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
     if CALL.reads_target_max:
         p_max = rows.largest_prob(target, target_law, CALL, TARGET)
@@ -96,36 +108,34 @@ def values(position, ids, inside, length, request, target, target_law, draft, dr
         found = found + (tl.load(tables_ptr + i * size + tl.minimum(position, size - 1)),)
     for i in tl.static_range(len(CALL.state)):
         state_ptr, size = request[7]
-        found = found + (zero + tl.load(state_ptr + i * size + request[0]),)
+        state = zero + tl.load(state_ptr + i * size + request[0])
+        found = found + (state != 0 if CALL.state[i] else state,)
     return found
-
-
-@triton.jit
-def laws(position, wanted, request, target, draft, CALL: tl.constexpr):
-    """Return the laws that decisions at positions [n] read, of the target and of the draft."""
-    zero = position * 0.0
-    target_law = (zero, zero, position)
-    draft_law = (zero, zero, position)
-    if CALL.reads_target or CALL.reads_target_max or CALL.reads_argmax:
-        target_law = rows.law(target, position, wanted, request[2], CALL, TARGET)
-    if CALL.has_draft and (CALL.reads_draft or CALL.reads_draft_max):
-        draft_law = rows.law(draft, position, wanted, request[2], CALL, DRAFT)
-    return target_law, draft_law
 
 
 @triton.jit
 def judge(position, length, request, target, draft, CALL: tl.constexpr):
     """Return, at positions [n], whether the token is accepted, and whether it could be at all; and the scalars."""
-    drafted = position < length
-    ids = tokens_at(request, position, drafted, 0)
-    inside = drafted & (ids < request[1])
-    target_law, draft_law = laws(position, inside, request, target, draft, CALL)
-    found = values(position, ids, inside, length, request, target, target_law, draft, draft_law, CALL)
+    num_blocks = request[2]
+    before_end = position < length
+    ids = tokens_at(request, position, before_end, 0)
+    inside = before_end & (ids < request[1])
+    # Everything is loaded before anything is reduced: a reduction waits for what it reads.
+    target_parts = rows.load_parts(target, position, inside, num_blocks, CALL, TARGET)
+    draft_parts = target_parts
+    if CALL.has_draft:
+        draft_parts = rows.load_parts(draft, position, inside, num_blocks, CALL, DRAFT)
+    drafted = load_drafted(position, ids, inside, target, draft, CALL)
     accept_ptr, stride, seed, offset = request[4]
     if CALL.explicit:
-        u = tl.load(accept_ptr + position.to(tl.int64) * stride, mask=drafted, other=0.0)
+        u = tl.load(accept_ptr + position.to(tl.int64) * stride, mask=before_end, other=0.0)
     else:
         u = random.uniform(seed, offset, position)
+    target_law = rows.law(target, target_parts, CALL, TARGET)
+    draft_law = target_law
+    if CALL.has_draft:
+        draft_law = rows.law(draft, draft_parts, CALL, DRAFT)
+    found = values(position, ids, inside, drafted, length, request, target, target_law, draft, draft_law, CALL)
     h = call(CALL.accept, found, tl.float64)
     sound = inside & (token_fault(ids, found[0], target_law, request[1], CALL) == 0)
     return (u < h) & sound, sound, found

@@ -42,6 +42,8 @@ def emit(
     else:
         stop, length = decide.first_rejection(count, request, target, draft, CALL)
     is_bonus = stop == length
+    # The first block is on its way before the row's law is known, and each next one before this one is weighed.
+    raw = reduce.load_block(program, stop, stop < length, request, target, draft, CALL.emit_block, CALL)
     row = reduce.open_row(stop, length, request, target, draft, CALL)
     takes_best = (is_bonus & (CALL.bonus == "argmax")) | ((stop < length) & (CALL.recovered == "argmax"))
     known = takes_best
@@ -51,7 +53,11 @@ def emit(
     largest_ptr = masses_ptr + 3 * num_blocks
     # The argmax of a row of the target is in its law: nothing is left to reduce.
     for block in range(program, tl.where(known, 0, num_blocks), num_programs):
-        _, p, q, weights = weigh(block, stop, is_bonus, row, request, target, draft, CALL)
+        following = reduce.load_block(
+            block + num_programs, stop, stop < length, request, target, draft, CALL.emit_block, CALL
+        )
+        _, p, q, weights = weigh(raw, is_bonus, row, request, target, draft, CALL)
+        raw = following
         if CALL.recovered == "argmax":
             tl.store(largest_ptr + block, tl.max(weights, 0))
         if CALL.given_probs:
@@ -94,9 +100,9 @@ def mass(masses_ptr, num_blocks, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh(block, stop, from_target, row, request, target, draft, CALL: tl.constexpr):
-    """Return entry numbers, p, q and the draw's weights of a block, [BLOCK]."""
-    entry, p, q, is_drafted = reduce.elements(block, stop, row, request, target, draft, CALL.emit_block, CALL)
+def weigh(raw, from_target, row, request, target, draft, CALL: tl.constexpr):
+    """Return entry numbers, p, q and the draw's weights of a loaded block, [BLOCK]."""
+    entry, p, q, is_drafted = reduce.elements(raw, row, request, target, draft, CALL)
     weights = p
     if CALL.residual is not None:
         numbers = (p, q, is_drafted) + reduce.as_rows(row[1])  # noqa: RUF005 - what Triton compiles
@@ -135,7 +141,8 @@ def choose(
                 # Nothing is left of the residual: draw from p, whose partial sums nobody has taken yet.
                 from_target = is_bonus == 0
                 for b in range(num_blocks):
-                    _, _, _, weights = weigh(b, stop, from_target, row, request, target, draft, CALL)
+                    raw = reduce.load_block(b, stop, is_bonus == 0, request, target, draft, CALL.emit_block, CALL)
+                    _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
                     sums = tl.where(index == b, tl.sum(rows.fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
         invalid = (total <= 0) | (target_law[0] != target_law[0])
@@ -161,13 +168,16 @@ def choose(
             most = tl.max(largest, 0)
             if takes_best:
                 found = tl.min(tl.where(largest == most, index, num_blocks - 1), 0)
-        entry, _, _, weights = weigh(found, stop, from_target, row, request, target, draft, CALL)
+        raw = reduce.load_block(found, stop, is_bonus == 0, request, target, draft, CALL.emit_block, CALL)
+        entry, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
         token = found.to(tl.int64) * CALL.emit_block + tl.sum((tl.cumsum(rows.fixed(weights), 0) <= rest).to(tl.int32), 0)
         if CALL.residual is not None and CALL.recovered == "argmax":
             if takes_best:
                 token = tl.min(tl.where(weights == most, entry, 2147483647), 0).to(tl.int64)
     token = tl.minimum(token, request[1] - 1)
-    p = rows.prob_at(target, stop, token, token >= 0, target_law, CALL, TARGET)
+    p = rows.prob_of(
+        rows.load(target, stop, token, token >= 0, 0.0, CALL), token, token >= 0, target, target_law, CALL, TARGET
+    )
     return token, row_fault, p
 
 
@@ -187,8 +197,9 @@ def write(stop, token, p, fault, length, request, target, draft, row, out, most,
             position = base + tl.arange(0, decide.LANES)
             accepted = position < stop
             ids = decide.tokens_at(request, position, accepted, 0)
-            law = rows.law(target, position, accepted, request[2], CALL, TARGET)
-            probs = rows.prob_at(target, position, ids, accepted, law, CALL, TARGET)
+            law = rows.law(target, rows.load_parts(target, position, accepted, request[2], CALL, TARGET), CALL, TARGET)
+            entries = rows.load(target, position, ids, accepted, 0.0, CALL)
+            probs = rows.prob_of(entries, ids, accepted, target, law, CALL, TARGET)
             probs = tl.where(position == stop, tl.where(fault == 0, p, float("nan")), probs)
             logs = tl.where(position <= stop, tl.log(probs), float("nan"))
             tl.store(logprobs_ptr + position, logs.to(tl.float32), mask=position <= most)

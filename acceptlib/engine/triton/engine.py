@@ -24,7 +24,8 @@ class Tuning(NamedTuple):
         reduce_warps: Warps of a program that reduces rows.
         emit_warps: Warps of a program of the last stage.
         emit_block: Entries that such a program weighs at a time.
-        decides_first: Whether a stage of its own finds the stop, rather than every program of the last stage.
+        decides_first: Whether the stop is found before the last stage, as rows are read or by a stage of its own,
+            rather than by every program of the last stage. Rows beyond the stop are then left out.
     """
 
     reduce_warps: int
@@ -33,19 +34,22 @@ class Tuning(NamedTuple):
     decides_first: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=4096, decides_first=False)
+SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=1024, decides_first=False)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=2048, decides_first=True)
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, decides_first=True)
 """For throughput."""
 
-LARGE_BLOCKS = 1024
+LARGE_BLOCKS = 128
 """Blocks of stopping rows, BLOCK entries each, from which on a batch is large."""
 
-LAZY_ROWS = 256
-"""Rows of the target from which on it pays to find the stop while rows are read, and to leave out those beyond it."""
+OVERLAP_BLOCKS = 4096
+"""Blocks from which on a stage no longer starts before the one ahead of it ends: it would take that one's place."""
 
-MOST_BLOCKS = 4
+ENOUGH_PROGRAMS = 528
+"""Programs of the last stage that fill the device."""
+
+MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
 ROUNDS = 8
@@ -58,7 +62,7 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
         return "the fused kernels know no sampling parameter but the temperature yet"
     if inputs.logprobs and not inputs.target.is_plain:
         return "the fused kernels do not return raw log-probabilities beside a temperature yet"
-    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.row_sums, *_scalars(plan), "carry"}
+    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
         return f"strategy {plan.name!r} reads {', '.join(missing)}, which the fused kernels do not compute yet"
@@ -80,10 +84,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     num_blocks = triton.cdiv(max(target.shape[-1], rows.shape[-1]), BLOCK)
     tuning = LARGE if num_requests * num_blocks >= LARGE_BLOCKS else SMALL
     num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
-    lazy = plan.traits.stop == "first_rejection" and num_positions + num_requests >= LAZY_ROWS
     rules, tables = bound(plan, device)
     call = compiled_for(
-        rules, *_form(plan, inputs, draft, rows), lazy, tuning, BLOCK, num_blocks.bit_length(), num_emit_blocks.bit_length()
+        rules, *_form(plan, inputs, draft, rows), tuning, BLOCK, num_blocks.bit_length(), num_emit_blocks.bit_length()
     )
     counters, workspace = _scratch(
         device,
@@ -92,9 +95,10 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
-    blocks_per_program = min(max(num_emit_blocks * num_requests // 4096, 1), MOST_BLOCKS)
+    blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
+    state = [inputs.state[name] for name in plan.traits.state]
     arguments = (
         out.output_token_ids,
         out.num_accepted,
@@ -126,7 +130,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
         tables,
         tables.shape[1],
-        tables,
+        _stacked(state) if state else tables,
         num_requests,
         ids.shape[0] if ragged else 0,
         num_positions,
@@ -145,7 +149,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         *((size % 16 == 0, size == 1) for size in (target.shape[-1], rows.shape[-1])),
     )
     found = stages(call, most)
-    overlap = len(found) > 1 and _overlaps(device)
+    overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         if stage == "emit":
             grid, warps = num_requests * num_programs, tuning.emit_warps
@@ -242,7 +246,13 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
             or ("target_max_prob" in plan.reads and not target.is_logits),
             draft is not None and "draft_max_prob" in plan.reads and not draft.is_logits,
         ),
+        tuple(inputs.state[name].dtype == torch.bool for name in traits.state),
     )
+
+
+def _stacked(state: list[torch.Tensor]) -> torch.Tensor:
+    """Return the caller's state as [n, B] float64."""
+    return torch.stack([values.to(torch.float64) for values in state])
 
 
 class _Rules(dict[str, Any]):
@@ -265,7 +275,7 @@ FORM = (
     "logits",
     "temperature",
     "best",
-    "lazy",
+    "state",
 )
 
 
@@ -274,12 +284,13 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
     *form, tuning, block, blocks_bits, emit_blocks_bits = form
     given = dict(zip(FORM, form, strict=True))
-    # A stop is found while rows are read, so only where they are.
-    given["lazy"] &= any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
+    # A stop is found as rows are read, so only where they are.
+    reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
     return Call(
         **rules,
         **given,
-        decided=given["lazy"] or tuning.decides_first or rules["stop"] != "first_rejection",
+        lazy=tuning.decides_first and reads_rows and rules["stop"] == "first_rejection",
+        decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,
         emit_block=tuning.emit_block,
@@ -322,7 +333,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
 
     def names(when: str) -> tuple[str, ...]:
         """Return the names of a position's values, with `carry` as it is before or after the position."""
-        return (*QUANTITIES, *("carry" if name == f"carry {when}" else name for name in scalars), *tables)
+        return (*QUANTITIES, *("carry" if name == f"carry {when}" else name for name in scalars), *tables, *traits.state)
 
     def bind_if(rule: Rule | None, names: tuple[str, ...]) -> Any:
         return rule and bind(rule, names, plan.constants)
@@ -348,7 +359,6 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
         reads_argmax="is_target_argmax" in plan.reads,
         scalars=tuple(scalars),
         tables=tables,
-        state=(),
         carry_scalar=at("carry before"),
         carry_value=len(QUANTITIES) + at("carry before"),
         mass_scalar=at("next_residual_mass"),

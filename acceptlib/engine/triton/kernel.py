@@ -26,7 +26,7 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET
 class Call:
     """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
 
-    Rules are Triton functions, as `binding.bind` returns them.
+    Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
     """
 
     accept: Any
@@ -46,7 +46,7 @@ class Call:
     reads_argmax: bool
     scalars: tuple[str, ...]
     tables: tuple[str, ...]
-    state: tuple[str, ...]
+    state: tuple[bool, ...]
     carry_scalar: int
     carry_value: int
     mass_scalar: int

@@ -25,10 +25,14 @@ def reduce_rows(position, count, block, request, target, draft, stop_ptr, arrive
     """Find what the laws of the rows at one position need of one block; decide the position if the last to do so."""
     if needed(position, position <= count, stop_ptr, CALL):
         num_blocks = request[2]
+        entry = block * CALL.block + tl.arange(0, CALL.block)
+        # Both rows are on their way before either is reduced.
+        x = rows.load(target, position, entry, position <= count, float("-inf"), CALL)
         if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
-            rows.reduce_block(draft, position, block, num_blocks, position < count, CALL, DRAFT)
+            y = rows.load(draft, position, entry, position < count, float("-inf"), CALL)
+            rows.reduce_block(y, entry, draft, position, block, num_blocks, position < count, CALL, DRAFT)
         if CALL.logits[TARGET] or CALL.best[TARGET]:
-            rows.reduce_block(target, position, block, num_blocks, position <= count, CALL, TARGET)
+            rows.reduce_block(x, entry, target, position, block, num_blocks, position <= count, CALL, TARGET)
         if CALL.lazy and not CALL.needs_sums:
             if arrive(arrived_ptr + position, num_blocks):
                 settle(position, count, request, target, draft, stop_ptr, CALL)
@@ -42,8 +46,9 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
         partials_ptr, size = partials
         partials_ptr += position.to(tl.int64) * num_blocks
         length = decide.length_of(request, count)
+        raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
         row = open_row(position, length, request, target, draft, CALL)
-        entry, p, q, is_drafted = elements(block, position, row, request, target, draft, CALL.block, CALL)
+        entry, p, q, is_drafted = elements(raw, row, request, target, draft, CALL)
         inside = entry < request[1]
         numbers = (p, q, is_drafted) + as_rows(row[1])
         for i in tl.static_range(len(CALL.sums)):
@@ -82,8 +87,9 @@ def sum_residual(position, count, block, request, target, draft, partials, arriv
         partials_ptr += position.to(tl.int64) * num_blocks
         length = decide.length_of(request, count)
         if position < length:
+            raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
             row = open_row(position, length, request, target, draft, CALL)
-            entry, p, q, is_drafted = elements(block, position, row, request, target, draft, CALL.block, CALL)
+            entry, p, q, is_drafted = elements(raw, row, request, target, draft, CALL)
             weights = p
             if CALL.residual is not None:
                 numbers = (p, q, is_drafted) + as_rows(row[1])
@@ -153,34 +159,47 @@ def open_row(position, length, request, target, draft, CALL: tl.constexpr):
     token = decide.tokens_at(request, position, drafted, 0)
     inside = drafted & (token < request[1])
     num_blocks = request[2]
-    target_law = rows.law_at(target, position, True, num_blocks, CALL, TARGET)  # noqa: FBT003 - a mask
+    pair = decide.load_drafted(position, token, inside, target, draft, CALL)
+    target_law = rows.law_at(target, position, position >= 0, num_blocks, CALL, TARGET)
     draft_law = target_law
     if CALL.has_draft:
         draft_law = rows.law_at(draft, position, drafted, num_blocks, CALL, DRAFT)
-    found = decide.values(position, token, inside, length, request, target, target_law, draft, draft_law, CALL)
+    found = decide.values(position, token, inside, pair, length, request, target, target_law, draft, draft_law, CALL)
     return tl.where(drafted, token, -1), found, target_law, draft_law
 
 
 @triton.jit
-def elements(block, position, row, request, target, draft, BLOCK: tl.constexpr, CALL: tl.constexpr):
-    """Return entry numbers, p, q and is_drafted of a block, [BLOCK]; entries beyond the vocabulary are 0."""
-    token, _, target_law, draft_law = row
+def load_block(block, position, drafted, request, target, draft, BLOCK: tl.constexpr, CALL: tl.constexpr):
+    """Return entry numbers and a block of both rows as they are given, [BLOCK]; 0 beyond them and where not needed."""
     entry = block * BLOCK + tl.arange(0, BLOCK)
     inside = entry < request[1]
+    # A greedy row is known without reading it.
+    read = inside
     if CALL.temperature[TARGET]:
-        inside = inside & (target[4] > 0)  # a greedy row is known without reading it
-    p = rows.prob(rows.load(target, position, entry, inside, 0.0, CALL), entry, target, target_law, CALL, TARGET)
+        read = inside & (target[4] > 0)
+    x = rows.load(target, position, entry, read, 0.0, CALL)
+    y = x
+    if CALL.has_draft:
+        read = inside & (tl.zeros_like(entry) + drafted.to(tl.int32) != 0)
+        if CALL.temperature[DRAFT]:
+            read = read & (draft[4] > 0)
+        y = rows.load(draft, position, entry, read, 0.0, CALL)
+    return entry, x, y
+
+
+@triton.jit
+def elements(raw, row, request, target, draft, CALL: tl.constexpr):
+    """Return entry numbers, p, q and is_drafted of a loaded block, [BLOCK]."""
+    entry, x, y = raw
+    token, _, target_law, draft_law = row
+    p = rows.prob(x, entry, target, target_law, CALL, TARGET)
     is_drafted = entry == token
     q = is_drafted.to(tl.float32)
     if CALL.has_draft:
-        drafted = (tl.zeros_like(entry) + token >= 0) & (entry < request[1])
-        width = draft[3]
-        read = drafted
-        if CALL.temperature[DRAFT]:
-            read = drafted & (draft[4] > 0)
-        q = rows.prob(rows.load(draft, position, entry, read, 0.0, CALL), entry, draft, draft_law, CALL, DRAFT)
-        # NaN counts as 0, as do entries that the draft does not have.
-        q = tl.where((q > 0) & drafted & (entry < width), q, 0.0)
+        q = rows.prob(y, entry, draft, draft_law, CALL, DRAFT)
+        # NaN counts as 0, as do a bonus row, which the draft has not, and entries that it has not.
+        exists = (tl.zeros_like(entry) + token >= 0) & (entry < draft[3])
+        q = tl.where((q > 0) & exists, q, 0.0)
     return entry, p, q, is_drafted
 
 

@@ -83,11 +83,9 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr):
 
 
 @triton.jit
-def reduce_block(model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Store what the law of one row needs of one block."""
+def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     _, _, _, width, factor, sums_ptr, maxima_ptr, best_ptr = model
-    entry = block * CALL.block + tl.arange(0, CALL.block)
-    x = load(model, position, entry, mask, float("-inf"), CALL)
     maximum = tl.reduce(x, 0, _larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(maxima_ptr + at, maximum, mask=mask)
@@ -103,42 +101,53 @@ def reduce_block(model, position, block, num_blocks, mask, CALL: tl.constexpr, M
 
 
 @triton.jit
-def law(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of rows at positions [n]: maximum, 1 / sum of exponentials, argmax; each [n].
+def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, argmaxes."""
+    _, _, _, _, factor, sums_ptr, maxima_ptr, best_ptr = model
+    index = tl.arange(0, CALL.max_blocks)[None, :]
+    at = position.to(tl.int64)[:, None] * num_blocks + index
+    mask = wanted[:, None] & (index < num_blocks)
+    maxima = tl.zeros(at.shape, tl.float32)
+    sums = tl.zeros(at.shape, tl.int64)
+    best = tl.zeros(at.shape, tl.int32)
+    if CALL.logits[MODEL] or CALL.best[MODEL]:
+        maxima = tl.load(maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    if CALL.logits[MODEL]:
+        sums = tl.load(sums_ptr + at, mask=mask & (factor > 0), other=0, cache_modifier=".cg")
+    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+        best = tl.load(best_ptr + at, mask=mask, other=0, cache_modifier=".cg")
+    return (maxima, sums, best)
+
+
+@triton.jit
+def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of rows from `load_parts`: maximum, 1 / sum of exponentials, argmax; each [n].
 
     The maximum of a row without a law is NaN.
     """
-    _, _, _, _, factor, sums_ptr, maxima_ptr, best_ptr = model
-    if not (CALL.logits[MODEL] or CALL.best[MODEL]):
-        return (position * 0.0, position * 0.0, position)
-    else:
-        index = tl.arange(0, CALL.max_blocks)[None, :]
-        at = position.to(tl.int64)[:, None] * num_blocks + index
-        mask = wanted[:, None] & (index < num_blocks)
-        maxima = tl.load(maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
-        maximum = tl.reduce(maxima, 1, _larger)
-        inverse = position * 0.0
-        best = position
-        if CALL.logits[MODEL]:
-            sums = tl.load(sums_ptr + at, mask=mask & (factor > 0), other=0, cache_modifier=".cg")
-            relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
-            terms = sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)
-            total = tl.sum(terms.to(tl.int64), 1)
-            inverse = (17592186044416.0 / total.to(tl.float64)).to(tl.float32)
-            maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
-        else:
-            maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
-        if CALL.temperature[MODEL] or CALL.best[MODEL]:
-            entry = tl.load(best_ptr + at, mask=mask, other=0, cache_modifier=".cg")
-            best = tl.min(tl.where(maxima == maximum[:, None], entry, 2147483647), 1)
-        return (maximum, inverse, best)
+    factor = model[4]
+    maxima, sums, best = parts
+    maximum = tl.reduce(maxima, 1, _larger)
+    inverse = tl.zeros_like(maximum)
+    if CALL.logits[MODEL]:
+        relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
+        terms = sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)
+        total = tl.maximum(tl.sum(terms.to(tl.int64), 1), 1)
+        inverse = (17592186044416.0 / total.to(tl.float64)).to(tl.float32)
+    first = tl.min(tl.where(maxima == maximum[:, None], best, 2147483647), 1)
+    if CALL.logits[MODEL]:
+        maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
+    elif CALL.best[MODEL]:
+        maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
+    return (maximum, inverse, first)
 
 
 @triton.jit
 def law_at(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the law of the row at one position, as scalars."""
     one = tl.zeros((1,), tl.int32)
-    found = law(model, one + position, (one == 0) & wanted, num_blocks, CALL, MODEL)
+    wanted = one + wanted.to(tl.int32) != 0
+    found = law(model, load_parts(model, one + position, wanted, num_blocks, CALL, MODEL), CALL, MODEL)
     return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0))
 
 
@@ -156,9 +165,9 @@ def prob(x, entry, model, found, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def prob_at(model, position, entry, mask, found, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the probability of one entry of each row, float64; NaN where its row has no law."""
-    p = prob(load(model, position, entry, mask, 0.0, CALL), entry, model, found, CALL, MODEL).to(tl.float64)
+def prob_of(x, entry, mask, model, found, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the probability of one loaded entry of each row, float64; NaN where its row has no law."""
+    p = prob(x, entry, model, found, CALL, MODEL).to(tl.float64)
     if CALL.logits[MODEL]:
         p = tl.where(found[0] == found[0], p, float("nan"))
     return tl.where(mask, p, 0.0)

@@ -1,18 +1,24 @@
-"""A toy world for statistical tests: Markov models, many independent sequences at once, exact joint laws."""
+"""A toy world for statistics: Markov models, many independent sequences at once, exact joint laws, chi-square."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
+from torch.nn import functional
 
-import acceptlib
 from acceptlib.engine.draw import draw
+from acceptlib.rng import Rng
+from acceptlib.testing.subject import Subject
 
-FALSE_ALARM_Z = 6.0  # one-sided normal quantile of about 1e-9
-LEAST_EXPECTED = 10.0
+FALSE_ALARM_Z: Final = 6.0
+"""One-sided normal quantile of about 1e-9."""
+
+LEAST_EXPECTED: Final = 10.0
+"""Cells expected less often are merged."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +28,23 @@ class World:
     Attributes:
         target_logits: [V+1, V]; row V is the start.
         draft_logits: [V+1, V].
-        temperature: Of both, as sampling parameters.
     """
 
     target_logits: torch.Tensor
     draft_logits: torch.Tensor
-    temperature: float = 1.0
 
     @property
     def vocab_size(self) -> int:
+        """V."""
         return self.target_logits.shape[1]
 
     def target(self, prefix: tuple[int, ...]) -> torch.Tensor:
-        return torch.softmax(self.target_logits[prefix[-1] if prefix else -1].double() / self.temperature, -1)
+        """Return the target's row after `prefix`, [V] float64."""
+        return torch.softmax(self.target_logits[prefix[-1] if prefix else -1].double(), -1)
 
     def draft(self, prefix: tuple[int, ...]) -> torch.Tensor:
-        return torch.softmax(self.draft_logits[prefix[-1] if prefix else -1].double() / self.temperature, -1)
+        """Return the draft's row after `prefix`, [V] float64."""
+        return torch.softmax(self.draft_logits[prefix[-1] if prefix else -1].double(), -1)
 
     def joint(self, length: int) -> torch.Tensor:
         """Return the target's law of the first tokens, [V] * length."""
@@ -64,26 +71,24 @@ class Drafting:
     """How drafted tokens are made and what is declared about them.
 
     Attributes:
-        temperature: Drafted under this temperature; None for the world's.
+        temperature: Drafted under this temperature.
         greedy: Drafted tokens are the draft's argmax.
         declare: `rows` passes the rows they were drawn from, `raw` the rows at temperature 1, `softmax` the rows
             although the tokens are their argmax, `none` no rows at all.
-        dtype: Of the rows that tokens are drawn from.
-        declared_dtype: Of the rows passed.
+        dtype: Of the rows that tokens are drawn from, and of those passed.
     """
 
-    temperature: float | None = None
+    temperature: float = 1.0
     greedy: bool = False
     declare: str = "rows"
     dtype: torch.dtype = torch.float32
-    declared_dtype: torch.dtype | None = None
 
 
 HONEST = Drafting()
 
 
-def simulate(
-    strategy: acceptlib.AcceptanceStrategy,
+def simulate(  # noqa: PLR0913 - a simulation is what all of them say
+    subject: Subject,
     where: World,
     *,
     length: int,
@@ -91,51 +96,62 @@ def simulate(
     trials: int,
     drafting: Drafting = HONEST,
     reuse_offsets: bool = False,
-    seed: int = 0,
 ) -> torch.Tensor:
-    """Generate with speculative decoding until every sequence has `length` tokens; return them, [trials, length]."""
-    vocab_size = where.vocab_size
-    rng = acceptlib.Rng(
-        seeds=torch.arange(trials) * 7919 + seed * 1_000_003, offsets=torch.zeros(trials, dtype=torch.int64)
-    )
-    temperature = where.temperature if drafting.temperature is None else drafting.temperature
-    q_rows = torch.softmax(where.draft_logits / temperature, -1).to(drafting.dtype)
-    one_hot = torch.nn.functional.one_hot(where.draft_logits.argmax(-1), vocab_size).float()
-    drawn_from = one_hot if drafting.greedy else q_rows
+    """Generate with speculative decoding until every sequence has `length` tokens; return them, [trials, length].
+
+    Args:
+        subject: Strategy and device.
+        where: The models.
+        length: Tokens a sequence.
+        num_draft_tokens: K of every step.
+        trials: Sequences, all of them in one batch.
+        drafting: How drafted tokens are made, from the request's own stream as `Rng.draft_bits` gives it.
+        reuse_offsets: Whether to draw the same numbers in every step, which is wrong.
+    """
+    vocab_size, device = where.vocab_size, subject.device
+    seeds = torch.arange(trials, device=device) * 7919
+    rng = Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
+    further = subject.every_time(trials)
+    q_rows = torch.softmax(where.draft_logits / drafting.temperature, -1).to(drafting.dtype)
+    one_hot = functional.one_hot(where.draft_logits.argmax(-1), vocab_size).float()
+    drawn_from = (one_hot if drafting.greedy else q_rows).to(device)
     declared = {
-        "rows": drawn_from.to(drafting.declared_dtype or drafting.dtype),
-        "raw": torch.softmax(where.draft_logits, -1),
-        "softmax": q_rows,
+        "rows": drawn_from.to(drafting.dtype),
+        "raw": torch.softmax(where.draft_logits, -1).to(device),
+        "softmax": q_rows.to(device),
         "none": None,
     }[drafting.declare]
-    target_probs = torch.softmax(where.target_logits / where.temperature, -1)
-    last = torch.full((trials,), vocab_size)
-    tokens = torch.full((trials, length + num_draft_tokens + 1), -1)
-    done = torch.zeros(trials, dtype=torch.int64)
+    target_probs = torch.softmax(where.target_logits, -1).to(device)
+    last = torch.full((trials,), vocab_size, device=device)
+    tokens = torch.full((trials, length + num_draft_tokens + 1), -1, device=device)
+    done = torch.zeros(trials, dtype=torch.int64, device=device)
     while int(done.min()) < length:
         contexts = [last]
         for position in range(num_draft_tokens):
             contexts.append(draw(drawn_from[contexts[-1]].float(), rng.draft_bits(position)))
         context = torch.stack(contexts, 1)
         before = rng.offsets.clone()
-        result = strategy.verify(
+        result = subject.strategy.verify(
             context[:, 1:],
             target_probs=target_probs[context],
             draft_probs=None if declared is None else declared[context[:, :-1]],
             rng=rng,
+            **further,
         )
         result.raise_for_status()
+        if "state" in further:
+            subject.strategy.update_state(further["state"], result)
         if reuse_offsets:
             rng.offsets.copy_(before)
         emitted = result.output_token_ids.long()
-        column = done[:, None] + torch.arange(num_draft_tokens + 1)
+        column = done[:, None] + torch.arange(num_draft_tokens + 1, device=device)
         fits = (emitted >= 0) & (column < tokens.shape[1])
-        row = torch.arange(trials)[:, None].expand_as(column)
+        row = torch.arange(trials, device=device)[:, None].expand_as(column)
         tokens[row[fits], column[fits]] = emitted[fits]
         done += result.num_emitted
         last = emitted.gather(1, result.num_accepted[:, None].long())[:, 0]
         done.clamp_(max=length + num_draft_tokens)
-    return tokens[:, :length]
+    return tokens[:, :length].cpu()
 
 
 def counts(sequences: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -163,4 +179,5 @@ def chi_square_z(observed: torch.Tensor, law: torch.Tensor) -> float:
     if freedom < 1:
         return 0.0
     spread = 2 / (9 * freedom)
-    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    root: float = (statistic / freedom) ** (1 / 3)
+    return (root - (1 - spread)) / math.sqrt(spread)

@@ -1,0 +1,267 @@
+"""Strategies and peers measured on the same batches: a benchmark as data, and the record that keeps it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from acceptlib.benchmarks import gate, timing, workloads
+from acceptlib.benchmarks.peers import Peer
+from acceptlib.benchmarks.timing import Reads
+from acceptlib.benchmarks.workloads import Batch, Workload
+from acceptlib.engine import backends
+from acceptlib.inputs import prepare
+from acceptlib.strategy import AcceptanceStrategy
+
+COUNTED_REQUESTS: Final = 64
+"""Requests, at least, behind a mean number of emitted tokens."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One strategy or peer on one workload. Figures that do not exist are None.
+
+    Attributes:
+        path: What is verified from what; rows of one path share a table.
+        name: Strategy or peer.
+        peer: Whether it is another library.
+        B: Requests.
+        K: Drafted tokens of each.
+        vocab_size: Entries of a row.
+        dtype: Of the rows.
+        acceptance: Level of the workload.
+        source: Of the rows.
+        backend: Engine that ran it.
+        microseconds: Median time of a call: on a GPU in a replayed CUDA graph, on a CPU eagerly.
+        spread: Distance between its quartiles.
+        host_microseconds: Time that an eager call keeps the host of a GPU busy.
+        rows_read: Rows that the step has to read of each request.
+        bytes_read: Bytes of those rows, of all requests.
+        read_floor: Median microseconds of summing those rows.
+        mean_emitted: Tau, over calls that were not timed.
+        match: Whether the result was that of the oracle; None where there is nothing to compare with.
+        error: Why there are no figures.
+    """
+
+    path: str
+    name: str
+    B: int
+    K: int
+    vocab_size: int
+    dtype: str
+    acceptance: str
+    source: str
+    peer: bool = False
+    backend: str = ""
+    microseconds: float | None = None
+    spread: float | None = None
+    host_microseconds: float | None = None
+    rows_read: int | None = None
+    bytes_read: int | None = None
+    read_floor: float | None = None
+    mean_emitted: float | None = None
+    match: bool | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, workload: Workload, name: str, *, peer: bool = False) -> Row:
+        """Return a row without figures."""
+        return cls(
+            path=workload.path,
+            name=name,
+            peer=peer,
+            B=workload.num_requests,
+            K=workload.num_draft_tokens,
+            vocab_size=workload.vocab_size,
+            dtype=workload.dtype,
+            acceptance=workload.acceptance,
+            source=workload.source,
+        )
+
+    @property
+    def share_of_floor(self) -> float | None:
+        """The read floor over the time: 1 where nothing but reading takes time."""
+        return self.read_floor / self.microseconds if self.read_floor and self.microseconds else None
+
+    def record(self) -> dict[str, Any]:
+        """Return the row as a mapping."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
+
+Make: TypeAlias = Callable[[], AcceptanceStrategy]
+
+
+def run(
+    workload: Workload,
+    strategies: Mapping[str, Make],
+    peers: Sequence[Peer],
+    device: torch.device,
+) -> Iterator[Row]:
+    """Yield a row for each strategy and each peer that runs the workload.
+
+    A strategy that raises gets a row that says so: it must not cost the others theirs.
+
+    Args:
+        workload: What to verify.
+        strategies: What makes each strategy, by name; it may fail, as third parties' code may.
+        peers: Other libraries.
+        device: Where.
+    """
+    batches = batches_of(workload, device)
+    for name, make in strategies.items():
+        row = Row.of(workload, name)
+        try:
+            strategy = make()
+            calls, floor = examine(row, strategy, batches)
+            # The engine in torch may wait for the device, which a CUDA graph cannot.
+            fill_times(row, calls, floor, device, replays=row.backend == "triton")
+        except Exception as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
+            row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield row
+    for peer in peers:
+        if peer.unsupported(workload, device) is None:
+            row = Row.of(workload, peer.label[workload.kind], peer=True)
+            try:
+                fill_times(row, examine_peer(row, peer, batches), [], device, replays=peer.replays)
+            except Exception as error:  # noqa: BLE001 - as above
+                row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield row
+
+
+def batches_of(workload: Workload, device: torch.device) -> list[Batch]:
+    """Return as many batches as a measurement goes through."""
+    first = workloads.make(workload, device)
+    return [first, *(workloads.make(workload, device, seed) for seed in range(1, timing.num_sets(first)))]
+
+
+def step(strategy: AcceptanceStrategy, batch: Batch) -> timing.Call:
+    """Return a call that verifies a batch in place."""
+    arguments = batch.arguments(strategy)
+    return lambda: strategy.verify(batch.draft_token_ids, **arguments, rng=batch.rng, out=batch.out)
+
+
+def backend_of(strategy: AcceptanceStrategy, batch: Batch) -> str:
+    """Return the name of the engine that runs a strategy on a batch; empty for one that overrides `verify`."""
+    if not hasattr(strategy, "plan"):
+        return ""
+    arguments = batch.arguments(strategy)
+    call = inspect.signature(strategy.verify).bind(batch.draft_token_ids, rng=batch.rng, **arguments)
+    call.apply_defaults()
+    inputs = prepare(**call.arguments, state_names=strategy.plan.traits.state)
+    return backends.resolve(strategy.backend, strategy.plan, inputs).name
+
+
+def record(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
+    """Return rows with what a reader needs to judge and repeat them."""
+    return {**environment(device), "rows": [row.record() for row in rows]}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return machine, versions and commit."""
+    versions = {name: _version(name) for name in ("acceptlib", "torch", "triton")}
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        versions |= {"cuda": torch.version.cuda, "driver": driver[0] if driver else None}
+    else:
+        machine = f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    commit = _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
+    return {"machine": machine, "python": platform.python_version(), **versions, "commit": commit or None}
+
+
+def examine(
+    row: Row, strategy: AcceptanceStrategy, batches: Sequence[Batch]
+) -> tuple[list[timing.Call], list[timing.Call]]:
+    """Check a strategy's result and fill in everything but its times.
+
+    Args:
+        row: What to fill in.
+        strategy: What to examine.
+        batches: Of one workload.
+
+    Returns:
+        For each batch a call, and a call that reads what it has to read.
+
+    Raises:
+        MismatchError: The result is wrong.
+    """
+    first = batches[0]
+    row.backend = backend_of(strategy, first)
+    row.match = gate.check(strategy, first)
+    reads = Reads.of(strategy, first)
+    row.rows_read, row.bytes_read = reads.target + reads.draft, reads.bytes(first)
+    calls, emitted = [step(strategy, batch) for batch in batches], []
+    for call, batch in zip(calls, batches, strict=True):
+        for _ in range(_repetitions(batches)):
+            call()
+            emitted.append(batch.out.num_emitted.clone())
+    row.mean_emitted = float(torch.cat(emitted).float().mean())
+    return calls, [reads.floor(batch) for batch in batches]
+
+
+def examine_peer(row: Row, peer: Peer, batches: Sequence[Batch]) -> list[timing.Call]:
+    """Check the form of a peer's results, fill in what they say, and return its calls.
+
+    Raises:
+        MismatchError: A result has another form than a verified step.
+    """
+    row.backend = peer.module.partition(".")[0]
+    calls, emitted = [], []
+    for batch in batches:
+        call, read = peer.bind(batch)
+        for _ in range(_repetitions(batches)):
+            tokens, accepted = read(call())
+            gate.form(batch, tokens, accepted)
+            emitted.append(accepted + 1)
+        calls.append(call)
+    row.mean_emitted = float(torch.cat(emitted).float().mean())
+    return calls
+
+
+def fill_times(
+    row: Row, calls: Sequence[timing.Call], floor: Sequence[timing.Call], device: torch.device, *, replays: bool
+) -> None:
+    """Time calls beside their read floor; arguments as for `timing.beside`."""
+    time, least = timing.beside(calls, floor, device, replays=replays)
+    row.microseconds, row.spread = time.median, time.spread
+    row.read_floor = None if least is None else least.median
+    row.host_microseconds = timing.host(calls[0], device)
+
+
+def _repetitions(batches: Sequence[Batch]) -> int:
+    """Return how often each batch is verified so that the number of emitted tokens is a mean of many requests."""
+    return -(-COUNTED_REQUESTS // (len(batches) * batches[0].workload.num_requests))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed commands
+    except OSError:
+        return ""
+    return "" if done.returncode else done.stdout.strip()
+
+
+def _processor() -> str:
+    """Return the model of the CPU; Linux tells it in a file, other systems through `platform`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

@@ -1,0 +1,175 @@
+"""The same step in other libraries, where they are installed: each as a call on our rows.
+
+A peer draws random numbers of its own, so its tokens cannot be compared with the oracle's. Its result is checked for
+form, and its mean number of emitted tokens is shown beside ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch.nn import functional
+
+from acceptlib.benchmarks.workloads import Batch, Kind, Workload
+
+Emitted: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""[B, K+1] tokens and [B] accepted drafted tokens."""
+
+Bound: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Emitted]]
+"""A call, which is timed, and what reads its result, which is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One library's step.
+
+    Attributes:
+        label: What tables call it, by kind of input; kinds that it does not take are absent.
+        module: What it needs to import.
+        bind: From a batch to a call and the reading of its result.
+        devices: Types of device it runs on.
+        max_requests: Largest B; None for any.
+        replays: Whether a CUDA graph can hold it.
+    """
+
+    label: Mapping[Kind, str]
+    module: str
+    bind: Callable[[Batch], Bound]
+    devices: tuple[str, ...]
+    max_requests: int | None = None
+    replays: bool = True
+
+    def missing(self) -> str | None:
+        """Return why the library cannot be used at all, or None."""
+        try:
+            importlib.import_module(self.module)
+        except Exception as error:  # noqa: BLE001 - a package built for another machine may raise anything
+            return f"{self.module} cannot be imported ({' '.join(str(error).split())})"
+        return None
+
+    def unsupported(self, workload: Workload, device: torch.device) -> str | None:
+        """Return why it cannot run a workload on a device, or None."""
+        if workload.kind not in self.label:
+            return f"takes {' or '.join(self.label)}"
+        if device.type not in self.devices:
+            return f"runs on {' or '.join(self.devices)}"
+        if self.max_requests is not None and workload.num_requests > self.max_requests:
+            return f"takes at most {self.max_requests} request"
+        return None
+
+
+def _transformers(batch: Batch) -> Bound:
+    from transformers.generation.utils import _speculative_sampling  # noqa: PLC0415 - what generate calls
+
+    length, temperature = batch.workload.num_draft_tokens, batch.workload.temperature
+    sequence = torch.cat((batch.draft_token_ids[:, :1], batch.draft_token_ids), 1)
+    assert batch.draft is not None  # noqa: S101 - its label has no one-hot drafts
+    target, draft = batch.target, batch.draft
+
+    def call() -> Emitted:
+        rows = (draft, target) if temperature == 1 else (draft / temperature, target / temperature)
+        return _speculative_sampling(sequence, rows[0], length, rows[1])  # type: ignore[no-any-return]
+
+    def read(result: Emitted) -> Emitted:
+        tokens, accepted = result
+        return functional.pad(tokens, (0, length + 1 - tokens.shape[1]), value=-1), accepted.reshape(1)
+
+    return call, read
+
+
+def _vllm(batch: Batch) -> Bound:
+    sampler = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
+    gumbel = importlib.import_module("vllm.v1.worker.gpu.sample.gumbel")
+    size, length = batch.draft_token_ids.shape
+    device, rows, heat = batch.device, size * (length + 1), batch.workload.temperature
+    requests = torch.arange(size, dtype=torch.int32, device=device)
+    position = torch.arange(length + 1, device=device).repeat(size)
+    of_request = requests.repeat_interleave(length + 1)
+    arguments: dict[str, Any] = {
+        # A request's first entry is its last committed token; that after each drafted row holds the row's token.
+        "draft_sampled": functional.pad(batch.draft_token_ids, (1, 0)).flatten(),
+        "cu_num_logits": torch.arange(0, rows + 1, length + 1, dtype=torch.int32, device=device),
+        "pos": position,
+        "idx_mapping": requests,
+        "expanded_idx_mapping": of_request,
+        "expanded_local_pos": position.int(),
+        "temperature": torch.ones(size, device=device),
+        "seed": batch.rng.seeds,
+        "num_speculative_steps": length,
+    }
+    target, draft = batch.target.view(rows, -1), batch.draft
+    if heat != 1:
+        # Its sampler divides float32 logits in place, once a step. They are divided here, and what is timed is that
+        # pass by a number so near to 1 that no repetition changes a token.
+        target, draft = target.float() / heat, None if draft is None else draft / heat
+        nearly_one = torch.full((size,), 1 + 1e-6, device=device)
+
+    def call() -> Emitted:
+        if heat != 1:
+            gumbel.apply_temperature(target, of_request, nearly_one)
+        return sampler.rejection_sample(target, draft, **arguments)  # type: ignore[no-any-return]
+
+    return call, lambda result: (result[0], result[1] - 1)
+
+
+class _Seeds:
+    """What FlashInfer asks of a generator. Torch's own refuses to be read while a CUDA graph is captured."""
+
+    def __init__(self) -> None:
+        self._state = torch.zeros(2, dtype=torch.int64).view(torch.uint8)
+
+    def get_state(self) -> torch.Tensor:
+        """Return seed and offset as bytes."""
+        return self._state
+
+    def set_state(self, state: torch.Tensor) -> None:
+        """Take the next offset."""
+        self._state = state
+
+
+def _flashinfer(batch: Batch) -> Bound:
+    sampling = importlib.import_module("flashinfer.sampling")
+    assert batch.draft is not None  # noqa: S101 - its label has no one-hot drafts
+    target, draft, temperature = batch.target, batch.draft, batch.workload.temperature
+    ids = batch.draft_token_ids.int()
+    counts = torch.zeros(2, len(ids), dtype=torch.int32, device=batch.device)  # it adds to them; allocated once
+    seeds = _Seeds()
+
+    def softmax(logits: torch.Tensor) -> torch.Tensor:
+        probs: torch.Tensor = sampling.softmax(logits.flatten(0, 1), temperature=temperature)
+        return probs.view_as(logits)
+
+    def call() -> torch.Tensor:
+        p, q = (target, draft) if batch.workload.kind == "probs" else (softmax(target), softmax(draft))
+        tokens: torch.Tensor = sampling.chain_speculative_sampling(q, ids, p, *counts, generator=seeds)[0]
+        return tokens
+
+    return call, lambda tokens: (tokens, (tokens >= 0).sum(1) - 1)
+
+
+PEERS: Final[Mapping[str, Peer]] = {
+    "flashinfer": Peer(
+        label={"probs": "FlashInfer chain", "logits": "FlashInfer softmax and chain"},
+        module="flashinfer.sampling",
+        bind=_flashinfer,
+        devices=("cuda",),
+    ),
+    "transformers": Peer(
+        label={"logits": "transformers"},
+        module="transformers.generation.utils",
+        bind=_transformers,
+        devices=("cpu", "cuda"),
+        max_requests=1,
+        replays=False,  # it waits for the device in mid-step
+    ),
+    "vllm": Peer(
+        label={"logits": "vLLM", "one-hot": "vLLM"},
+        module="vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils",
+        bind=_vllm,
+        devices=("cuda",),
+    ),
+}

@@ -1,0 +1,181 @@
+"""Clocks that wait for the device, and the least that reading the rows takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from acceptlib.benchmarks.workloads import Batch
+from acceptlib.strategy import AcceptanceStrategy
+
+Call = Callable[[], Any]
+
+SECONDS: Final = 0.4
+"""Time spent on one measurement, more or less."""
+
+MIN_ROUNDS: Final = 5
+MAX_ROUNDS: Final = 200
+REPLAYS: Final = 60
+SET_BYTES: Final = 200_000_000
+"""Of the input sets that calls on a GPU go through, together: more than its L2 cache holds."""
+
+MIN_SETS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Microseconds of one call.
+
+    Attributes:
+        median: The median.
+        spread: Distance between the quartiles.
+    """
+
+    median: float
+    spread: float
+
+    @classmethod
+    def of(cls, microseconds: Sequence[float]) -> Time:
+        """Summarise at least two rounds."""
+        low, median, high = statistics.quantiles(microseconds, n=4, method="inclusive")
+        return cls(median, high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a strategy has to read of a request at least.
+
+    Attributes:
+        target: Rows of the target.
+        draft: Rows of the draft.
+    """
+
+    target: int
+    draft: int
+
+    @classmethod
+    def of(cls, strategy: AcceptanceStrategy, batch: Batch) -> Reads:
+        """Return what a strategy reads of each request of a batch.
+
+        Logits have to be normalised, and sums and maxima taken, over every row. From probabilities a rule that reads
+        nothing but the entries of the drafted tokens needs the rows it stops at alone.
+        """
+        plan, workload = getattr(strategy, "plan", None), batch.workload
+        reads_draft = batch.draft is not None and (plan is None or plan.reads_draft)
+        everything = cls(workload.num_draft_tokens + 1, workload.num_draft_tokens * reads_draft)
+        if plan is None or workload.kind != "probs" or plan.used_row_sums:
+            return everything
+        over_rows = {
+            "target_max_prob",
+            "draft_max_prob",
+            "is_target_argmax",
+            "target_top_entropy",
+            "next_residual_mass",
+        }
+        return cls(1, int(reads_draft)) if plan.reads.isdisjoint(over_rows) else everything
+
+    def bytes(self, batch: Batch) -> int:
+        """Return the bytes of these rows of every request."""
+        rows = self.target + self.draft
+        return rows * batch.workload.num_requests * batch.workload.vocab_size * batch.target.element_size()
+
+    def floor(self, batch: Batch) -> Call:
+        """Return a call that sums these rows and does nothing else: the read floor."""
+        target = batch.target[:, : self.target]
+        if batch.draft is None or not self.draft:
+            return lambda: target.sum(-1)
+        draft = batch.draft[:, : self.draft]
+        return lambda: (target.sum(-1), draft.sum(-1))
+
+
+def clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock in seconds that waits for the device first: a timer for pytest-benchmark too."""
+    if device.type == "cpu":
+        return time.perf_counter
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
+def in_turns(calls: Sequence[Call], device: torch.device, seconds: float = SECONDS) -> list[Time]:
+    """Time calls eagerly, one after the other in every round, so that a slow moment hits all alike."""
+    now = clock(device)
+    for call in calls:
+        call()
+    columns: list[list[float]] = [[] for _ in calls]
+    end = now() + seconds * len(calls)
+    while len(columns[0]) < MIN_ROUNDS or (now() < end and len(columns[0]) < MAX_ROUNDS):
+        for call, column in zip(calls, columns, strict=True):
+            start = now()
+            call()
+            column.append((now() - start) * 1e6)
+    return [Time.of(column) for column in columns]
+
+
+def replayed(calls: Sequence[Call], device: torch.device) -> Time:
+    """Time calls in a CUDA graph that goes through all of them, per call."""
+    with torch.cuda.device(device):
+        for call in calls:
+            call()  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for call in calls:
+                call()
+        rounds = []
+        for _ in range(REPLAYS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            rounds.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return Time.of(rounds[REPLAYS // 10 :])
+
+
+def beside(
+    calls: Sequence[Call], others: Sequence[Call], device: torch.device, *, replays: bool
+) -> tuple[Time, Time | None]:
+    """Time calls on different inputs, and others beside them.
+
+    Args:
+        calls: One an input.
+        others: The same of something to compare with, or none.
+        device: Where they run.
+        replays: Whether a CUDA graph can hold the calls. On a CPU, and without a graph, the first of each are timed.
+    """
+    if device.type == "cuda":
+        other = replayed(others, device) if others else None
+        return replayed(calls, device) if replays else in_turns(calls[:1], device)[0], other
+    times = in_turns([calls[0], *others[:1]], device)
+    return times[0], times[1] if others else None
+
+
+def host(call: Call, device: torch.device, calls: int = 200) -> float | None:
+    """Return the microseconds that a call keeps the host of a GPU busy; None on a CPU, where it is the whole time."""
+    if device.type != "cuda":
+        return None
+    call()
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    elapsed = time.perf_counter() - start
+    torch.cuda.synchronize(device)
+    return elapsed / calls * 1e6
+
+
+def num_sets(batch: Batch) -> int:
+    """Return how many input sets a measurement needs: more than a GPU's cache holds, one on a CPU."""
+    if batch.device.type != "cuda":
+        return 1
+    size = sum(rows.numel() * rows.element_size() for rows in (batch.target, batch.draft) if rows is not None)
+    return max(MIN_SETS, -(-SET_BYTES // size))

@@ -1,0 +1,241 @@
+"""What is timed, as data: shapes, dtype, kind of input and how much of the draft is accepted."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch.nn import functional
+
+from acceptlib.errors import InputError
+from acceptlib.inputs import VerifyResult
+from acceptlib.rng import Rng
+from acceptlib.sampling import SamplingParams
+from acceptlib.strategy import AcceptanceStrategy
+
+Kind: TypeAlias = Literal["logits", "probs", "one-hot"]
+Level: TypeAlias = Literal["low", "medium", "high"]
+Source: TypeAlias = Literal["synthetic", "pair"]
+
+ALPHA: Final[dict[str, float]] = {"low": 0.3, "medium": 0.6, "high": 0.9}
+"""Mean probability that rejection sampling accepts a drafted token of synthetic rows."""
+
+DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+SPREAD: Final = 3.0
+"""Standard deviation of a synthetic row's logits."""
+
+PAIR_PROMPTS: Final = 4
+PAIR_TOKENS: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One batch to verify, as a description.
+
+    Attributes:
+        num_requests: B.
+        num_draft_tokens: K, the same for every request.
+        vocab_size: V.
+        kind: `logits` and `probs` give both models' rows; `one-hot` gives the target's logits and no draft rows.
+        dtype: Of the rows.
+        acceptance: How much of the draft is accepted. Synthetic rows have a mean acceptance probability of `ALPHA`;
+            rows of the bundled pair are its steps with the lowest, middle or highest third of acceptance.
+        source: `synthetic` or `pair`. Rows of the bundled pair are padded to `vocab_size` with unlikely entries.
+        temperature: Of both models, for logits. Synthetic rows keep their acceptance at 1 only.
+    """
+
+    num_requests: int = 1
+    num_draft_tokens: int = 5
+    vocab_size: int = 128256
+    kind: Kind = "logits"
+    dtype: str = "float32"
+    acceptance: Level = "medium"
+    source: Source = "synthetic"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            InputError: A size is too small, or a temperature goes with probabilities.
+        """
+        for name, least in (("num_requests", 1), ("num_draft_tokens", 1), ("vocab_size", 2)):
+            if getattr(self, name) < least:
+                msg = f"{name}: expected at least {least}, got {getattr(self, name)}"
+                raise InputError(msg)
+        if self.kind == "probs" and self.temperature != 1:
+            msg = f"temperature: expected 1 with probabilities, which are processed already, got {self.temperature:g}"
+            raise InputError(msg)
+
+    @property
+    def path(self) -> str:
+        """What is verified from what, in words: one heading of a table."""
+        names = {"logits": "logits", "probs": "probabilities", "one-hot": "logits, one-hot draft"}
+        return names[self.kind] + ("" if self.temperature == 1 else f", T = {self.temperature:g}")
+
+    def __str__(self) -> str:
+        """Name it, as in `B1-K5-V128256-float32-logits-medium`."""
+        shape = f"B{self.num_requests}-K{self.num_draft_tokens}-V{self.vocab_size}"
+        pair = "-pair" if self.source == "pair" else ""
+        heat = "" if self.temperature == 1 else f"-T{self.temperature:g}"
+        return f"{shape}-{self.dtype}-{self.kind}{heat}-{self.acceptance}{pair}"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tensors of one workload, with the streams and the result that calls write.
+
+    Attributes:
+        workload: What it was made from.
+        draft_token_ids: [B, K] int64.
+        target: [B, K+1, V], logits or probabilities.
+        draft: [B, K, V], likewise; None for one-hot drafts.
+        rng: Streams, advanced by each call.
+        out: Where calls write their result.
+    """
+
+    workload: Workload
+    draft_token_ids: torch.Tensor
+    target: torch.Tensor
+    draft: torch.Tensor | None
+    rng: Rng
+    out: VerifyResult
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.target.device
+
+    def arguments(self, strategy: AcceptanceStrategy) -> dict[str, Any]:
+        """Return the rows, their processing and the state of new requests as keyword arguments of `verify`."""
+        form = "probs" if self.workload.kind == "probs" else "logits"
+        given: dict[str, Any] = {f"target_{form}": self.target}
+        if self.draft is not None:
+            given[f"draft_{form}"] = self.draft
+        if self.workload.temperature != 1:
+            given["sampling"] = SamplingParams(temperature=self.workload.temperature)
+        if state := strategy.initial_state(self.workload.num_requests, self.device):
+            given["state"] = state
+        return given
+
+    def probabilities(self, request: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return one request's rows as float32 probabilities on the CPU."""
+        rows = [None if rows is None else rows[request].cpu().float() for rows in (self.target, self.draft)]
+        if self.workload.kind != "probs":
+            temperature = self.workload.temperature
+            rows = [None if logits is None else (logits / temperature).softmax(-1) for logits in rows]
+        target, draft = rows
+        assert target is not None  # noqa: S101 - for the type checker
+        return target, draft
+
+
+def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) -> Batch:
+    """Return the tensors of a workload; equal arguments give equal ones on one device.
+
+    Args:
+        workload: What to make.
+        device: Where.
+        seed: Of the rows and the streams; other seeds give other rows.
+
+    Raises:
+        InputError: Rows of the bundled pair are wanted, but not that vocabulary, or transformers is missing.
+    """
+    device = torch.device(device)
+    make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
+    target, draft, ids = make_logits(workload, device, seed)
+    rows: list[torch.Tensor] = [target, draft]
+    if workload.kind == "probs":
+        rows = [logits.softmax(-1) for logits in rows]
+    target, draft = (values.to(DTYPES[workload.dtype]) for values in rows)
+    first = seed * workload.num_requests
+    return Batch(
+        workload=workload,
+        draft_token_ids=ids,
+        target=target,
+        draft=None if workload.kind == "one-hot" else draft,
+        rng=Rng(
+            seeds=torch.arange(first, first + workload.num_requests, device=device),
+            offsets=torch.zeros(workload.num_requests, dtype=torch.int64, device=device),
+        ),
+        out=VerifyResult.empty(workload.num_requests, workload.num_draft_tokens, device, logprobs=False),
+    )
+
+
+def noise_for(alpha: float) -> float:
+    """Return the noise on logits under which a token drafted from them is accepted with probability `alpha`.
+
+    With q proportional to p exp(s n) and n standard normal, log(q / p) is normal with mean -s^2 / 2 and variance s^2
+    under a p that no few entries dominate, so sum min(p, q) = 2 Phi(-s / 2).
+    """
+    return -2.0 * NormalDist().inv_cdf(alpha / 2.0)
+
+
+def _synthetic_logits(
+    workload: Workload, device: torch.device, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(seed)
+    size = (workload.num_requests, workload.num_draft_tokens, workload.vocab_size)
+    alpha = ALPHA[workload.acceptance]
+    target = torch.randn(size[0], size[1] + 1, size[2], device=device, generator=generator) * SPREAD
+    draft = target[:, :-1] + torch.randn(size, device=device, generator=generator) * noise_for(alpha)
+    # An exponential race draws from each row: torch.multinomial takes fewer entries a call on a GPU.
+    race = torch.empty_like(draft).exponential_(generator=generator).log_().neg_()
+    ids = race.add_(draft).argmax(-1)
+    if workload.kind == "one-hot":
+        # A one-hot draft is accepted with the target's probability of its token, which is set to alpha.
+        at = ids[..., None]
+        rest = target[:, :-1].scatter(-1, at, -math.inf).logsumexp(-1, keepdim=True)
+        target[:, :-1].scatter_(-1, at, rest + math.log(alpha / (1.0 - alpha)))
+    return target, draft, ids
+
+
+def _pair_logits(
+    workload: Workload, device: torch.device, seed: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    steps = _pair_steps(workload.num_draft_tokens)
+    third = len(steps) // 3
+    start = {"low": 0, "medium": third, "high": 2 * third}[workload.acceptance]
+    # Evenly spread over the third, and round again where the batch is larger.
+    stride = max(third // workload.num_requests, 1)
+    first = seed * workload.num_requests
+    chosen = [steps[start + index * stride % third] for index in range(first, first + workload.num_requests)]
+    target, draft, ids = (torch.stack(rows).to(device) for rows in zip(*chosen, strict=True))
+    missing = workload.vocab_size - target.shape[-1]
+    if missing < 0:
+        msg = f"vocab_size: the bundled pair has {target.shape[-1]} entries, expected at least as many, got "
+        raise InputError(msg + str(workload.vocab_size))
+    lowest = min(float(target.min()), float(draft.min()))
+    target, draft = (functional.pad(rows, (0, missing), value=lowest) for rows in (target, draft))
+    return target, draft, ids
+
+
+@functools.lru_cache(maxsize=4)
+def _pair_steps(num_draft_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Return steps of the bundled pair as (target logits, draft logits, ids), least accepted first."""
+    from transformers.utils import logging  # noqa: PLC0415
+
+    from acceptlib import demo  # noqa: PLC0415 - transformers is an extra, and slow to import
+    from acceptlib.demo.pair import load_pair  # noqa: PLC0415
+    from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would draw over that of a command
+    pair = load_pair()
+    found = []
+    for number, prompt in enumerate(demo.prompts()[:PAIR_PROMPTS]):
+        decoder = SpeculativeDecoder(
+            target=pair.target, draft=pair.draft, num_draft_tokens=num_draft_tokens, rng=number
+        )
+        ids = pair.tokenizer(prompt, return_tensors="pt").input_ids
+        for step in itertools.islice(decoder.steps(ids, PAIR_TOKENS), PAIR_TOKENS):
+            if step.num_draft_tokens == num_draft_tokens:
+                p, q = step.target_logits[:-1].softmax(-1), step.draft_probs
+                alpha = float(torch.minimum(p, q).sum(-1).mean())
+                found.append((alpha, (step.target_logits, q.log().clamp(min=-80.0), step.draft_token_ids)))
+    found.sort(key=lambda pair: pair[0])
+    return [rows for _, rows in found]

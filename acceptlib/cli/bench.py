@@ -1,0 +1,338 @@
+"""`acceptlib bench`: strategies timed beside the read floor and other libraries, each checked before it is timed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from acceptlib import plots, registry
+from acceptlib.cli import format as table
+from acceptlib.cli import report
+from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr, stdout
+from acceptlib.cli.format import Column, Format, check_ending
+from acceptlib.cli.options import FormatOption
+
+if TYPE_CHECKING:
+    from acceptlib.benchmarks.measure import Make, Row
+    from acceptlib.benchmarks.peers import Peer
+    from acceptlib.benchmarks.workloads import Workload
+    from acceptlib.engine.backends import Choice
+
+DEFAULT_SHAPES: Final = "1x5,8x5"
+
+COLUMNS: Final = (
+    Column("from", expendable=1),
+    Column("B", "right"),
+    Column("K", "right"),
+    Column("name"),
+    Column("backend", expendable=2),
+    Column("us", "right"),
+    Column("spread", "right", expendable=5),
+    Column("floor us", "right", expendable=3),
+    Column("of floor", "right"),
+    Column("host us", "right", expendable=4),
+    Column("MB read", "right", expendable=6),
+    Column("tau", "right"),
+    Column("match"),
+)
+FIRST_FIGURE: Final = 5
+
+LEGEND: Final = (
+    "us: median of a call, spread: between its quartiles. floor us: summing the rows that the step has to read, "
+    "of floor: its share of the time. tau: emitted tokens a step. match: the result is the oracle's; other libraries "
+    "draw numbers of their own, and only the form of their results is checked."
+)
+
+
+class Level(str, Enum):
+    """How much of the draft is accepted."""
+
+    low = "low"
+    medium = "medium"
+    high = "high"
+
+
+class Source(str, Enum):
+    """Where rows come from."""
+
+    synthetic = "synthetic"
+    pair = "pair"
+
+
+class Dtype(str, Enum):
+    """Of the rows."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Backend(str, Enum):
+    """The engine asked for."""
+
+    auto = "auto"
+    torch = "torch"
+    triton = "triton"
+
+
+def command(  # noqa: PLR0913, PLR0917 - one argument an option
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Strategies; all available ones if left out.")
+    ] = None,
+    shapes: Annotated[
+        str, typer.Option(metavar="BxK,BxK", help="Requests and drafted tokens of each, separated by commas.")
+    ] = DEFAULT_SHAPES,
+    inputs: Annotated[
+        str, typer.Option(metavar="A,B", help="What is verified from what: logits, probs, one-hot (no draft rows).")
+    ] = "logits,probs",
+    vocab_size: Annotated[int, typer.Option(min=2, help="Entries of a row, V.")] = 128256,
+    dtype: Annotated[Dtype, typer.Option(help="Of the rows.")] = Dtype.float32,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of both models, where rows are logits.")] = 1.0,
+    acceptance: Annotated[Level, typer.Option(help="How much of the draft is accepted.")] = Level.medium,
+    rows: Annotated[Source, typer.Option(help="Synthetic rows, or those of the bundled pair.")] = Source.synthetic,
+    peers: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Other libraries, or none; those that can be imported if left out."),
+    ] = None,
+    backend: Annotated[Backend, typer.Option(help="Engine of the strategies.")] = Backend.auto,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if left out and there is one.")] = None,
+    form: FormatOption = Format.plain,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write FILE: a record (.json) or the rows (.csv, .md).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw time against batch (.png, .svg, .pdf).")
+    ] = None,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")] = None,
+) -> None:
+    """Time strategies beside the read floor and other libraries; a wrong result is not timed."""
+    import torch  # noqa: PLC0415 - seconds of import that other commands do not need
+
+    from acceptlib.benchmarks import workloads  # noqa: PLC0415 - as above
+
+    check_ending(output, report.FILE_ENDINGS, "--output")
+    report.check_plot(plot)
+    strategies = _strategies(names, backend.value)
+    found, absent = _peers(peers)
+    where = _device(device)
+    todo = [
+        workloads.Workload(
+            num_requests=num_requests,
+            num_draft_tokens=num_draft_tokens,
+            vocab_size=vocab_size,
+            kind=kind,
+            dtype=dtype.value,
+            acceptance=acceptance.value,
+            source=rows.value,
+            temperature=1.0 if kind == "probs" else temperature,
+        )
+        for kind, (num_requests, num_draft_tokens) in itertools.product(_kinds(inputs), _shapes(shapes))
+    ]
+    measured: list[Row] = []
+    interrupted = False
+    try:
+        _run(todo, strategies, found, where, measured, quiet=bool(quiet))
+    except KeyboardInterrupt:
+        interrupted = True
+    except torch.OutOfMemoryError as error:
+        msg = f"out of memory on {where}: give smaller --shapes or --vocab-size ({str(error).split('.')[0]})"
+        raise CommandError(msg) from None
+    if measured:
+        _print(measured, form, where, absent, quiet=bool(quiet))
+    if interrupted:
+        unwritten = "".join(f"; {path} not written" for path in (output, plot) if path is not None)
+        complain(f"interrupted after {len(measured)} rows{unwritten}")
+        raise typer.Exit(INTERRUPTED)
+    if output is not None:
+        forms = dict(zip(report.FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
+        table.write_whole(output, _render(measured, forms[output.suffix.lower()], where))
+    if plot is not None:
+        table.write_whole(plot, plots.timings(points(measured), plot.suffix.lower()))
+    if any(row.error for row in measured):
+        raise typer.Exit(FAILED)
+
+
+def points(rows: Sequence[Row]) -> list[plots.Timing]:
+    """Return the rows that have a time, as a figure takes them.
+
+    Raises:
+        CommandError: None has.
+    """
+    found = [
+        plots.Timing(
+            path=row.path,
+            name=row.name,
+            peer=row.peer,
+            num_requests=row.B,
+            num_draft_tokens=row.K,
+            microseconds=row.microseconds,
+            read_floor=row.read_floor,
+            rows_read=row.rows_read,
+        )
+        for row in rows
+        if row.microseconds is not None
+    ]
+    if not found:
+        msg = "--plot: no row has a time to draw"
+        raise CommandError(msg)
+    return found
+
+
+def _run(
+    todo: Sequence[Workload],
+    strategies: Mapping[str, Make],
+    peers: Sequence[Peer],
+    device: Any,
+    rows: list[Row],
+    *,
+    quiet: bool,
+) -> None:
+    """Append a row for each workload and name, so that an interruption leaves the finished ones."""
+    from acceptlib.benchmarks import measure  # noqa: PLC0415 - as above
+
+    console = stderr()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("workloads"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    with progress:
+        task = progress.add_task("making rows", total=len(todo))
+        for number, workload in enumerate(todo):
+            progress.update(task, description=f"{workload}: making rows", completed=number)
+            for row in measure.run(workload, strategies, peers, device):
+                rows.append(row)
+                progress.update(task, description=f"{workload}: {row.name}")
+                progress.advance(task, 1 / (len(strategies) + len(peers)))
+
+
+def _print(rows: Sequence[Row], form: Format, device: Any, absent: Sequence[str], *, quiet: bool) -> None:
+    if form is not Format.plain:
+        table.stdout_write(_render(rows, form, device))
+        return
+    from acceptlib.benchmarks import measure  # noqa: PLC0415 - as above
+
+    failures = {number: f"failed: {row.error}" for number, row in enumerate(rows) if row.error}
+    left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failures, FIRST_FIGURE)
+    if quiet:
+        return
+    where, first = measure.environment(device), rows[0]
+    versions = ", ".join(f"{name} {where[name]}" for name in ("acceptlib", "torch", "triton") if where[name])
+    stdout().print()
+    table.note(LEGEND)
+    table.note(
+        f"{first.source} rows, {first.acceptance} acceptance, V = {first.vocab_size}, {first.dtype}. "
+        f"{where['machine']}, {versions}."
+    )
+    for reason in absent:
+        table.note(f"Not measured: {reason}.")
+    if left_out:
+        table.note(f"Left out at this width: {', '.join(left_out)}. --format csv has every figure.")
+
+
+def _render(rows: Sequence[Row], form: Format, device: Any) -> str:
+    from acceptlib.benchmarks import measure  # noqa: PLC0415 - as above
+
+    if form is Format.json:
+        return table.to_json(measure.record(rows, device))
+    if form is Format.csv:
+        return table.to_csv([row.record() for row in rows])
+    return table.github(COLUMNS, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> list[str]:
+    head = [row.path, str(row.B), str(row.K), row.name, row.backend]
+    if row.error is not None:
+        return [*head, f"failed: {row.error}", *[""] * (len(COLUMNS) - FIRST_FIGURE - 1)]
+    share, megabytes = row.share_of_floor, None if row.bytes_read is None else row.bytes_read / 1e6
+    return [
+        *head,
+        *(_microseconds(value) for value in (row.microseconds, row.spread, row.read_floor)),
+        "-" if share is None else f"{share:.0%}",
+        _microseconds(row.host_microseconds),
+        "-" if megabytes is None else f"{megabytes:.1f}",
+        "-" if row.mean_emitted is None else f"{row.mean_emitted:.2f}",
+        {True: "yes", False: "no", None: "-"}[row.match],
+    ]
+
+
+def _microseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"  # noqa: PLR2004 - three digits
+
+
+def _strategies(names: Sequence[str] | None, backend: Choice) -> dict[str, Make]:
+    """Return what makes each strategy; a name that does not exist is an error before anything runs."""
+    entries = [registry.find(name) for name in names or registry.available()]
+    return {entry.strategy.name: (lambda entry=entry: entry.strategy(backend=backend)) for entry in entries}  # type: ignore[misc]
+
+
+def _peers(names: str | None) -> tuple[list[Peer], list[str]]:
+    """Return the other libraries to measure, and why others are not.
+
+    Raises:
+        CommandError: One that was asked for does not exist or cannot be imported.
+    """
+    from acceptlib.benchmarks.peers import PEERS  # noqa: PLC0415 - as above
+
+    if names == "none":
+        return [], []
+    wanted = list(PEERS) if names is None else _split(names, PEERS, "--peers")
+    missing = {name: reason for name in wanted if (reason := PEERS[name].missing()) is not None}
+    if names is not None and missing:
+        msg = "--peers: " + "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise CommandError(msg)
+    found = [PEERS[name] for name in wanted if name not in missing]
+    return found, [f"{name}, since {reason}" for name, reason in missing.items()]
+
+
+def _kinds(text: str) -> list[Any]:
+    return _split(text, ("logits", "probs", "one-hot"), "--inputs")
+
+
+def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str) -> list[str]:
+    """Return names separated by commas, once each.
+
+    Raises:
+        CommandError: One is not known.
+    """
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        msg = f"{option}: expected some of {', '.join(known)}, separated by commas, got {unknown[0]!r}"
+        raise CommandError(msg)
+    return list(dict.fromkeys(names))
+
+
+def _shapes(text: str) -> list[tuple[int, int]]:
+    found = [re.fullmatch(r"\s*([1-9]\d*)x([1-9]\d*)\s*", part) for part in text.split(",")]
+    if not all(found):
+        msg = f"--shapes: expected BxK separated by commas, as in {DEFAULT_SHAPES}, got {text!r}"
+        raise CommandError(msg)
+    return sorted({(int(match[1]), int(match[2])) for match in found if match})
+
+
+def _device(name: str | None) -> Any:
+    import torch  # noqa: PLC0415 - as above
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        msg = f"--device: expected cpu, cuda or cuda:N, got {name!r}"
+        raise CommandError(msg)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        msg = f"--device: {name} does not exist; this machine has {torch.cuda.device_count()} GPUs that torch can use"
+        raise CommandError(msg)
+    return device

@@ -1,0 +1,118 @@
+"""`acceptlib check`: the conformance suite on installed strategies, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Final
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from acceptlib import registry
+from acceptlib.cli.console import FAILED, INTERRUPTED, complain, stderr
+from acceptlib.cli.format import Column, Format, note, show
+from acceptlib.cli.options import FormatOption, OptionOption, strategy_of
+from acceptlib.engine.backends import Choice
+
+if TYPE_CHECKING:
+    from acceptlib.testing import CheckResult
+
+COLUMNS: Final = (
+    Column("strategy"),
+    Column("check"),
+    Column("result"),
+    Column("seconds", "right", expendable=1),
+    Column("property, or what is wrong", wraps=True),
+)
+
+
+def command(  # noqa: PLR0913, PLR0917 - one argument an option
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Names or aliases; all available ones if left out.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the tensors live: cpu, cuda, cuda:1.")] = "cpu",
+    backend: Annotated[str | None, typer.Option(metavar="NAME", help="auto, torch or triton.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
+    option: OptionOption = None,
+    form: FormatOption = Format.plain,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = None,
+) -> None:
+    """Check that strategies are what they declare themselves to be; exit with 1 if one is not."""
+    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
+    from acceptlib.engine import backends  # noqa: PLC0415
+    from acceptlib.testing.suite import make_subject, select  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
+    choice: Choice | None = None if backend is None else backends.check(backend)
+    wanted = None if only is None else [name.strip() for name in only.split(",")]
+    results: list[tuple[str, CheckResult]] = []
+    jobs = []
+    for name in names or registry.available():
+        try:
+            strategy = strategy_of(name, None, option or [], name)
+        except Exception as error:
+            if names or option:
+                raise
+            # A third party's, or one whose options have no defaults, which must not cost the others their checks.
+            results.append((name, _not_created(error)))
+            continue
+        subject = make_subject(strategy, device=device, backend=choice)
+        jobs += [(subject, check) for check in select(testing.checks_for(strategy), wanted)]
+    console = stderr()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("checks"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=bool(quiet) or not console.is_terminal,
+    )
+    interrupted = False
+    with progress:
+        task = progress.add_task("", total=len(jobs))
+        try:
+            for subject, check in jobs:
+                progress.update(task, description=f"{subject.strategy.name}, {check.name}")
+                results.append((subject.strategy.name, testing.run_check(check, subject)))
+                progress.advance(task)
+        except KeyboardInterrupt:
+            interrupted = True
+    _print(results, form)
+    tally = Counter(result.status for _, result in results)
+    if form is Format.plain and not quiet:
+        seconds = sum(result.seconds for _, result in results)
+        note(f"{tally['passed']} passed, {tally['failed']} failed, {tally['skipped']} skipped in {seconds:.1f} s.")
+    if interrupted:
+        complain(f"interrupted after {len(results)} of {len(jobs)} checks")
+        raise typer.Exit(INTERRUPTED)
+    if tally["failed"]:
+        raise typer.Exit(FAILED)
+
+
+def _not_created(error: Exception) -> CheckResult:
+    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
+
+    message = f"{type(error).__name__}: {error}"
+    return CheckResult("creation", "failed", message, "The strategy is created without options", 0.0, error)
+
+
+def _print(results: list[tuple[str, CheckResult]], form: Format) -> None:
+    records = [
+        {
+            "strategy": name,
+            "check": result.name,
+            "status": result.status,
+            "message": result.message,
+            "property": result.description,
+            "seconds": result.seconds,
+        }
+        for name, result in results
+    ]
+    rows = [
+        [name, result.name, result.status, f"{result.seconds:.2f}", result.message or result.description]
+        for name, result in results
+    ]
+    show(COLUMNS, rows, records, form)

@@ -1,0 +1,104 @@
+"""`acceptlib new-plugin`: a package with one strategy, to start from."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Annotated, Final
+
+import typer
+
+from acceptlib import registry
+from acceptlib.cli.console import CommandError
+from acceptlib.cli.format import stdout_write
+from acceptlib.errors import PluginError, UnknownStrategyError
+
+NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+"""What a distribution, a module (with `_` for `-`) and a class can all be made of."""
+
+FILES: Final = {
+    "pyproject.toml": "pyproject.toml.template",
+    "README.md": "README.md.template",
+    "$module.py": "module.py.template",
+    "tests/test_$module.py": "test.py.template",
+}
+"""Path in the package -> template beside this module."""
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the strategy: lower case, with '-' between words.")],
+    path: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which acceptlib-NAME is made.")] = Path(),
+) -> None:
+    """Write a package acceptlib-NAME with a strategy that works, to start from."""
+    folder = create(name, path)
+    stdout_write(
+        f"Wrote {folder}. The rule is in {module_of(name)}.py. Next:\n\n"
+        f"  pip install {folder if folder.is_absolute() else f'./{folder}'}\n"
+        f"  acceptlib check {name}\n"
+        f"  acceptlib compare --strategies rejection,{name}"
+    )
+
+
+def module_of(name: str) -> str:
+    """Return the module of the package for a strategy."""
+    return f"acceptlib_{name.replace('-', '_')}"
+
+
+def create(name: str, parent: Path) -> Path:
+    """Write the package into `parent` and return its folder: all of it or nothing, and never over what is there.
+
+    Raises:
+        CommandError: The name cannot be used, the folder exists, or `parent` cannot be written.
+    """
+    if not NAME.fullmatch(name):
+        msg = f"NAME: expected lower-case words of letters and digits with '-' between them, as my-rule, got {name!r}"
+        raise CommandError(msg)
+    _check_free(name)
+    folder = parent / f"acceptlib-{name}"
+    if folder.exists() or folder.is_symlink():
+        msg = f"{folder}: exists already, and nothing was written: choose another NAME or --path"
+        raise CommandError(msg)
+    try:
+        # Beside its place, since a rename is atomic within one file system only.
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=parent) as temporary:
+            whole = Path(temporary) / folder.name
+            for file, text in _files(name).items():
+                (whole / file).parent.mkdir(parents=True, exist_ok=True)
+                (whole / file).write_text(text, encoding="utf-8")
+            whole.rename(folder)
+    except OSError as error:
+        msg = f"{folder}: cannot be written: {error.strerror}"
+        raise CommandError(msg) from error
+    return folder
+
+
+def _check_free(name: str) -> None:
+    try:
+        entry = registry.find(name)
+    except UnknownStrategyError:
+        return
+    except PluginError as error:
+        raise CommandError(str(error)) from error
+    msg = f"NAME: {entry.distribution} has a strategy {name!r} already: choose another name"
+    raise CommandError(msg)
+
+
+def _files(name: str) -> dict[str, str]:
+    """Return the text of each file by its path in the package."""
+    from importlib.metadata import version  # noqa: PLC0415 - for this alone
+
+    words = {
+        "name": name,
+        "distribution": f"acceptlib-{name}",
+        "module": module_of(name),
+        "class_name": "".join(word.capitalize() for word in name.split("-")),
+        "version": version("acceptlib"),
+    }
+    templates = resources.files("acceptlib.cli") / "templates"
+    return {
+        Template(file).substitute(words): Template((templates / template).read_text(encoding="utf-8")).substitute(words)
+        for file, template in FILES.items()
+    }

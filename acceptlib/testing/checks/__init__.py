@@ -1,0 +1,63 @@
+"""The list of checks. Each is a function `check_*` of a `Subject` with one property and the bug that it would catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from acceptlib.testing.checks import contract, execution, law, randomness, statistics, values
+from acceptlib.testing.subject import Subject
+
+Function: TypeAlias = Callable[[Subject], None]
+
+PROOFS: Final[dict[str, tuple[Function, ...]]] = {
+    "lossless": (law.check_lossless_law, law.check_lossless_law_one_hot, law.check_zero_draft_probability),
+    "greedy": (law.check_greedy_sequence,),
+    "lossy": (law.check_promise, law.check_declared_bound, law.check_neutral_setting),
+}
+"""By declared guarantee: what it must prove before anything is measured."""
+
+EVERY: Final[tuple[Function, ...]] = (
+    law.check_acceptance_is_probability,
+    values.check_decisions_follow_rules,
+    values.check_impossible_draft_never_stands,
+    values.check_drawn_token_is_possible,
+    values.check_invalid_row_marks_request,
+    values.check_token_outside_vocabulary,
+    values.check_nan_in_draft_is_zero,
+    values.check_larger_target_vocabulary,
+    contract.check_result_types,
+    contract.check_accepted_tokens_are_drafted,
+    contract.check_counts,
+    contract.check_padding,
+    contract.check_nothing_drafted,
+    contract.check_placeholder_ends_chain,
+    contract.check_given_bonus_token,
+    contract.check_temperature,
+    contract.check_half_precision,
+    contract.check_logprobs,
+    contract.check_ragged_equals_padded,
+    contract.check_permutation,
+    contract.check_neighbours,
+    contract.check_strides,
+    contract.check_inputs_unmodified,
+    contract.check_out_is_overwritten,
+    contract.check_poisoned_memory,
+    randomness.check_uniforms_of_stream,
+    randomness.check_own_seed,
+    randomness.check_every_bit_of_stream,
+    randomness.check_offsets_advance,
+    randomness.check_steps_differ,
+    execution.check_backends_agree,
+    execution.check_no_host_synchronisation,
+    execution.check_graph_capture,
+    statistics.check_emitted_law,
+)
+
+STATISTICS: Final[dict[str, tuple[Function, ...]]] = {"lossless": (statistics.check_lossless_over_two_steps,)}
+"""By declared guarantee: what is left to chance, last."""
+
+
+def chosen(guarantee: str) -> tuple[Function, ...]:
+    """Return the checks of a guarantee, proofs first and statistics last."""
+    return (*PROOFS[guarantee], *EVERY, *STATISTICS.get(guarantee, ()))

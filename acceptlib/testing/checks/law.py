@@ -1,0 +1,266 @@
+"""What a strategy promises, proven on the exact law of its rules: no sampling, no tolerance beyond rounding."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from acceptlib import exact, registry
+from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mixed, same, tokens
+from acceptlib.testing.subject import Skipped, Subject, expect
+
+EXACT: Final = 1e-12
+"""What rounding in float64 may leave of an equality."""
+
+VOCABULARY: Final = 4
+LONGEST: Final = 3
+CERTAIN: Final[dict[tuple[int, ...], float]] = {(): 1.0}
+
+
+def model(seed: int, sharpness: float = 1.5) -> exact.Model:
+    """Return a model whose row depends on the whole prefix."""
+    rows: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def row(prefix: tuple[int, ...]) -> torch.Tensor:
+        if prefix not in rows:
+            # A number for the prefix that no other prefix has.
+            number = sum((token + 1) * (VOCABULARY + 1) ** index for index, token in enumerate(prefix))
+            noise = torch.randn(VOCABULARY, generator=generator(1009 * seed + number), dtype=torch.float64)
+            rows[prefix] = torch.softmax(noise * sharpness, -1)
+        return rows[prefix]
+
+    return row
+
+
+def zeroed(base: exact.Model, keep: int) -> exact.Model:
+    """Return the model without all but its `keep` likeliest tokens, as top-k makes it."""
+
+    def row(prefix: tuple[int, ...]) -> torch.Tensor:
+        probs = base(prefix)
+        kept = torch.where(probs >= probs.sort().values[-keep], probs, 0.0)
+        return kept / kept.sum()
+
+    return row
+
+
+def rational(*weights: int) -> exact.Model:
+    """Return a model whose row is small integers over their sum, and changes with the prefix's length."""
+
+    def row(prefix: tuple[int, ...]) -> torch.Tensor:
+        counts = torch.tensor([*weights[:-1], weights[-1] + len(prefix)], dtype=torch.float64)
+        return counts / counts.sum()
+
+    return row
+
+
+PAIRS: Final[dict[str, tuple[exact.Model, exact.Model]]] = {
+    "random": (model(1), model(2)),
+    "sharp": (model(3, 6.0), model(4, 6.0)),
+    "one-hot target": (zeroed(model(5), 1), model(6)),
+    "disjoint supports": (rational(3, 7, 0, 0), rational(0, 0, 9, 1)),
+    "zeros": (zeroed(model(7), 2), zeroed(model(8), 3)),
+    "equal": (model(9), model(9)),
+    "rational": (rational(1, 2, 3, 2), rational(3, 1, 1, 3)),
+}
+"""Target and draft by name. `disjoint supports` meet in the last entry once there is a prefix."""
+
+
+def check_acceptance_is_probability(subject: Subject) -> None:
+    """The rule returns a probability for every row: in [0, 1] and a number, where p or q is 0 as well.
+
+    Catches an unguarded division, which gives NaN at 0 / 0 and an infinity at p / 0, and a ratio that was not cut at 1.
+    """
+    ids = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2)
+    zero = torch.zeros(2, VOCABULARY, dtype=torch.float64)
+    for name, (target, draft) in PAIRS.items():
+        p = torch.stack([target((0,) * position) for position in range(3)])
+        q = torch.stack([draft((0,) * position) for position in range(2)])
+        for rows in (q, p[:2], zero):
+            rows = rows.expand(len(ids), -1, -1)  # noqa: PLW2901 - for every sequence
+            h = exact.acceptance(subject.plan, ids, p.expand(len(ids), -1, -1), rows, subject.state([0])).h
+            # NaN compares as false.
+            expect(bool(((h >= 0) & (h <= 1 + EXACT)).all()), f"rows {name!r}: accept returns {h.tolist()}")
+
+
+def check_lossless_law(subject: Subject) -> None:
+    """Lossless: what a step emits, continued by the target or by a second step, has the target's joint law.
+
+    Catches wrong block rules, invisible in the first token alone: the token rule's residual with block acceptance (TV
+    0.007), the row's own mass instead of the next one's (0.15), stopping at the first failure (0.31); and recovering
+    from p (vllm#9834 is the same from unprocessed p).
+    """
+    for name, (target, draft) in PAIRS.items():
+        for length in range(LONGEST + 1):
+            emitted = subject.law(target, draft, num_draft_tokens=length)
+            _expect_law(emitted, target, length + 1, f"rows {name!r}, {length} drafted tokens")
+        if name in {"random", "zeros"}:
+            _expect_law(_two_steps(subject, target, draft), target, 4, f"rows {name!r}, two steps")
+
+
+def _two_steps(subject: Subject, target: exact.Model, draft: exact.Model) -> dict[tuple[int, ...], float]:
+    both: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for first, chance in subject.law(target, draft, num_draft_tokens=2).items():
+        second = subject.law(
+            lambda prefix, first=first: target((*first, *prefix)),  # type: ignore[misc]
+            lambda prefix, first=first: draft((*first, *prefix)),  # type: ignore[misc]
+            num_draft_tokens=2,
+        )
+        for then, next_chance in second.items():
+            both[(*first, *then)[:4]] += chance * next_chance
+    return both
+
+
+def check_lossless_law_one_hot(subject: Subject) -> None:
+    """Lossless without draft rows: a fixed draft, as n-gram lookup makes it, leaves the target's joint law.
+
+    Catches one-hot drafts that get a rule of their own, such as accepting the argmax alone: a sampled draft taken for
+    a greedy one, or a greedy one for a sample (transformers#32867).
+    """
+    for name, (target, _) in PAIRS.items():
+        for ids in itertools.product(range(VOCABULARY), repeat=2):
+            emitted = subject.law(target, num_draft_tokens=2, draft_token_ids=ids)
+            _expect_law(emitted, target, 3, f"rows {name!r}, drafted tokens {ids}")
+
+
+def _expect_law(emitted: dict[tuple[int, ...], float], target: exact.Model, length: int, where: str) -> None:
+    total = sum(emitted.values())
+    expect(abs(total - 1) <= EXACT, f"{where}: the law sums to {total!r}, expected 1")
+    found, wanted = (exact.complete(start, target, length) for start in (emitted, CERTAIN))
+    gap = float((found - wanted).abs().max())
+    distance = float((found - wanted).abs().sum() / 2)
+    expect(gap <= EXACT, f"{where}: the joint law of {length} tokens is at distance TV = {distance:.3g}, expected 0")
+
+
+def check_zero_draft_probability(subject: Subject) -> None:
+    """Lossless: a drafted token of zero draft probability is accepted iff the target gives it any.
+
+    Catches `r <= p / q`, which accepts p = 0 at r = 0, and a division guarded by giving up on the token. Such tokens
+    come from a draft that was sampled in other precision than its rows (transformers#47932).
+    """
+    requests = [request for request in mixed(20) if request.n == 1]
+    for request in requests:
+        assert request.q is not None  # noqa: S101 - `mixed` gives every request draft rows
+        request.q[0, request.ids[0]] = 0
+        request.q[0] /= request.q[0].sum()
+    _ = subject.plan
+    found = subject.verify(requests, uniforms=fixed(len(requests), 1, ALMOST_ONE)).num_accepted
+    expect(bool((found == 1).all()), f"q(x) = 0 and p(x) > 0: expected every token accepted, got {found.tolist()}")
+    for request in requests:
+        request.p[0, request.ids[0]] = 0
+        request.p[0] /= request.p[0].sum()
+    found = subject.verify(requests, uniforms=fixed(len(requests), 1, 0.0)).num_accepted
+    expect(bool((found == 0).all()), f"q(x) = 0 and p(x) = 0: expected every token rejected, got {found.tolist()}")
+
+
+def check_greedy_sequence(subject: Subject) -> None:
+    """Greedy: the emitted tokens are the target's argmax sequence, ties to the lowest id.
+
+    Catches ties that fall differently than torch.argmax's, which bfloat16 rows have often, and an argmax of the wrong
+    row: with greedy drafts and softmax rows (transformers#32867) the sequence follows the draft.
+    """
+    source = generator(5)
+    requests = []
+    for key in range(12):
+        weights = torch.randint(0, 4, (5, 8), generator=source).float()
+        weights[:, key % 8] += 1
+        p = weights / weights.sum(1, keepdim=True)
+        best, highest = p.argmax(1), 7 - p.flip(1).argmax(1)
+        # The argmax first, then the other end of the tie, which is the same token where there is none.
+        ids = torch.where(torch.arange(4) < key % 4, best[:4], highest[:4])
+        requests.append(Request(ids, p, p[:4], key))
+    for layout in ("padded", "ragged"):
+        result = subject.verify(requests, layout)
+        for index, request in enumerate(requests):
+            best = request.p.argmax(1)
+            stop = int((request.ids == best[:4]).int().cumprod(0).sum())
+            found, wanted = tokens(result, index), best[: stop + 1].tolist()
+            expect(found == wanted, f"{layout}, request {index}: expected the argmax sequence {wanted}, got {found}")
+
+
+def check_promise(subject: Subject) -> None:
+    """Lossy: the strategy says what it promises instead: a bound that can be checked, a neutral setting, or `none`.
+
+    Catches what no number can: a rule that quietly is no rejection sampling any more, such as thresholds other than 1
+    in an engine's default settings.
+    """
+    traits = subject.traits
+    expect(
+        bool(traits.bound or traits.neutral),
+        "Traits declares neither a bound nor a neutral setting: say bound='none' if there is none",
+    )
+    row = torch.full((VOCABULARY,), 1 / VOCABULARY, dtype=torch.float64)
+    checkable = subject.strategy.bound_excess(row, row, row) is not None
+    expect(
+        checkable or traits.bound in {"", "none"},
+        f"Traits declares the bound {traits.bound!r}, which nothing can check: override bound_excess",
+    )
+
+
+def check_declared_bound(subject: Subject) -> None:
+    """Lossy: the exact law of an emitted token keeps the declared bound, with draft rows and without.
+
+    Catches a residual that does not go with the acceptance: the law then leaves the distance that the paper states,
+    as lenience with a residual scaled the wrong way round does.
+    """
+    traits, excludes = subject.traits, False
+    if traits.bound in {"", "none"}:
+        msg = "the strategy declares no bound"
+        raise Skipped(msg)
+    memoryless = traits.stop == "first_rejection" and subject.plan.carry is None
+    for name, (target, draft) in PAIRS.items():
+        p, q = target(()), draft(())
+        cases = {"drafted from q": (q, subject.law(target, draft, num_draft_tokens=1))}
+        two = subject.law(target, draft, num_draft_tokens=2)
+        cases["drafted from q, two tokens"] = (q, two)
+        for token in range(VOCABULARY):
+            one_hot = functional.one_hot(torch.tensor(token), VOCABULARY).to(torch.float64)
+            fixed_draft = subject.law(target, num_draft_tokens=1, draft_token_ids=(token,))
+            cases[f"drafted {token} without rows"] = (one_hot, fixed_draft)
+            excludes = excludes or _excess(subject, p, q, one_hot) > EXACT
+        for case, (rows, emitted) in cases.items():
+            excess = _excess(subject, p, rows, exact.complete(emitted, target, 1))
+            expect(excess <= EXACT, f"rows {name!r}, {case}: {traits.bound} is exceeded by {excess:.3g}")
+        for token in range(VOCABULARY if memoryless else 0):
+            # Given that the first token stands, the second one's law is that of its row.
+            out = torch.zeros(VOCABULARY, dtype=torch.float64)
+            for sequence, chance in two.items():
+                if len(sequence) > 1 and sequence[0] == token:
+                    out[sequence[1]] += chance
+            if float(out.sum()) > 0:
+                excess = _excess(subject, target((token,)), draft((token,)), out / out.sum())
+                expect(excess <= EXACT, f"rows {name!r}, second token: {traits.bound} is exceeded by {excess:.3g}")
+    expect(excludes, f"bound_excess is at most 0 for every law that was tried: {traits.bound} excludes nothing")
+
+
+def _excess(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:
+    excess = subject.strategy.bound_excess(p, q, out)
+    if excess is None:
+        msg = "bound_excess returns None"
+        raise Skipped(msg)
+    return float(excess)
+
+
+def check_neutral_setting(subject: Subject) -> None:
+    """Lossy: under its neutral setting the strategy equals the lossless one that it names, bit for bit.
+
+    Catches an option that is silently ignored, and a neutral value that is neutral in the limit only: a table that
+    compares rules at "the same" setting then compares something else.
+    """
+    traits, strategy = subject.traits, subject.strategy
+    if not traits.neutral:
+        msg = "the strategy declares no neutral setting"
+        raise Skipped(msg)
+    other = registry.find(traits.neutral_equals).strategy
+    expect(other.traits.guarantee != "lossy", f"neutral_equals names {traits.neutral_equals!r}, which is lossy itself")
+    options = {**strategy.options.model_dump(), **traits.neutral}
+    neutral = subject.with_strategy(type(strategy)(backend=strategy.backend, **options))
+    lossless = subject.with_strategy(other(backend=strategy.backend))
+    for vocab in (3, 11, 40):
+        requests = mixed(12, vocab, first_key=vocab)
+        for draft in (True, False):
+            what = f"{neutral.strategy!r} and {lossless.strategy!r}"
+            same(neutral.verify(requests, draft=draft), lossless.verify(requests, draft=draft), what=what)

@@ -1,0 +1,230 @@
+"""Running the checks: for a function, for a class to inherit, and for `acceptlib check`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from acceptlib.engine.backends import Choice
+from acceptlib.errors import BackendError, InputError, suggest
+from acceptlib.strategy import AcceptanceStrategy
+from acceptlib.testing import checks
+from acceptlib.testing.batches import mixed
+from acceptlib.testing.subject import ConformanceError, Skipped, Subject, VerifyArguments, no_arguments
+
+NOTHING_EXPECTED: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One named property.
+
+    Attributes:
+        name: The function's name without `check_`: what `only` and `expected_failures` take.
+        function: `check_*`; takes a `Subject`, raises `ConformanceError` where the property does not hold and
+            `Skipped` where it says nothing.
+        description: The property, the first line of the function's docstring.
+    """
+
+    name: str
+    function: Callable[[Subject], None]
+    description: str
+
+    @classmethod
+    def of(cls, function: Callable[[Subject], None]) -> Check:
+        """Return the check that a function is."""
+        description = (function.__doc__ or "").partition("\n")[0].rstrip(".")
+        return cls(function.__name__.removeprefix("check_"), function, description)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        name: Of the check.
+        status: `passed`; `failed`; `skipped`: the check says nothing about this strategy here; `expected_failure`: it
+            failed, and the caller had said so.
+        message: Why it failed or was skipped, or the caller's reason; empty where it passed.
+        description: The property.
+        seconds: How long it took.
+        error: What was raised, for a traceback; None where it passed.
+    """
+
+    name: str
+    status: Literal["passed", "failed", "skipped", "expected_failure"]
+    message: str
+    description: str
+    seconds: float
+    error: BaseException | None = field(default=None, repr=False, compare=False)
+
+
+def checks_for(strategy: AcceptanceStrategy) -> list[Check]:
+    """Return the checks that a strategy's declared guarantee asks for, in the order in which they run."""
+    return [Check.of(function) for function in checks.chosen(strategy.resolve_traits().guarantee)]
+
+
+def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, str] = NOTHING_EXPECTED) -> CheckResult:
+    """Run one check.
+
+    Args:
+        check: From `checks_for`.
+        subject: The strategy and where it runs.
+        expected_failures: Reason by name of a check. One that passes nevertheless has failed.
+    """
+    start = time.perf_counter()
+    status: Literal["passed", "failed", "skipped", "expected_failure"] = "passed"
+    message = ""
+    error: BaseException | None = None
+    try:
+        check.function(subject)
+    except Skipped as skipped:
+        status, message, error = "skipped", str(skipped), skipped
+    except BackendError as unable:
+        # Only an explicit choice raises this, and `make_subject` has seen it run a plain call.
+        status, message, error = "skipped", str(unable), unable
+    except ConformanceError as failure:
+        status, message, error = "failed", str(failure), failure
+    except Exception as failure:  # noqa: BLE001 - whatever a strategy raises fails its check, not the others
+        status, message, error = "failed", f"{type(failure).__name__}: {failure}", failure
+    if check.name in expected_failures:
+        if status == "failed":
+            status, message = "expected_failure", expected_failures[check.name]
+        elif status == "passed":
+            status, message = "failed", f"expected to fail ({expected_failures[check.name]}), but it passed"
+            error = ConformanceError(message)
+    return CheckResult(check.name, status, message, check.description, time.perf_counter() - start, error)
+
+
+def make_subject(
+    strategy: AcceptanceStrategy,
+    *,
+    device: str | torch.device = "cpu",
+    backend: Choice | None = None,
+    verify_arguments: VerifyArguments = no_arguments,
+) -> Subject:
+    """Return a subject for `run_check`; arguments are those of `check_strategy`.
+
+    Raises:
+        InputError: There is no such device.
+        BackendError: The backend asked for cannot run a plain call.
+    """
+    try:
+        subject = Subject(strategy, torch.device(device), verify_arguments)
+        torch.empty(0, device=subject.device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
+        raise InputError(msg) from None
+    if backend is not None:
+        subject = subject.on_backend(backend)
+    if subject.strategy.backend == "triton":
+        subject.verify(mixed(1))
+    return subject
+
+
+def check_strategy(  # noqa: PLR0913 - one keyword a wish
+    strategy: AcceptanceStrategy,
+    *,
+    device: str | torch.device = "cpu",
+    backend: Choice | None = None,
+    expected_failures: Mapping[str, str] = NOTHING_EXPECTED,
+    only: Collection[str] | None = None,
+    verify_arguments: VerifyArguments = no_arguments,
+    raises: bool = True,
+) -> list[CheckResult]:
+    """Run the checks that a strategy's declared traits ask for.
+
+    Args:
+        strategy: The instance, with its options.
+        device: Where its tensors live.
+        backend: `auto`, `torch` or `triton`; None leaves the strategy's own.
+        expected_failures: Reason by name of a check that is known to fail. One that passes nevertheless has failed.
+        only: Names of the checks to run; all of them if None.
+        verify_arguments: From B and a device to further arguments of every `verify` call, for a strategy that needs
+            per-request tensors [B, ...].
+        raises: Whether a failure is an error, once all checks have run.
+
+    Returns:
+        One result a check, in the order of `checks_for`.
+
+    Raises:
+        ConformanceError: A check failed, and `raises` is true; the message lists every failure.
+        InputError: `only` or `expected_failures` names a check that there is not for this strategy, or there is no such
+            device.
+        BackendError: The backend asked for cannot run a plain call.
+    """
+    chosen = select(checks_for(strategy), only)
+    select(chosen, expected_failures)
+    subject = make_subject(strategy, device=device, backend=backend, verify_arguments=verify_arguments)
+    results = [run_check(check, subject, expected_failures) for check in chosen]
+    failures = [f"{result.name}: {result.message}" for result in results if result.status == "failed"]
+    if raises and failures:
+        msg = f"{strategy!r} fails {len(failures)} of {len(results)} checks\n" + "\n".join(failures)
+        raise ConformanceError(msg)
+    return results
+
+
+def select(available: Sequence[Check], names: Iterable[str] | None) -> list[Check]:
+    """Return the checks of these names, or all of them.
+
+    Raises:
+        InputError: A name is none of theirs.
+    """
+    if names is None:
+        return list(available)
+    known = [check.name for check in available]
+    wanted = set(names)
+    for name in sorted(wanted.difference(known)):
+        msg = f"Unknown check {name!r}.{suggest(name, known)} Available: {', '.join(known)}."
+        raise InputError(msg)
+    return [check for check in available if check.name in wanted]
+
+
+class StrategyConformance:
+    """Base of a test class that pytest runs: one test a check.
+
+    class TestCactus(StrategyConformance):
+        strategy = Cactus(delta=0.5)
+
+    Attributes:
+        strategy: The instance under test.
+        device: Where its tensors live.
+        backend: `auto`, `torch` or `triton`; None leaves the strategy's own.
+        expected_failures: Reason by name of a check that is known to fail. One that passes nevertheless has failed.
+    """
+
+    strategy: ClassVar[AcceptanceStrategy]
+    device: ClassVar[str] = "cpu"
+    backend: ClassVar[Choice | None] = None
+    expected_failures: ClassVar[Mapping[str, str]] = NOTHING_EXPECTED
+
+    def verify_arguments(self, num_requests: int, device: torch.device) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return further arguments of every `verify` call, such as per-request tensors [B, ...]; none by default."""
+        return {}
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Make one test a check, as pytest asks a class to."""
+        if "check" in metafunc.fixturenames:
+            found = checks_for(self.strategy)
+            select(found, self.expected_failures)
+            metafunc.parametrize("check", found, ids=[check.name for check in found])
+
+    def test_conformance(self, check: Check) -> None:
+        """Run one check."""
+        import pytest  # noqa: PLC0415 - the other doors need none
+
+        subject = make_subject(
+            self.strategy, device=self.device, backend=self.backend, verify_arguments=self.verify_arguments
+        )
+        result = run_check(check, subject, self.expected_failures)
+        if result.status == "skipped":
+            pytest.skip(result.message)
+        if result.status == "expected_failure":
+            pytest.xfail(result.message)
+        if result.error is not None:
+            raise result.error

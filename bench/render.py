@@ -1,0 +1,124 @@
+"""Write the records of bench/results into the pages: `python bench/render.py`.
+
+A page names a record where its tables belong, `<!-- record: NAME -->` to `<!-- /record -->`. What stands between is
+made from `bench/results/NAME.json`, and a test fails where it is not. The figures are drawn when the site is built.
+
+`compare.json` is what `acceptlib compare --output` writes. Any other record says machine, versions and commit, and has
+`rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does. Of a row, `path`,
+`name`, `B`, `K` and `microseconds` are needed; `peer` marks another library; `vocab_size`, `dtype`, `read_floor`,
+`rows_read`, `host_microseconds`, `mean_emitted` and `match` are shown where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+from acceptlib.cli import comparison, report
+from acceptlib.cli.format import Format
+
+ROOT: Final = Path(__file__).parent.parent
+RESULTS: Final = ROOT / "bench" / "results"
+PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+MARKED: Final = re.compile(r"(<!-- record: ([\w-]+) -->\n).*?(<!-- /record -->)", re.DOTALL)
+
+Record = dict[str, Any]
+
+
+def page(text: str) -> str:
+    """Return a page with its records filled in."""
+    return MARKED.sub(lambda match: match[1] + of_file(match[2]) + match[3], text)
+
+
+def of_file(name: str) -> str:
+    """Return what a page shows of one file of `bench/results`."""
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return "Not recorded yet.\n\n"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if name == "compare":
+        return report.render([comparison.Row(**row) for row in content], Format.github)
+    return section(name, content)
+
+
+def section(name: str, record: Record) -> str:
+    """Return what a page shows of one record."""
+    keys = ("acceptlib", "torch", "triton", "cuda", "driver")
+    versions = [f"{key} {record[key]}" for key in keys if record.get(key)]
+    commit = f"commit `{record['commit'][:12]}`" if record.get("commit") else "no commit"
+    parts = [f"{record['machine']}; {', '.join(versions)}; {commit}. Record: `bench/results/{name}.json`."]
+    if "ratios" in record:
+        parts.append(_ratios(record["ratios"]))
+    rows = record.get("rows", [])
+    for path in dict.fromkeys(row["path"] for row in rows):
+        here = [row for row in rows if row["path"] == path]
+        parts += [f"**From {path}**, {_setting(here)}", _times(here)]
+    if rows:
+        parts.append(
+            f'<div class="wide" markdown>\n![Time against batch, and share of the floor](figures/{name}.svg)\n</div>'
+        )
+    return "\n\n".join(parts) + "\n\n"
+
+
+def _setting(rows: list[Record]) -> str:
+    """Return what all rows have in common, and whether their results were right."""
+    vocab_sizes = sorted({row["vocab_size"] for row in rows if "vocab_size" in row})
+    dtypes = sorted({row["dtype"] for row in rows if "dtype" in row})
+    parts = [f"V = {' and '.join(map(str, vocab_sizes))}"] * bool(vocab_sizes) + dtypes
+    wrong = [row["name"] for row in rows if row.get("match") is False]
+    assert not wrong, f"times of wrong results: {wrong}"
+    checked = all(row.get("match") for row in rows if not row.get("peer"))
+    return ", ".join([*parts, "each result checked first:" if checked else "not every result could be checked:"])
+
+
+def _times(rows: list[Record]) -> str:
+    """Return a table: batches and strategies as rows, the read floor and the peers as columns."""
+    ours = [row for row in rows if not row.get("peer")]
+    peers = list(dict.fromkeys(row["name"] for row in rows if row.get("peer")))
+    theirs = {(row["name"], row["B"], row["K"]): row["microseconds"] for row in rows if row.get("peer")}
+    several = len({row["name"] for row in ours}) > 1
+    optional = (
+        ("tau", "mean_emitted", ".2f"),
+        ("host us", "host_microseconds", ".0f"),
+    )
+    shown = [column for column in optional if any(row.get(column[1]) is not None for row in ours)]
+    header = ["B, K", *["strategy"] * several, *(label for label, _, _ in shown), "us", "read floor us", "times floor"]
+    for peer in peers:
+        header += [f"{peer} us", "times ours"]
+    lines = []
+    for row in sorted(ours, key=lambda row: (row["B"], row["K"])):
+        time, floor = row["microseconds"], row.get("read_floor")
+        cells = [f"{row['B']}, {row['K']}", *[f"`{row['name']}`"] * several]
+        cells += [_number(row.get(key), how) for _, key, how in shown]
+        cells += [_number(time, ".1f"), _number(floor, ".1f"), _number(time / floor if floor and time else None, ".2f")]
+        for peer in peers:
+            other = theirs.get((peer, row["B"], row["K"]))
+            cells += [_number(other, ".1f"), _number(other / time if other and time else None, ".2f")]
+        lines.append(cells)
+    return _table(header, lines)
+
+
+def _ratios(ratios: list[Record]) -> str:
+    lines = []
+    for entry in ratios:
+        runs = sorted(entry["runs"])
+        spread = f"{runs[0]:.1f} to {runs[-1]:.1f}, {len(runs)} runs"
+        lines.append([entry["name"], entry["goal"], f"{statistics.median(runs):.1f}", spread])
+    return _table(["figure", "goal", "median", "runs"], lines)
+
+
+def _number(value: float | None, how: str) -> str:
+    return "-" if value is None else format(value, how)
+
+
+def _table(header: list[str], lines: list[list[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")

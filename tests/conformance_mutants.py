@@ -1,0 +1,735 @@
+"""Wrong strategies, and wrong engines around a right one: every check of the conformance suite fails one of them.
+
+`python tests/conformance_mutants.py` prints the table of docs/conformance.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import acceptlib
+from acceptlib import AcceptanceStrategy, Rng, Traits, Uniforms, VerifyResult, ops, rule
+from acceptlib.ops import Value
+from acceptlib.strategies.block import Block
+from acceptlib.strategies.greedy import Greedy
+from acceptlib.strategies.lenience import Lenience
+from acceptlib.strategies.rejection import Rejection
+from acceptlib.testing import check_strategy
+
+UNBOUNDED = Traits(guarantee="lossy", bound="none")
+"""Declared by most mutants, so that no law has to be proven and their bug is left to one check."""
+
+Call = Callable[..., VerifyResult]
+Bug = Callable[[Call, torch.Tensor, dict[str, Any]], VerifyResult]
+
+
+class Wrapped(AcceptanceStrategy):
+    """A right strategy with a bug around its `verify`. Its rules stay to be seen, as those of an engine's would."""
+
+    name = "wrapped"
+    traits = UNBOUNDED
+
+    def __init__(self, bug: Bug, inner: AcceptanceStrategy, traits: Traits) -> None:
+        super().__init__()
+        self.bug, self.inner, self.declared = bug, inner, traits
+        self.plan = inner.plan
+
+    def resolve_traits(self) -> Traits:
+        return self.declared
+
+    def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
+        self.inner.backend = self.backend
+        return self.bug(self.inner.verify, draft_token_ids, arguments)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong strategy.
+
+    Attributes:
+        check: The check that it is there for.
+        bug: What is wrong, in a sentence.
+        make: Returns it.
+    """
+
+    check: str
+    bug: str
+    make: Callable[[], AcceptanceStrategy]
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def _add(name: str, check: str, bug: str | None, make: Callable[[], AcceptanceStrategy]) -> None:
+    MUTANTS[name] = Mutant(check, " ".join((bug or "").rstrip(".").split()), make)
+
+
+def rules(check: str) -> Callable[[type[AcceptanceStrategy]], type[AcceptanceStrategy]]:
+    """Register a strategy class whose rules are wrong."""
+
+    def register(strategy: type[AcceptanceStrategy]) -> type[AcceptanceStrategy]:
+        _add(strategy.name, check, strategy.__doc__, strategy)
+        return strategy
+
+    return register
+
+
+def engine(check: str, inner: type[AcceptanceStrategy] = Rejection, traits: Traits = UNBOUNDED) -> Callable[[Bug], Bug]:
+    """Register a bug around a right strategy."""
+
+    def register(bug: Bug) -> Bug:
+        name = bug.__name__.replace("_", "-")
+        _add(name, check, bug.__doc__, lambda: Wrapped(bug, inner(), traits))
+        return bug
+
+    return register
+
+
+# Proofs
+
+
+@rules("lossless_law")
+class RecoversFromTarget(Rejection):
+    """The recovered token is drawn from p."""
+
+    name = "recovers-from-target"
+    residual = None
+
+
+@rules("lossless_law")
+class TokenResidual(Block):
+    """Block's acceptance with the token rule's residual."""
+
+    name = "token-residual"
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        return p - q
+
+
+@rules("lossless_law")
+class StopsAtFirstFailure(Block):
+    """Block's acceptance that stops at the first failure."""
+
+    name = "stops-at-first-failure"
+    traits = Traits(guarantee="lossless", stop="first_rejection")
+
+
+@rules("lossless_law")
+class SwappedScale(Block):
+    """Block's residual scaled the wrong way round, (p - P q)+."""
+
+    name = "swapped-scale"
+
+    @rule
+    def residual(p: Value, q: Value, carry: Value) -> Value:
+        return p - carry * q
+
+
+@rules("lossless_law")
+class AlwaysAccepts(AcceptanceStrategy):
+    """Every drafted token is accepted."""
+
+    name = "always-accepts"
+    traits = Traits(guarantee="lossless")
+
+    @rule
+    def accept(target_prob: Value) -> Value:
+        return ops.where(target_prob > 0, 1.0, 0.0)
+
+
+@rules("lossless_law_one_hot")
+class OneHotIsGreedy(Rejection):
+    """A draft that is certain of its token is taken for a greedy one: accepted iff it is the target's argmax."""
+
+    name = "one-hot-is-greedy"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, draft_max_prob: Value, is_target_argmax: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where(draft_max_prob == 1.0, ops.where(is_target_argmax, 1.0, 0.0), h)
+
+
+@rules("zero_draft_probability")
+class GivesUpOnZero(Rejection):
+    """A drafted token of zero draft probability is rejected, to be safe from the division."""
+
+    name = "gives-up-on-zero"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.where(draft_prob > 0, ops.minimum(ops.ratio(target_prob, draft_prob), 1.0), 0.0)
+
+
+@rules("greedy_sequence")
+class AcceptsTies(Greedy):
+    """Any of the tokens that share the largest probability is accepted."""
+
+    name = "accepts-ties"
+
+    @rule
+    def accept(target_prob: Value, target_max_prob: Value) -> Value:
+        return ops.where(target_prob == target_max_prob, 1.0, 0.0)
+
+
+@rules("promise")
+class Vague(Rejection):
+    """The declared bound is a sentence that nothing can check."""
+
+    name = "vague"
+    traits = Traits(guarantee="lossy", bound="close to the target")
+
+
+@rules("promise")
+class Silent(Rejection):
+    """Lossy, and not a word of what is promised instead."""
+
+    name = "silent"
+    traits = Traits(guarantee="lossy")
+
+
+@rules("declared_bound")
+class MoreLenient(Lenience):
+    """Lenience applied twice in the acceptance and once in the residual."""
+
+    name = "more-lenient"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, lenience: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, lenience * lenience * draft_prob), 1.0)
+
+
+@rules("declared_bound")
+class ExcludesNothing(Lenience):
+    """A bound that every law keeps."""
+
+    name = "excludes-nothing"
+
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:  # noqa: ARG002
+        return -1.0
+
+
+@rules("neutral_setting")
+class IgnoresOption(Rejection):
+    """An option that no rule reads."""
+
+    name = "ignores-option"
+    traits = Traits(guarantee="lossy", bound="none", neutral={"weight": 1.0}, neutral_equals="rejection")
+
+    class Options(acceptlib.Options):
+        weight: float = 0.8
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.minimum(ops.ratio(0.8 * target_prob + 0.2 * draft_prob, draft_prob), 1.0)
+
+
+@rules("acceptance_is_probability")
+class UnguardedDivision(Rejection):
+    """p / q without a guard is NaN where both are 0."""
+
+    name = "unguarded-division"
+    traits = UNBOUNDED
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.minimum(target_prob / draft_prob, 1.0)
+
+
+# Values
+
+
+def _uniforms(ids: torch.Tensor, arguments: dict[str, Any]) -> Uniforms:
+    """Take `rng` out of the arguments as the uniforms of this step, and advance it."""
+    uniforms = arguments.pop("uniforms", None)
+    rng = arguments.pop("rng", None)
+    if uniforms is None:
+        most = arguments["max_num_draft_tokens"] if "cu_num_draft_tokens" in arguments else ids.shape[1]
+        uniforms = rng.uniforms(most)
+        rng.offsets.add_(1)
+    return uniforms
+
+
+@engine("decisions_follow_rules")
+def accepts_u_equal_h(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """`u <= h` instead of `u < h`."""
+    uniforms = _uniforms(ids, arguments)
+    return verify(ids, **arguments, uniforms=replace(uniforms, accept=uniforms.accept - 2.0**-53))
+
+
+@engine("decisions_follow_rules")
+def uniforms_in_float32(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """u is rounded to float32, which makes the largest ones 1.0."""
+    uniforms = _uniforms(ids, arguments)
+    return verify(ids, **arguments, uniforms=replace(uniforms, accept=uniforms.accept.float().double()))
+
+
+@engine("decisions_follow_rules")
+def u_stuck_at_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Every u is 0."""
+    uniforms = _uniforms(ids, arguments)
+    return verify(ids, **arguments, uniforms=replace(uniforms, accept=torch.zeros_like(uniforms.accept)))
+
+
+@rules("impossible_draft_never_stands")
+class OverridesConstraints(Rejection):
+    """One token in ten is accepted whatever the target says."""
+
+    name = "overrides-constraints"
+    traits = UNBOUNDED
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.maximum(ops.minimum(ops.ratio(target_prob, draft_prob), 1.0), 0.1)
+
+
+@rules("drawn_token_is_possible")
+class LeakyResidual(Rejection):
+    """1e-9 is added to every entry of the residual."""
+
+    name = "leaky-residual"
+    traits = UNBOUNDED
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        return ops.maximum(p - q, 0.0) + 1e-9
+
+
+@engine("invalid_row_marks_request")
+def emits_of_bad_rows(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A row without a law emits id 0, and nobody hears of it."""
+    result = verify(ids, **arguments)
+    bad = result.status != 0
+    result.output_token_ids.scatter_add_(1, result.num_accepted[:, None].long(), bad[:, None].int())
+    result.num_emitted.add_(bad.int())
+    result.status.zero_()
+    return result
+
+
+@engine("token_outside_vocabulary")
+def clamps_ids(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Drafted ids beyond the vocabulary are taken for its last one."""
+    rows = arguments.get("target_probs")
+    rows = arguments["target_logits"] if rows is None else rows
+    return verify(ids.clamp(max=rows.shape[-1] - 1), **arguments)
+
+
+def _with_rows(arguments: dict[str, Any], model: str, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+    """Return the arguments with one model's rows changed, where they are probabilities."""
+    name = f"{model}_probs"
+    return {**arguments, name: change(arguments[name])} if arguments.get(name) is not None else arguments
+
+
+@engine("nan_in_draft_is_zero")
+def nan_is_certain(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """NaN in the draft's rows counts as 1/2."""
+    return verify(ids, **_with_rows(arguments, "draft", lambda rows: rows.nan_to_num(nan=0.5)))
+
+
+@engine("larger_target_vocabulary")
+def cuts_target(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The target's rows are cut to the draft's vocabulary."""
+    draft = arguments.get("draft_probs")
+
+    def cut(rows: torch.Tensor) -> torch.Tensor:
+        narrow = rows if draft is None else rows[..., : draft.shape[-1]]
+        return narrow / narrow.sum(-1, keepdim=True)
+
+    return verify(ids, **_with_rows(arguments, "target", cut))
+
+
+# The contract
+
+
+@engine("result_types")
+def long_ids(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Ids come back as int64."""
+    result = verify(ids, **arguments)
+    return result if arguments.get("out") else replace(result, output_token_ids=result.output_token_ids.long())
+
+
+@engine("accepted_tokens_are_drafted")
+def reversed_chain(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Two accepted tokens come back in reverse."""
+    result = verify(ids, **arguments)
+    tokens = result.output_token_ids
+    if tokens.shape[1] > 1:
+        both = (result.num_accepted >= 2)[:, None]
+        tokens[:, :2] = torch.where(both, tokens[:, :2].flip(1), tokens[:, :2])
+    return result
+
+
+@engine("counts")
+def counts_the_bonus(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """`num_accepted` counts the bonus token as well."""
+    result = verify(ids, **arguments)
+    result.num_accepted.copy_(result.num_emitted)
+    return result
+
+
+@engine("padding")
+def pads_with_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """0 follows the emitted tokens, which is an id."""
+    result = verify(ids, **arguments)
+    result.output_token_ids.clamp_(min=0)
+    return result
+
+
+@engine("padding")
+def emits_vocabulary_size(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The last id of the vocabulary comes back as V."""
+    result = verify(ids, **arguments)
+    rows = arguments.get("target_probs")
+    size = (arguments["target_logits"] if rows is None else rows).shape[-1]
+    result.output_token_ids.add_((result.output_token_ids == size - 1).int())
+    return result
+
+
+@engine("nothing_drafted")
+def needs_a_request(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """An empty batch has no longest chain."""
+    result = verify(ids, **arguments)
+    result.num_accepted.max()
+    return result
+
+
+@engine("placeholder_ends_chain")
+def only_minus_one(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """-1 ends a chain, and any other negative id counts from the end of the vocabulary."""
+    rows = arguments.get("target_probs")
+    size = (arguments["target_logits"] if rows is None else rows).shape[-1]
+    return verify(torch.where(ids < -1, ids + size, ids), **arguments)
+
+
+@engine("given_bonus_token")
+def bonus_instead_of_recovered(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The caller's bonus token is emitted after a rejection too."""
+    result = verify(ids, **arguments)
+    given = arguments.get("bonus_token_ids")
+    if given is not None:
+        result.output_token_ids.scatter_(1, result.num_accepted[:, None].long(), given[:, None].int())
+    return result
+
+
+@engine("temperature")
+def forgets_sampling(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Sampling parameters are left to the caller."""
+    return verify(ids, **{**arguments, "sampling": None})
+
+
+@engine("temperature")
+def temperature_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The first request's temperature is everybody's."""
+    sampling = arguments.get("sampling")
+    if sampling is not None:
+        first = sampling.temperature[:1].expand_as(sampling.temperature)
+        arguments = {**arguments, "sampling": replace(sampling, temperature=first)}
+    return verify(ids, **arguments)
+
+
+@engine("half_precision")
+def half_is_bfloat16(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Rows of either half precision are read as bfloat16."""
+
+    def read(rows: torch.Tensor) -> torch.Tensor:
+        return rows if rows.dtype == torch.float32 else rows.bfloat16()
+
+    return verify(ids, **_with_rows(_with_rows(arguments, "target", read), "draft", read))
+
+
+@engine("logprobs")
+def stale_logprobs(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Log-probabilities behind the stop are left at 0."""
+    result = verify(ids, **arguments)
+    if result.logprobs is not None:
+        result.logprobs.nan_to_num_(nan=0.0)
+    return result
+
+
+@engine("ragged_equals_padded")
+def row_of_ragged(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Row i of a ragged request is read at cu[b] + i, not at cu[b] + b + i."""
+    cu = arguments.get("cu_num_draft_tokens")
+    if cu is not None:
+        starts = cu.tolist()
+        rows = [row for b in range(len(cu) - 1) for row in range(starts[b], starts[b + 1] + 1)]
+        arguments = {
+            name: value[rows] if name in {"target_probs", "target_logits"} and value is not None else value
+            for name, value in arguments.items()
+        }
+    return verify(ids, **arguments)
+
+
+@engine("permutation")
+def keyed_by_batch_row(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Streams are keyed by the seed and the batch row."""
+    rng = arguments.get("rng")
+    if rng is not None:
+        row = torch.arange(len(rng.seeds), device=rng.seeds.device)
+        arguments = {**arguments, "rng": Rng(seeds=rng.seeds + (row << 20), offsets=rng.offsets)}
+    return verify(ids, **arguments)
+
+
+@engine("neighbours")
+def one_fails_all(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """One bad row marks every request."""
+    result = verify(ids, **arguments)
+    if len(result.status):
+        result.status.copy_(result.status.amax().expand_as(result.status))
+    return result
+
+
+@engine("strides")
+def assumes_contiguous(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Addresses are computed from the rows' shape."""
+
+    def packed(rows: torch.Tensor) -> torch.Tensor:
+        # Rows that are expanded on purpose have less memory than their shape says.
+        enough = rows.untyped_storage().nbytes() >= rows.numel() * rows.element_size()
+        return torch.as_strided(rows, rows.shape, torch.empty(rows.shape, device="meta").stride()) if enough else rows
+
+    return verify(ids, **_with_rows(arguments, "target", packed))
+
+
+@engine("inputs_unmodified")
+def divides_in_place(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Temperature is divided into the caller's logits."""
+    result = verify(ids, **arguments)
+    if arguments.get("sampling") is not None:
+        arguments["target_logits"].div_(2)
+    return result
+
+
+@engine("out_is_overwritten")
+def fresh_result(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """`out` is left alone, and a fresh result returned."""
+    return verify(ids, **{**arguments, "out": None})
+
+
+@engine("out_is_overwritten")
+def stale_ids(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Ids behind the stop keep what `out` held."""
+    out = arguments.get("out")
+    before = None if out is None else out.output_token_ids.clone()
+    result = verify(ids, **arguments)
+    if before is not None:
+        tokens = result.output_token_ids
+        tokens.copy_(torch.where(tokens < 0, before, tokens))
+    return result
+
+
+@engine("poisoned_memory")
+def reads_before_it_writes(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A workspace is read that nothing has written."""
+    workspace = torch.empty((), dtype=torch.int64)
+    result = verify(ids, **arguments)
+    if int(workspace) == 0x5A5A5A5A5A5A5A5A:
+        result.num_accepted.zero_()
+    return result
+
+
+# Streams
+
+
+def _other_streams(
+    arguments: dict[str, Any], change: Callable[[Rng], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[dict[str, Any], Rng | None]:
+    """Return the arguments with other streams, and the caller's, which are then to be advanced."""
+    rng = arguments.get("rng")
+    if rng is None:
+        return arguments, None
+    seeds, offsets = change(rng)
+    return {**arguments, "rng": Rng(seeds=seeds, offsets=offsets.clone())}, rng
+
+
+def _advance(result: VerifyResult, rng: Rng | None) -> VerifyResult:
+    if rng is not None:
+        rng.offsets.add_(1)
+    return result
+
+
+@engine("uniforms_of_stream")
+def other_numbers(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The numbers are not those that `Rng.uniforms` shows."""
+    arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds ^ 3, rng.offsets))
+    return _advance(verify(ids, **arguments), rng)
+
+
+@engine("own_seed")
+def seed_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The first request's seed is everybody's."""
+    arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds[:1].expand_as(rng.seeds).clone(), rng.offsets))
+    return _advance(verify(ids, **arguments), rng)
+
+
+@engine("every_bit_of_stream")
+def seed_of_32_bits(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The seed's high word is dropped."""
+    arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds & 0xFFFFFFFF, rng.offsets))
+    return _advance(verify(ids, **arguments), rng)
+
+
+@engine("every_bit_of_stream")
+def seed_plus_offset(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Seed and offset are added."""
+    arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds + rng.offsets, 0 * rng.offsets))
+    return _advance(verify(ids, **arguments), rng)
+
+
+@engine("offsets_advance")
+def advances_by_drafts(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Offsets advance by the tokens emitted."""
+    arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds, rng.offsets))
+    result = verify(ids, **arguments)
+    if rng is not None:
+        rng.offsets.add_(result.num_emitted)
+    return result
+
+
+@engine("steps_differ")
+def offset_not_read(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Offsets are advanced and not read."""
+    arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds, 0 * rng.offsets))
+    return _advance(verify(ids, **arguments), rng)
+
+
+# Execution
+
+
+@engine("backends_agree")
+def other_numbers_on_torch(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The torch engine draws other numbers than the Triton engine."""
+    if verify.__self__.backend == "torch":  # type: ignore[attr-defined]
+        arguments, rng = _other_streams(arguments, lambda rng: (rng.seeds ^ 3, rng.offsets))
+        return _advance(verify(ids, **arguments), rng)
+    return verify(ids, **arguments)
+
+
+@engine("no_host_synchronisation")
+def asks_for_the_status(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The status is looked at in every call."""
+    result = verify(ids, **arguments)
+    return replace(result) if bool(result.status.any()) and arguments.get("out") is None else result
+
+
+@engine("graph_capture")
+def copies_inputs(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Rows are fetched through the host when a call of new shapes is seen."""
+    return verify(ids, **_with_rows(arguments, "target", lambda rows: rows.cpu().to(rows.device)))
+
+
+# Statistics
+
+
+@engine("emitted_law")
+def draw_reuses_accept_noise(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The draw's bits are those of the first acceptance."""
+    rng = arguments.get("rng")
+    first = None if rng is None else rng.uniforms(1).accept[:, 0]
+    uniforms = _uniforms(ids, arguments)
+    if first is None and uniforms.accept.ndim == 2 and uniforms.accept.shape[1]:
+        first = uniforms.accept[:, 0]
+    if first is not None:
+        uniforms = replace(uniforms, emit=((first - 0.5) * 2.0**64).long())
+    return verify(ids, **arguments, uniforms=uniforms)
+
+
+@engine("lossless_over_two_steps", traits=Rejection.traits)
+def draw_shares_draft_noise(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The draw's bits are those that drafted the first token."""
+    rng = arguments["rng"] if arguments.get("uniforms") is None else None
+    bits = None if rng is None else rng.draft_bits(0)
+    uniforms = _uniforms(ids, arguments)
+    return verify(ids, **arguments, uniforms=uniforms if bits is None else replace(uniforms, emit=bits))
+
+
+@engine("lossless_over_two_steps", inner=Block, traits=Block.traits)
+def next_step_reuses_noise(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Acceptance noise is keyed by seed and position, and so the same in every step."""
+    rng = arguments["rng"] if arguments.get("uniforms") is None else None
+    uniforms = _uniforms(ids, arguments)
+    if rng is not None:
+        first = Rng(seeds=rng.seeds, offsets=0 * rng.offsets).uniforms(uniforms.accept.shape[-1])
+        uniforms = replace(uniforms, accept=first.accept)
+    return verify(ids, **arguments, uniforms=uniforms)
+
+
+class OwnStop(AcceptanceStrategy):
+    """Decides in its own way how many tokens stand, and leaves the rest to block."""
+
+    name = "own-stop"
+    traits = Block.traits
+
+    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """Return which tokens are accepted [B, K]: p [B, K+1, V], q [B, K, V], u [B, K]. The last one stops."""
+        raise NotImplementedError
+
+    def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
+        p, q = arguments.get("target_probs"), arguments.get("draft_probs")
+        if p is None or draft_token_ids.ndim != 2 or not draft_token_ids.numel():
+            return Block().verify(draft_token_ids, **arguments)
+        uniforms = _uniforms(draft_token_ids, arguments)
+        size = p.shape[-1]
+        ids = draft_token_ids.long().clamp(0, size - 1)
+        if q is None:
+            q = torch.nn.functional.one_hot(ids, size).float()
+        q = torch.nn.functional.pad(q.nan_to_num(nan=0.0), (0, size - q.shape[-1]))
+        accepted = self.accepted(p, q, ids, uniforms.accept) & (draft_token_ids >= 0)
+        position = torch.arange(1, accepted.shape[1] + 1)
+        stop = torch.where(accepted, position, 0).amax(1)
+        # The chain is cut by certain acceptance and certain rejection.
+        cut = torch.where(position[None] <= stop[:, None], -1.0, 2.0)
+        return Block().verify(draft_token_ids, **arguments, uniforms=replace(uniforms, accept=cut.double()))
+
+
+@rules("lossless_over_two_steps")
+class ProductOfUniforms(OwnStop):
+    """The last i with prod min(1, r) >= prod u stands: one product of uniforms instead of independent tests."""
+
+    name = "product-of-uniforms"
+
+    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        ratio = (p[:, :-1] / q).gather(2, ids[..., None])[..., 0]
+        return ratio.clamp(max=1).cumprod(1) >= u.cumprod(1)
+
+
+@rules("lossless_over_two_steps")
+class SameRowMass(OwnStop):
+    """Block's mass is taken from a position's own row instead of the next one."""
+
+    name = "same-row-mass"
+
+    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        ratio = (p[:, :-1] / q).gather(2, ids[..., None])[..., 0].double()
+        carry, found = torch.ones(len(ids), dtype=torch.float64), []
+        for position in range(ids.shape[1]):
+            carry = (carry * ratio[:, position]).clamp(max=1)
+            mass = (carry[:, None] * p[:, position] - q[:, position]).clamp(min=0).sum(1)
+            found.append(mass / (mass + 1 - carry) if position < ids.shape[1] - 1 else carry)
+        return u < torch.stack(found, 1).nan_to_num(nan=0.0)
+
+
+def failures(name: str, device: str = "cpu") -> list[str]:
+    """Return the names of the checks that fail a mutant."""
+    strategy = MUTANTS[name].make()
+    results = check_strategy(strategy, device=device, raises=False)
+    return [result.name for result in results if result.status == "failed"]
+
+
+def table() -> str:
+    """Return the documentation's table."""
+    lines = ["| check | mutant | its bug | other checks that fail it |", "|---|---|---|---|"]
+    for name, mutant in MUTANTS.items():
+        others = ", ".join(f"`{other}`" for other in failures(name) if other != mutant.check)
+        lines.append(f"| `{mutant.check}` | {name} | {mutant.bug} | {others} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.stdout.write(table() + "\n")

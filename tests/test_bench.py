@@ -1,0 +1,385 @@
+"""Benchmarks: workloads are what they say, the gate refuses wrong results, and the command tells all of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import acceptlib
+from acceptlib import plots, registry
+from acceptlib.benchmarks import gate, measure, timing, workloads
+from acceptlib.benchmarks.peers import PEERS, Peer
+from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
+from acceptlib.cli.app import app
+from acceptlib.errors import InputError
+from acceptlib.strategies.rejection import Rejection
+from acceptlib.strategies.typical import Typical
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from acceptlib.ops import Value
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+SMALL = Workload(num_requests=3, num_draft_tokens=3, vocab_size=1200)
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+TINY = ["--shapes", "1x2", "--vocab-size", "500", "--inputs", "probs", "--peers", "none"]
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing.in_turns, "__defaults__", (0.0,))
+
+
+def overlap(batch: Batch) -> float:
+    """Return the mean probability that rejection sampling accepts a drafted token."""
+    assert batch.draft is not None
+    return float(torch.minimum(batch.target[:, :-1], batch.draft).sum(-1).mean())
+
+
+class TestWorkloads:
+    @pytest.mark.parametrize("level", ALPHA)
+    def test_synthetic_rows_are_accepted_as_stated(self, level: Any) -> None:
+        workload = Workload(num_requests=4, vocab_size=32000, kind="probs", acceptance=level)
+        assert overlap(workloads.make(workload)) == pytest.approx(ALPHA[level], abs=0.05)
+
+    def test_one_hot_drafts_are_accepted_as_stated(self) -> None:
+        batch = workloads.make(replace(SMALL, kind="one-hot", acceptance="high"))
+        chances = batch.target[:, :-1].softmax(-1).gather(-1, batch.draft_token_ids[..., None])
+        assert torch.allclose(chances, torch.tensor(ALPHA["high"]), atol=1e-5)
+        assert set(batch.arguments(Rejection())) == {"target_logits"}
+
+    def test_rows_of_the_pair_are_ordered_by_acceptance(self) -> None:
+        levels = [
+            overlap(workloads.make(Workload(num_requests=4, num_draft_tokens=3, vocab_size=3072, kind="probs",
+                                            acceptance=level, source="pair")))
+            for level in ("low", "medium", "high")
+        ]  # fmt: skip
+        assert levels == sorted(levels)
+        padded = workloads.make(Workload(num_draft_tokens=3, vocab_size=4000, kind="probs", source="pair"))
+        assert float(padded.target[..., 3072:].sum()) < 1e-3
+        with pytest.raises(InputError, match="3072"):
+            workloads.make(Workload(num_draft_tokens=3, vocab_size=100, source="pair"))
+
+    @pytest.mark.parametrize("kind", ["logits", "probs", "one-hot"])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_equal_arguments_make_equal_rows(self, kind: Any, dtype: str) -> None:
+        workload = replace(SMALL, kind=kind, dtype=dtype)
+        first, again, other = (workloads.make(workload, seed=seed) for seed in (0, 0, 1))
+        assert torch.equal(first.target, again.target)
+        assert torch.equal(first.draft_token_ids, again.draft_token_ids)
+        assert not torch.equal(first.target, other.target)
+        assert str(first.target.dtype) == f"torch.{dtype}"
+
+    def test_name(self) -> None:
+        assert str(Workload()) == "B1-K5-V128256-float32-logits-medium"
+        assert str(Workload(temperature=0.7, source="pair")) == "B1-K5-V128256-float32-logits-T0.7-medium-pair"
+        assert Workload(kind="one-hot", temperature=0.7).path == "logits, one-hot draft, T = 0.7"
+
+    @pytest.mark.parametrize("wrong", [{"num_requests": 0}, {"vocab_size": 1}, {"kind": "probs", "temperature": 0.5}])
+    def test_wrong_values(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match="expected"):
+            Workload(**wrong)
+
+
+class TestGate:
+    @pytest.mark.parametrize("name", acceptlib.available())
+    @pytest.mark.parametrize(
+        "workload", [SMALL, replace(SMALL, kind="probs"), replace(SMALL, temperature=0.7)], ids=str
+    )
+    def test_right_results_pass(self, name: str, workload: Workload) -> None:
+        assert gate.check(acceptlib.create(name), workloads.make(workload)) is True
+
+    def test_a_plugin_is_checked_against_its_rules(self) -> None:
+        """Outside the package, the oracle knows no rule; the exact evaluation stands in."""
+        for base in (Rejection, Typical, acceptlib.registry.find("block").strategy):
+            plugin = type("Plugin", (base,), {"__doc__": base.__doc__, "name": "plugin", "aliases": ()})
+            assert not plugin.__module__.startswith("acceptlib.strategies")
+            for kind in ("probs", "logits", "one-hot"):
+                assert gate.check(plugin(), workloads.make(replace(SMALL, kind=kind))) is True
+
+    def test_state_of_new_requests_is_given(self) -> None:
+        """A strategy with per-request state is measured like any other."""
+
+        class Budget(Rejection):
+            name = "budget"
+            aliases = ()
+            traits = acceptlib.Traits(guarantee="lossy", bound="none", state=("budget",))
+
+            def initial_state(self, num_requests: int, device: Any) -> dict[str, torch.Tensor]:
+                return {"budget": torch.full((num_requests,), 2.0, device=device)}
+
+            @acceptlib.rule
+            def accept(target_prob: Value, draft_prob: Value, budget: Value) -> Value:
+                h = acceptlib.ops.ratio(target_prob, budget * draft_prob)
+                return acceptlib.ops.minimum(h, 1.0)
+
+        (row,) = measure.run(SMALL, {"budget": Budget}, [], CPU)
+        assert (row.error, row.match, row.backend) == (None, True, "torch")
+
+    @pytest.mark.parametrize("field", ["output_token_ids", "num_accepted"])
+    @pytest.mark.parametrize("base", [Rejection, type("Plugin", (Rejection,), {"name": "plugin", "aliases": ()})])
+    def test_wrong_results_do_not(self, field: str, base: Any) -> None:
+        """One request of the batch, and not one of those that every check looks at."""
+
+        class Wrong(base):
+            name = "wrong"
+            aliases = ()
+
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**options)
+                self.plan = Rejection().plan  # a strategy with a `verify` of its own has none
+
+            def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> Any:
+                result = super().verify(draft_token_ids, **arguments)
+                if self.backend != "torch":
+                    if field == "num_accepted":
+                        result.num_accepted[1] = (int(result.num_accepted[1]) + 1) % 3
+                    else:
+                        result.output_token_ids[1, int(result.num_accepted[1])] ^= 1
+                return result
+
+        batch = workloads.make(Workload(num_requests=7, num_draft_tokens=3, vocab_size=1200, kind="probs"))
+        with pytest.raises(gate.MismatchError, match="request 1"):
+            gate.check(Wrong(), batch)
+
+    def test_a_wrong_engine_does_not(self) -> None:
+        """What both engines get wrong alike shows beside the oracle."""
+
+        class Eager(Rejection):
+            """Accept with probability 1 - (1 - h)^2."""
+
+            name = "rejection"
+
+            @acceptlib.rule
+            def accept(target_prob: Value, draft_prob: Value) -> Value:
+                h = acceptlib.ops.minimum(acceptlib.ops.ratio(target_prob, draft_prob), 1.0)
+                return 1.0 - (1.0 - h) * (1.0 - h)
+
+        Eager.__module__ = "acceptlib.strategies.rejection"
+        batch = workloads.make(Workload(num_requests=64, num_draft_tokens=3, vocab_size=1200, kind="probs"))
+        batch.rng.seeds.zero_()  # the oracle looks at three requests: let all have the numbers that decide
+        seed = next(seed for seed in range(64) if self._differs(Eager(), batch, seed))
+        batch.rng.seeds.fill_(seed)
+        with pytest.raises(gate.MismatchError, match="oracle"):
+            gate.check(Eager(), batch)
+
+    @staticmethod
+    def _differs(strategy: Any, batch: Batch, seed: int) -> bool:
+        def accepted(subject: Any) -> int:
+            rng = acceptlib.Rng(seeds=torch.full_like(batch.rng.seeds, seed), offsets=torch.zeros_like(batch.rng.seeds))
+            return int(subject.verify(batch.draft_token_ids, **batch.arguments(subject), rng=rng).num_accepted[0])
+
+        return accepted(strategy) != accepted(Rejection())
+
+    def test_form(self) -> None:
+        batch = workloads.make(SMALL)
+        tokens = torch.nn.functional.pad(batch.draft_token_ids, (0, 1))
+        gate.form(batch, tokens, torch.full((3,), 3))
+        for wrong, count in ((tokens, 1), (tokens + 1, 3), (tokens, 2)):
+            broken = wrong.clone()
+            broken[:, count] = SMALL.vocab_size
+            with pytest.raises(gate.MismatchError, match="request 0"):
+                gate.form(batch, broken, torch.full((3,), count))
+
+
+class TestMeasuring:
+    def test_what_has_to_be_read(self) -> None:
+        def reads(name: str, kind: Any) -> tuple[int, int]:
+            found = timing.Reads.of(acceptlib.create(name), workloads.make(replace(SMALL, kind=kind)))
+            return found.target, found.draft
+
+        assert reads("rejection", "logits") == (4, 3)
+        assert reads("rejection", "one-hot") == (4, 0)
+        assert reads("rejection", "probs") == (1, 1)
+        assert reads("synthetic", "probs") == (1, 0)
+        assert reads("greedy", "probs") == (4, 0)
+        assert reads("typical", "probs") == (4, 0)
+        assert reads("block", "probs") == (4, 3)
+        batch = workloads.make(replace(SMALL, kind="probs", dtype="bfloat16"))
+        assert timing.Reads(1, 1).bytes(batch) == 2 * 3 * 1200 * 2
+
+    def test_rows(self) -> None:
+        """Strategies, one that raises, and a peer: each has its row."""
+
+        def broken() -> Any:
+            msg = "no such thing"
+            raise RuntimeError(msg)
+
+        strategies: dict[str, Callable[[], Any]] = {"rejection": Rejection, "broken": broken}
+        one = replace(SMALL, num_requests=1)
+        ours, failed, peer = measure.run(one, strategies, [PEERS["transformers"], PEERS["vllm"]], CPU)
+        assert (ours.name, ours.backend, ours.match, ours.rows_read) == ("rejection", "torch", True, 7)
+        assert ours.microseconds
+        assert ours.read_floor
+        assert ours.share_of_floor == ours.read_floor / ours.microseconds
+        assert 1 <= (ours.mean_emitted or 0) <= 4
+        assert failed.error == "RuntimeError: no such thing"
+        assert failed.microseconds is None
+        assert (peer.name, peer.peer, peer.match, peer.read_floor) == ("transformers", True, None, None)
+        assert peer.microseconds
+
+    def test_peers_say_what_they_take(self) -> None:
+        assert PEERS["transformers"].unsupported(SMALL, CPU) == "takes at most 1 request"
+        assert PEERS["transformers"].unsupported(replace(SMALL, kind="probs"), CPU) == "takes logits"
+        assert PEERS["vllm"].unsupported(SMALL, CPU) == "runs on cuda"
+        absent = Peer(label={}, module="no_such_module", bind=lambda _: (int, lambda _: _), devices=())
+        assert absent.missing() == "no_such_module cannot be imported (No module named 'no_such_module')"
+
+    def test_a_peer_of_another_form_is_not_timed(self) -> None:
+        wrong = replace(PEERS["transformers"], bind=lambda batch: (int, lambda _: (batch.draft_token_ids + 1, 1)))
+        (row,) = measure.run(replace(SMALL, num_requests=1), {}, [wrong], CPU)
+        assert row.error
+        assert row.microseconds is None
+
+    def test_vllm_and_flashinfer_get_what_they_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Their arguments, by stand-ins that check shapes: the libraries themselves need a GPU."""
+        batch = workloads.make(replace(SMALL, temperature=0.5))
+        probs = workloads.make(replace(SMALL, kind="probs"))
+        B, K, V = 3, 3, 1200  # noqa: N806 - the field's symbols
+
+        def rejection_sample(target: torch.Tensor, draft: torch.Tensor, **given: Any) -> Any:
+            assert target.shape == (B * (K + 1), V)
+            assert draft.shape == (B, K, V)
+            assert torch.equal(target.view(B, K + 1, V), batch.target / 0.5)
+            assert given["cu_num_logits"].tolist() == [0, 4, 8, 12]
+            assert given["draft_sampled"].view(B, K + 1)[:, 1:].equal(batch.draft_token_ids)
+            assert given["expanded_local_pos"].tolist() == [0, 1, 2, 3] * B
+            assert given["expanded_idx_mapping"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+            assert given["num_speculative_steps"] == K
+            return given["draft_sampled"].view(B, K + 1).roll(-1, 1), torch.full((B,), K + 1)
+
+        def chain(q: torch.Tensor, ids: torch.Tensor, p: torch.Tensor, *counts: torch.Tensor, generator: Any) -> Any:
+            assert (q.shape, p.shape) == ((B, K, V), (B, K + 1, V))
+            assert ids.dtype == torch.int32
+            generator.set_state(generator.get_state())
+            assert generator.get_state().view(torch.int64).shape == (2,)
+            assert torch.allclose(p.sum(-1), torch.ones(B, K + 1), atol=1e-5)
+            return torch.nn.functional.pad(ids, (0, 1), value=-1), *counts
+
+        def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+            assert logits.ndim == 2
+            return (logits / temperature).softmax(-1)
+
+        stand_ins = {
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils": SimpleNamespace(
+                rejection_sample=rejection_sample
+            ),
+            "vllm.v1.worker.gpu.sample.gumbel": SimpleNamespace(apply_temperature=lambda *_: None),
+            "flashinfer.sampling": SimpleNamespace(chain_speculative_sampling=chain, softmax=softmax),
+        }
+        monkeypatch.setattr("acceptlib.benchmarks.peers.importlib.import_module", stand_ins.__getitem__)
+        for name, rows, accepted in (("vllm", batch, 3), ("flashinfer", batch, 2), ("flashinfer", probs, 2)):
+            call, read_result = PEERS[name].bind(rows)
+            tokens, count = read_result(call())
+            gate.form(rows, tokens, count)
+            assert count.tolist() == [accepted] * B
+
+
+class TestCommand:
+    def test_table(self) -> None:
+        text = run("rejection", "block", *TINY).stdout
+        assert [line.split()[3] for line in text.splitlines()[2:4]] == ["rejection", "block"]
+        assert "match: the result is the oracle's" in text
+        assert "V = 500, float32" in text
+        assert "Not measured" not in text
+
+    def test_every_strategy_without_names(self) -> None:
+        rows = json.loads(run(*TINY, "--format", "json").stdout)["rows"]
+        assert [row["name"] for row in rows] == acceptlib.available()
+        assert all(row["match"] for row in rows)
+
+    def test_files(self, tmp_path: Path) -> None:
+        """The record says machine, versions and commit; a figure is drawn of the same rows."""
+        for ending in (".json", ".csv", ".md"):
+            run(
+                "rejection",
+                *TINY,
+                "--quiet",
+                "--output",
+                str(tmp_path / f"r{ending}"),
+                "--plot",
+                str(tmp_path / "f.svg"),
+            )
+        record = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+        assert {"machine", "acceptlib", "torch", "triton", "commit", "rows"} <= set(record)
+        assert len(list(csv.reader((tmp_path / "r.csv").read_text(encoding="utf-8").splitlines()))) == 2
+        assert "| rejection |" in (tmp_path / "r.md").read_text(encoding="utf-8")
+        assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
+
+    def test_failing_strategy_has_its_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entry = replace(registry.find("rejection"), strategy=SimpleNamespace(name="broken"))
+        monkeypatch.setattr(registry, "find", lambda _name: entry)
+        result = run("broken", *TINY, code=1)
+        assert "failed: TypeError" in result.stdout
+
+    def test_interruption_leaves_finished_rows(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        real = measure.run
+
+        def stop(*arguments: Any) -> Any:
+            yield next(real(*arguments))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(measure, "run", stop)
+        result = run("rejection", "block", *TINY, "--output", str(tmp_path / "r.json"), code=130)
+        assert "rejection" in result.stdout
+        assert "interrupted after 1 rows; " in result.stderr
+        assert not (tmp_path / "r.json").exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["rejecton"], "Did you mean 'rejection'?"),
+            (["--shapes", "3"], "expected BxK"),
+            (["--shapes", "0x3"], "expected BxK"),
+            (["--inputs", "logit"], "expected some of logits, probs, one-hot"),
+            (["--peers", "sglang"], "expected some of flashinfer, transformers, vllm"),
+            (["--peers", "vllm"], "cannot be imported"),
+            (["--device", "tpu"], "expected cpu, cuda"),
+            (["--device", "cuda:99"], "does not exist"),
+            (["--plot", "figure.bmp"], "expected a file ending in .png"),
+        ],
+        ids=str,
+    )
+    def test_refused(self, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measure, "run", lambda *_: pytest.fail("something ran"))
+        assert message in run(*arguments, code=2).stderr
+
+
+def test_figure_of_times() -> None:
+    """Two paths, a peer without a floor, gaps: drawn in every format."""
+    common = {"num_draft_tokens": 3, "read_floor": 2.0, "rows_read": 2, "peer": False, "name": "rejection"}
+    rows = [plots.Timing(path=path, num_requests=b, microseconds=3.0 * b, **common) for path in "xy" for b in (1, 8)]
+    rows.append(plots.Timing(path="x", name="other", peer=True, num_requests=8, num_draft_tokens=3, microseconds=99.0))
+    for ending in plots.ENDINGS:
+        assert plots.timings(rows, ending) == plots.timings(rows, ending)
+
+
+def test_suite_of_benchmarks_runs(tmp_path: Path) -> None:
+    """`make bench`, each case once and untimed, on the smallest workload and for a peer."""
+    command = [sys.executable, "-m", "pytest", "bench", "--benchmark-disable", "-q", "-p", "no:cacheprovider"]
+    chosen = ["-k", "V3072 and (rejection or typical) or transformers and float32", f"--basetemp={tmp_path / 'base'}"]
+    done = subprocess.run(  # noqa: S603 - this suite
+        [*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout

@@ -1,0 +1,371 @@
+"""The conformance suite: right strategies pass it, every mutant fails its check, and its three doors open."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import conformance_mutants as mutants
+import pytest
+import torch
+from conformance_mutants import MUTANTS
+from typer.testing import CliRunner
+
+import acceptlib
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult
+from acceptlib.cli.app import app
+from acceptlib.errors import ConformanceError, InputError
+from acceptlib.strategies.rejection import Rejection
+from acceptlib.testing import Skipped, Subject, check_strategy, checks_for
+from acceptlib.testing.checks import PROOFS, chosen
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+
+ELSEWHERE = {"backends_agree", "graph_capture"}
+"""Checks that need Triton or a GPU."""
+
+NOT_RANDOM = {"own_seed", "every_bit_of_stream", "steps_differ"}
+
+SKIPPED: dict[str, set[str]] = {
+    "block": set(),
+    "fly": {"declared_bound"},
+    "greedy": NOT_RANDOM,
+    "lenience": set(),
+    "mixture": set(),
+    "rejection": set(),
+    "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands"},
+    "typical": {"declared_bound", "neutral_setting"},
+}
+"""What says nothing about a built-in strategy, each by its declared traits or by what it reads."""
+
+OTHER_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "typical-sample": ("typical", {"recovery": "sample"}),
+    "lenience-strong": ("lenience", {"lenience": 0.3}),
+    "mixture-all-draft": ("mixture", {"weight": 0.0}),
+    "fly-short-window": ("fly", {"fly_window": 1, "fly_entropy_threshold": 0.0}),
+    "synthetic-rates": ("synthetic", {"synthetic_acceptance_rates": (0.9, 0.4)}),
+}
+
+
+@pytest.mark.parametrize("name", acceptlib.available())
+def test_built_in_strategy_passes(name: str) -> None:
+    skipped = {result.name for result in check_strategy(acceptlib.create(name)) if result.status != "passed"}
+    assert skipped == SKIPPED[name] | ELSEWHERE
+
+
+@pytest.mark.parametrize("setting", OTHER_OPTIONS)
+def test_built_in_strategy_passes_under_other_options(setting: str) -> None:
+    name, options = OTHER_OPTIONS[setting]
+    check_strategy(acceptlib.create(name, **options))
+
+
+# Mutants
+
+
+def documented() -> dict[str, tuple[str, str, set[str]]]:
+    """Return check, bug and other failing checks by mutant, from the page."""
+    rows = re.findall(r"^\| `(\w+)` \| ([\w-]+) \| (.*?) \| (.*?) ?\|$", PAGE, re.MULTILINE)
+    return {name: (check, bug, set(re.findall(r"`(\w+)`", others))) for check, name, bug, others in rows}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_fails_its_check_and_those_that_the_page_says(name: str) -> None:
+    check, bug, others = documented()[name]
+    assert (check, bug) == (MUTANTS[name].check, MUTANTS[name].bug)
+    wanted = others if check in ELSEWHERE else {check} | others
+    assert set(mutants.failures(name)) == wanted
+
+
+def test_every_check_has_a_mutant_and_every_mutant_is_on_the_page() -> None:
+    checks = {function.__name__.removeprefix("check_") for guarantee in PROOFS for function in chosen(guarantee)}
+    assert {mutant.check for mutant in MUTANTS.values()} == checks
+    assert documented().keys() == MUTANTS.keys()
+
+
+def test_every_check_states_its_property_and_the_bug_that_it_catches() -> None:
+    for guarantee in PROOFS:
+        for function in chosen(guarantee):
+            first, _, rest = (function.__doc__ or "").partition("\n")
+            assert first.endswith("."), function
+            assert "Catches " in rest, function
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_code_on_the_page_runs(index: int) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    exec(compile(blocks[index], f"block {index}", "exec"), {"__name__": "page"})  # noqa: S102
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["copies-inputs", "asks-for-the-status"])
+def test_mutant_cannot_be_captured(name: str) -> None:
+    assert "graph_capture" in mutants.failures(name, device="cuda")
+
+
+# Interpreted Triton, in a process of its own: it must be known before the kernels are
+
+
+def test_interpreted_triton() -> None:
+    """What a kernel can get wrong by itself, equality with torch on all that it runs, and the mutant of that check."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = Path(__file__).parent / "conformance_interpreted.py"
+    output = subprocess.run(  # noqa: S603 - ourselves
+        [sys.executable, script], check=True, env=environment, stdout=subprocess.PIPE, text=True
+    ).stdout
+    found: dict[str, dict[str, str]] = json.loads(output)
+    assert found.pop("other-numbers-on-torch")["backends_agree"].startswith("failed: ")
+    assert {*found["rejection"].values()} == {"passed"}
+    assert found.keys() == {*acceptlib.available()}
+    for name, results in found.items():
+        result = results["backends_agree"]
+        assert result == "passed" or "which the fused kernels do not" in result, name
+
+
+# The function
+
+
+class Own(AcceptanceStrategy):
+    """Rejection sampling that overrides `verify` whole, and needs a tensor from its caller."""
+
+    name = "own"
+    traits = Rejection.traits
+
+    def verify(self, *arguments: Any, state: torch.Tensor, **named: Any) -> VerifyResult:  # type: ignore[override]
+        assert len(state) == len(named["rng"].seeds if named.get("rng") else named["uniforms"].emit)
+        return Rejection().verify(*arguments, **named)
+
+
+def state_of(num_requests: int, device: torch.device) -> dict[str, Any]:
+    return {"state": torch.arange(num_requests, device=device)}
+
+
+def test_a_strategy_without_rules_is_checked_by_what_it_emits() -> None:
+    results = {result.name: result for result in check_strategy(Own(), verify_arguments=state_of)}
+    left_out = {name for name, result in results.items() if result.status == "skipped"}
+    needs_rules = {
+        "lossless_law",
+        "lossless_law_one_hot",
+        "zero_draft_probability",
+        "acceptance_is_probability",
+        "decisions_follow_rules",
+        "uniforms_of_stream",
+        "emitted_law",
+    }
+    assert left_out - ELSEWHERE == needs_rules
+    assert "overrides verify whole" in results["lossless_law"].message
+    assert results["lossless_over_two_steps"].status == "passed"
+
+
+def test_further_arguments_follow_their_requests() -> None:
+    subject = Subject(Own(), verify_arguments=lambda count, _: {"by": {"a": torch.arange(count)}, "b": 7})
+    further = subject.further([5, 3])
+    assert further["by"]["a"].tolist() == [5, 3]
+    assert further["b"] == 7
+
+
+def test_failures_are_an_error_that_lists_them() -> None:
+    padding = MUTANTS["pads-with-zero"].make()
+    with pytest.raises(ConformanceError, match=r"fails 1 of 1 checks\npadding: padded, with draft rows, request 0"):
+        check_strategy(padding, only=["padding"])
+    (result,) = check_strategy(padding, only=["padding"], raises=False)
+    assert (result.status, result.name) == ("failed", "padding")
+    assert isinstance(result.error, ConformanceError)
+
+
+def test_what_a_strategy_raises_fails_the_check_alone() -> None:
+    results = check_strategy(Own(), only=["padding"], raises=False)  # without its state
+    assert [result.status for result in results] == ["failed"]
+    assert results[0].message.startswith("TypeError: ")
+    assert isinstance(results[0].error, TypeError)
+
+
+def test_expected_failures_are_reported_and_must_fail() -> None:
+    padding = MUTANTS["pads-with-zero"].make()
+    (result,) = check_strategy(padding, only=["padding"], expected_failures={"padding": "0 is our padding"})
+    assert (result.status, result.message) == ("expected_failure", "0 is our padding")
+    with pytest.raises(ConformanceError, match=r"expected to fail \(0 is our padding\), but it passed"):
+        check_strategy(Rejection(), only=["padding"], expected_failures={"padding": "0 is our padding"})
+
+
+@pytest.mark.parametrize("argument", ["only", "expected_failures"])
+def test_unknown_check_is_an_error_with_a_suggestion(argument: str) -> None:
+    with pytest.raises(InputError, match=r"Unknown check 'pading'\. Did you mean 'padding'"):
+        check_strategy(Rejection(), **{argument: {"pading": "no reason"}})
+
+
+def test_checks_are_plain_functions() -> None:
+    """They run by themselves, and raise."""
+    for check in checks_for(acceptlib.create("lenience"))[:6]:
+        check.function(Subject(acceptlib.create("lenience")))
+    with pytest.raises(ConformanceError):
+        checks_for(Rejection())[0].function(Subject(mutants.RecoversFromTarget()))
+    fly = Subject(acceptlib.create("fly"))
+    bound = next(check for check in checks_for(fly.strategy) if check.name == "declared_bound")
+    with pytest.raises(Skipped, match="declares no bound"):
+        bound.function(fly)
+
+
+def test_traits_of_the_instance_choose_the_checks() -> None:
+    class Sometimes(Rejection):
+        name = "sometimes"
+
+        def resolve_traits(self) -> Traits:
+            return Traits(guarantee="lossy", bound="none")
+
+    assert checks_for(Sometimes())[0].name == "promise"
+
+
+# The class
+
+MODULE = """
+import acceptlib
+from acceptlib.testing import StrategyConformance
+
+
+class TestLenience(StrategyConformance):
+    strategy = acceptlib.create("lenience", lenience=0.5)
+
+
+class TestSynthetic(StrategyConformance):
+    strategy = acceptlib.create("synthetic")
+    expected_failures = {"padding": "not really"}
+
+
+class TestArguments(StrategyConformance):
+    strategy = acceptlib.create("greedy")
+
+    def verify_arguments(self, num_requests, device):
+        return {"unheard_of": 1}
+"""
+
+
+def test_inherited_tests(tmp_path: Path) -> None:
+    """One readable id a check, skips with their reasons, strict expectations, further arguments that arrive."""
+    (tmp_path / "test_module.py").write_text(MODULE, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "-W", "error", "test_module.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    output = subprocess.run(  # noqa: S603 - pytest
+        command, check=False, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ).stdout
+    outcomes = dict(re.findall(r"^test_module\.py::(\S+) (\w+)", output, re.MULTILINE))
+    names = [check.name for check in checks_for(acceptlib.create("lenience"))]
+    ids = [f"TestLenience::test_conformance[{name}]" for name in names]
+    assert [name for name in outcomes if name.startswith("TestLenience")] == ids
+    assert {outcomes[f"TestLenience::test_conformance[{name}]"] for name in {*names} - ELSEWHERE} == {"PASSED"}
+    assert {outcomes[f"TestLenience::test_conformance[{name}]"] for name in ELSEWHERE} == {"SKIPPED"}
+    assert outcomes["TestSynthetic::test_conformance[padding]"] == "FAILED"
+    assert outcomes["TestSynthetic::test_conformance[counts]"] == "PASSED"
+    # `verify` does not know them, so they arrive.
+    assert outcomes["TestArguments::test_conformance[padding]"] == "FAILED"
+    assert "CUDA graphs need a GPU" in output or torch.cuda.is_available()
+
+
+def test_the_suite_needs_neither_pytest_nor_hypothesis() -> None:
+    code = """
+import sys
+sys.modules["pytest"] = sys.modules["hypothesis"] = None
+import acceptlib
+from acceptlib.testing import StrategyConformance, check_strategy
+class TestRejection(StrategyConformance):
+    strategy = acceptlib.create("rejection")
+assert check_strategy(TestRejection.strategy, only=["lossless_law"])[0].status == "passed"
+assert "triton" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)  # noqa: S603 - ourselves
+
+
+# The command
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_command_prints_a_table() -> None:
+    lines = run("check", "lenience", "--only", "padding,graph_capture,declared_bound").stdout.splitlines()
+    assert lines[0].split() == ["strategy", "check", "result", "seconds", "property,", "or", "what", "is", "wrong"]
+    results = [line.split(maxsplit=4)[1:3] + line.split(maxsplit=4)[4:] for line in lines[2:5]]
+    assert [result[:2] for result in results] == [
+        ["declared_bound", "passed"],
+        ["padding", "passed"],
+        ["graph_capture", "skipped"],
+    ]
+    assert results[2][2] == "CUDA graphs need a GPU, and the device is cpu"
+    assert lines[-1].startswith("2 passed, 0 failed, 1 skipped in ")
+
+
+def test_command_takes_options_and_several_strategies() -> None:
+    out = run("check", "lenience", "-o", "lenience=0.3", "--only", "padding", "--format", "json").stdout
+    assert [(row["strategy"], row["check"], row["status"]) for row in json.loads(out)] == [
+        ("lenience", "padding", "passed")
+    ]
+    out = run("check", "--only", "counts", "--format", "csv").stdout
+    assert [line.split(",")[0] for line in out.splitlines()[1:]] == acceptlib.available()
+
+
+def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rejection, "residual", None)
+    result = run("check", "rejection", "--only", "lossless_law", code=1)
+    assert "joint law" in result.stdout
+    assert "0 passed, 1 failed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rejecton"], "Did you mean 'rejection'"),
+        (["rejection", "--backend", "cuda"], "Unknown backend 'cuda'"),
+        (["rejection", "--backend", "triton"], "backend='triton' cannot run on cpu"),
+        (["rejection", "--only", "paddin"], "Did you mean 'padding'"),
+        (["rejection", "-o", "speed=1"], "has no option 'speed'"),
+        (["rejection", "--device", "abacus"], "device 'abacus': Expected one of cpu"),
+    ],
+    ids=["name", "backend", "cannot-run", "check", "option", "device"],
+)
+def test_command_refuses_what_it_cannot_do(arguments: list[str], message: str) -> None:
+    result = run("check", *arguments, code=2)
+    assert message in result.stderr
+    assert result.stderr.startswith("Error: ")
+
+
+# The worked example
+
+
+def test_example_shows_rows_acceptance_and_figures() -> None:
+    record = json.loads(run("show", "block", "--example", "--format", "json").stdout)["example"]
+    by_tokens = {drafted["tokens"]: drafted for drafted in record["drafted"]}
+    # P_1 = 0.3 / 0.5, Z = (0.6 * 0.5 - 0.2) = 0.1 and h_1 = Z / (Z + 1 - P_1); h_2 = P_2.
+    assert by_tokens["ba"]["acceptance"] == pytest.approx([0.2, 0.24])
+    assert by_tokens["ba"]["stops"] == pytest.approx([0.608, 0.152, 0.24])
+    assert sum(drafted["chance"] for drafted in record["drafted"]) == pytest.approx(1)
+    assert record["first_token"] == pytest.approx([0.5, 0.3, 0.2])
+    assert record["tv"] == pytest.approx(0, abs=1e-12)
+    assert record["expected_tokens"] == pytest.approx(2.4)
+
+
+@pytest.mark.parametrize("name", acceptlib.available())
+def test_example_of_every_strategy(name: str) -> None:
+    for form in ("plain", "github"):
+        page = run("show", name, "--example", "--format", form).stdout
+        assert "expected tokens a step" in page
+        assert "drafted" in page
+
+
+def test_example_takes_options() -> None:
+    figures = [
+        json.loads(run("show", "lenience", "--example", "-o", f"lenience={value}", "--format", "json").stdout)
+        for value in (1.0, 0.5)
+    ]
+    assert figures[0]["example"]["tv"] == pytest.approx(0, abs=1e-12)
+    assert figures[1]["example"]["tv"] > 0.01

@@ -1,0 +1,105 @@
+"""`acceptlib new-plugin`: what it writes, and when it writes nothing. That the package works is in test_docs.py."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from acceptlib.cli import scaffold
+from acceptlib.cli.app import app
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def new_plugin(*arguments: str, code: int = 0) -> str:
+    """Return what the command prints, on stdout or, if it is refused, on stderr."""
+    result = CliRunner().invoke(app, ["new-plugin", *arguments])
+    assert result.exit_code == code, result.output
+    return str(result.stderr if code else result.stdout)
+
+
+def test_writes_a_package(tmp_path: Path) -> None:
+    said = new_plugin("my-rule2", "--path", str(tmp_path))
+    folder = tmp_path / "acceptlib-my-rule2"
+    assert f"pip install {folder}" in said
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "pyproject.toml",
+        "README.md",
+        "acceptlib_my_rule2.py",
+        "tests/test_acceptlib_my_rule2.py",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == folder.name
+    assert project["entry-points"] == {"acceptlib": {"my-rule2": "acceptlib_my_rule2"}}
+    module = ast.parse((folder / "acceptlib_my_rule2.py").read_text(encoding="utf-8"))
+    assert "MyRule2" in [node.name for node in module.body if isinstance(node, ast.ClassDef)]
+    assert not [path for path in folder.rglob("*") if "$" in path.name or (path.is_file() and "$" in path.read_text())]
+
+
+def test_suggests_a_path_that_pip_takes_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "pip install ./acceptlib-demo\n" in new_plugin("demo")
+
+
+@pytest.mark.parametrize("name", ["Demo", "my_rule", "2fast", "a--b", "-a", "a-", "", "../a", "a b", "é"])
+def test_refuses_a_name(name: str, tmp_path: Path) -> None:
+    said = new_plugin("--path", str(tmp_path), "--", name, code=2)
+    assert said.startswith("Error: NAME: expected lower-case words")
+    assert repr(name) in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["rejection", "standard"])
+def test_refuses_a_name_that_is_taken(name: str, tmp_path: Path) -> None:
+    assert f"has a strategy {name!r} already" in new_plugin(name, "--path", str(tmp_path), code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_never_overwrites(tmp_path: Path) -> None:
+    (tmp_path / "acceptlib-demo").mkdir()
+    (tmp_path / "acceptlib-empty").symlink_to(tmp_path / "nowhere")
+    for name in ("demo", "empty"):
+        assert "exists already, and nothing was written" in new_plugin(name, "--path", str(tmp_path), code=2)
+    assert not list((tmp_path / "acceptlib-demo").iterdir())
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [(OSError(28, "No space left on device"), 2, "cannot be written: No space left"), (KeyboardInterrupt(), 130, "")],
+    ids=["full-disk", "ctrl-c"],
+)
+def test_writes_all_or_nothing(
+    failure: BaseException, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong after the first file takes that one with it."""
+    write_text, written = Path.write_text, []
+
+    def fail_second(self: Path, *arguments: str, **options: str) -> int:
+        written.append(self)
+        if len(written) > 1:
+            raise failure
+        return write_text(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", fail_second)
+    assert message in new_plugin("demo", "--path", str(tmp_path), code=code)
+    assert len(written) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
+    assert "cannot be written: No such file" in new_plugin("demo", "--path", str(tmp_path / "none"), code=2)
+
+
+def test_every_template_is_used() -> None:
+    folder = Path(scaffold.__file__).parent / "templates"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(scaffold.FILES.values())
