@@ -10,7 +10,6 @@ import pytest
 import support
 import torch
 import transformers
-from simulation import FALSE_ALARM_Z, chi_square_z, counts
 from support import FAITHFUL, Request, layouts, settings
 
 import acceptlib
@@ -19,6 +18,7 @@ from acceptlib.engine import process
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError, StatusError
 from acceptlib.exact import oracle
+from acceptlib.testing.simulation import FALSE_ALARM_Z, chi_square_z, counts
 
 CPU = torch.device("cpu")
 VOCAB = 200
