@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from acceptlib.arrays import Words, as_words
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Rows, row_parameters
 from acceptlib.sampling import SamplingParams
@@ -74,20 +75,23 @@ def take(rows: Rows, request: torch.Tensor | slice, data: torch.Tensor, bitmask:
     return replace(rows, data=data, bitmask=bitmask, **found)
 
 
-def out_of_range(rows: Rows, vocab_size: int) -> torch.Tensor | None:
-    """Return which requests [B] have a parameter that is none; None where no row is given any."""
-    checks = []
+def in_range(rows: Rows, vocab_size: int) -> Words:
+    """Return which requests [B] have parameters that make sense; True where none is given."""
+    found: Words = True
     if rows.temperature is not None:
-        checks.append((rows.temperature >= 0) & (rows.temperature < torch.inf))
+        temperature = as_words(rows.temperature.detach())
+        found &= (temperature >= 0) & (temperature < torch.inf)
     if rows.top_k is not None:
-        checks.append(rows.top_k >= 0)
+        found &= as_words(rows.top_k) >= 0
     if rows.top_p is not None:
-        checks.append((rows.top_p > 0) & (rows.top_p <= 1))
+        top_p = as_words(rows.top_p.detach())
+        found &= (top_p > 0) & (top_p <= 1)
     if rows.min_p is not None:
-        checks.append((rows.min_p >= 0) & (rows.min_p <= 1))
+        min_p = as_words(rows.min_p.detach())
+        found &= (min_p >= 0) & (min_p <= 1)
     if rows.bias_token_ids is not None:
-        checks.append((rows.bias_token_ids < vocab_size).all(1))
-    return ~torch.stack(checks).all(0) if checks else None
+        found &= (as_words(rows.bias_token_ids) < vocab_size).all(1)
+    return found
 
 
 def process(rows: Rows, name: str = "") -> torch.Tensor:

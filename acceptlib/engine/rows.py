@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words
-from acceptlib.engine.process import constrain, log_sum_exp, out_of_range, process, take
+from acceptlib.engine.process import constrain, in_range, log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows, Status
 
@@ -45,9 +45,8 @@ class Layout:
         self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
         self.faults = self.request * int(Status.OK)
         for rows in (inputs.target, inputs.draft):
-            insane = None if rows is None else out_of_range(rows, inputs.vocab_size)
-            if insane is not None:
-                self.faults = ops.where(as_words(insane), int(Status.INVALID_PARAMETER), self.faults)
+            if rows is not None and not rows.is_plain:
+                self.faults = ops.where(in_range(rows, inputs.vocab_size), self.faults, int(Status.INVALID_PARAMETER))
         if inputs.cu_num_draft_tokens is None:
             self.start = None
             ids = drafted
