@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
@@ -54,6 +54,8 @@ class VerifyResult:
             beyond them; None unless asked for.
         raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; equal to
             `logprobs` from probabilities.
+        num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
+            value; None unless a result with this tensor was given as `out`.
     """
 
     output_token_ids: torch.Tensor
@@ -62,10 +64,17 @@ class VerifyResult:
     status: torch.Tensor
     logprobs: torch.Tensor | None = None
     raw_logprobs: torch.Tensor | None = None
+    num_passed: torch.Tensor | None = None
 
     @classmethod
     def empty(
-        cls, num_requests: int, max_num_draft_tokens: int, device: torch.device, *, logprobs: bool
+        cls,
+        num_requests: int,
+        max_num_draft_tokens: int,
+        device: torch.device,
+        *,
+        logprobs: bool = False,
+        num_passed: bool = False,
     ) -> VerifyResult:
         """Allocate a result to pass as `out`."""
         shape = (num_requests, max_num_draft_tokens + 1)
@@ -76,6 +85,7 @@ class VerifyResult:
             status=torch.empty(num_requests, dtype=torch.int8, device=device),
             logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
             raw_logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+            num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed else None,
         )
 
     def raise_for_status(self) -> None:
@@ -97,7 +107,7 @@ class Rows:
     """Rows of one model as the caller gave them, with the sampling parameters that make their law.
 
     A parameter is None where it is off for every request. Entries of a tensor may be off too, or out of range: no
-    tensor was looked into.
+    tensor was looked into. All but `data` and `bitmask` are contiguous.
 
     Attributes:
         data: [T+B, V] or [B, K+1, V] for the target, [T, V] or [B, K, V] for the draft; any strides.
@@ -108,8 +118,8 @@ class Rows:
         top_p: [B] float32 or float64; from 1 on it is off.
         min_p: [B] float32 or float64; 0 is off.
         bitmask: [..., ceil(V/32)] int32 with the leading dimensions of `data`, any strides.
-        bias_token_ids: [B, n] int32 or int64, any strides; negative ids and those from V on bias nothing.
-        bias_values: [B, n] float32, any strides.
+        bias_token_ids: [B, n] int32 or int64; negative ids and those from V on bias nothing.
+        bias_values: [B, n] float32.
     """
 
     data: torch.Tensor
@@ -181,6 +191,13 @@ class Inputs:
         """V, the target's vocabulary size."""
         return self.target.data.shape[-1]
 
+    @property
+    def has_bonus_rows(self) -> bool:
+        """Whether the target's rows include each request's bonus row."""
+        if self.cu_num_draft_tokens is None:
+            return self.target.data.shape[1] > self.max_num_draft_tokens
+        return self.target.data.shape[0] > self.draft_token_ids.shape[0]
+
 
 def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
     draft_token_ids: torch.Tensor,
@@ -211,9 +228,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if draft_logits is not None or draft_probs is not None:
         draft_data, draft_is_logits = _one_of("draft", draft_logits, draft_probs)
     if sampling is not None and not target_is_logits:
-        msg = (
-            "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave sampling out"
-        )
+        msg = "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave it out"
         raise InputError(msg)
     if draft_sampling is not None and not draft_is_logits:
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
@@ -233,12 +248,21 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
 
     device = target_data.device
     _expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)
+    # Nothing is read from bonus rows whose tokens are given.
+    bonus_rows: tuple[int, ...] = (1,) if bonus_token_ids is None or logprobs else (1, 0)
     if cu_num_draft_tokens is None:
-        num_requests, most = _padded(draft_token_ids, target_data, draft_data, max_num_draft_tokens)
+        num_requests, most = _padded(
+            draft_token_ids, target_data, draft_data, max_num_draft_tokens, bonus_rows=bonus_rows
+        )
     else:
         _expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
         num_requests, most = _ragged(
-            draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens
+            draft_token_ids,
+            target_data,
+            draft_data,
+            cu_num_draft_tokens,
+            max_num_draft_tokens,
+            bonus_rows=bonus_rows,
         )
     vocab_size = target_data.shape[-1]
     if vocab_size == 0:
@@ -266,15 +290,12 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
 
     if draft_sampling is None and sampling is not None:
         draft_sampling = replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
-    target = Rows(target_data, target_is_logits, **row_parameters("sampling", sampling, target_data, num_requests))
-    draft = None
-    if draft_data is not None:
-        params = draft_sampling if draft_is_logits else None
-        draft = Rows(draft_data, draft_is_logits, **row_parameters("draft_sampling", params, draft_data, num_requests))
     return Inputs(
         draft_token_ids=draft_token_ids,
-        target=target,
-        draft=draft,
+        target=make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits),
+        draft=None
+        if draft_data is None
+        else make_rows("draft_sampling", draft_sampling, draft_data, num_requests, is_logits=draft_is_logits),
         # A few numbers a request: kernels need not take these of any stride.
         cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
@@ -329,7 +350,12 @@ def _expect(
 
 
 def _padded(
-    ids: torch.Tensor, target: torch.Tensor, draft: torch.Tensor | None, max_num_draft_tokens: int | None
+    ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    max_num_draft_tokens: int | None,
+    *,
+    bonus_rows: tuple[int, ...],
 ) -> tuple[int, int]:
     if ids.ndim != 2:  # noqa: PLR2004
         msg = (
@@ -341,9 +367,9 @@ def _padded(
     if max_num_draft_tokens not in {None, most}:
         msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {max_num_draft_tokens}"
         raise InputError(msg)
-    _expect_rows("target", target, (num_requests, most + 1), "[B, K+1, V]")
+    _expect_rows("target", target, [(num_requests, most + extra) for extra in bonus_rows], "[B, K+1, V]")
     if draft is not None:
-        _expect_rows("draft", draft, (num_requests, most), "[B, K, V]")
+        _expect_rows("draft", draft, [(num_requests, most)], "[B, K, V]")
     return num_requests, most
 
 
@@ -353,6 +379,8 @@ def _ragged(
     draft: torch.Tensor | None,
     cu_num_draft_tokens: torch.Tensor,
     max_num_draft_tokens: int | None,
+    *,
+    bonus_rows: tuple[int, ...],
 ) -> tuple[int, int]:
     if ids.ndim != 1:
         msg = (
@@ -364,9 +392,9 @@ def _ragged(
         msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
         raise InputError(msg)
     num_tokens = ids.shape[0]
-    _expect_rows("target", target, (num_tokens + num_requests,), "[T+B, V]")
+    _expect_rows("target", target, [(num_tokens + extra * num_requests,) for extra in bonus_rows], "[T+B, V]")
     if draft is not None:
-        _expect_rows("draft", draft, (num_tokens,), "[T, V]")
+        _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
     if max_num_draft_tokens is None:
         if ids.device.type != "cpu":
             msg = (
@@ -382,27 +410,31 @@ def _ragged(
     return num_requests, max_num_draft_tokens
 
 
-def _expect_rows(name: str, data: torch.Tensor, lengths: tuple[int, ...], layout: str) -> None:
-    if tuple(data.shape[:-1]) != lengths or data.ndim != len(lengths) + 1:
-        expected = ", ".join(str(length) for length in lengths)
+def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str) -> None:
+    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error."""
+    if tuple(data.shape[:-1]) not in fitting or data.ndim != len(fitting[0]) + 1:
+        expected = ", ".join(str(length) for length in fitting[0])
         msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}"
         raise InputError(msg)
 
 
-def row_parameters(name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int) -> dict[str, Any]:
-    """Return the sampling parameters of some rows, by the names in `Rows`; numbers that are off are left out.
+def make_rows(
+    name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int, *, is_logits: bool
+) -> Rows:
+    """Return rows [..., V] of B requests with their sampling parameters, those that act on them.
 
     Args:
-        name: Of the argument, for messages.
+        name: Of the argument that holds the parameters, for messages.
         sampling: The parameters.
-        data: [..., V], the rows.
+        data: The rows.
         num_requests: B.
+        is_logits: Whether they are logits; parameters do nothing to probabilities.
 
     Raises:
         InputError: A parameter does not fit the rows.
     """
-    if sampling is None:
-        return {}
+    if sampling is None or not is_logits:
+        return Rows(data, is_logits)
     found: dict[str, Any] = {}
     vocab_size = data.shape[-1]
     for parameter, off, dtypes in (
@@ -415,7 +447,7 @@ def row_parameters(name: str, sampling: SamplingParams | None, data: torch.Tenso
         if isinstance(value, torch.Tensor):
             _expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
             narrow = value.dtype in {torch.float16, torch.bfloat16} or parameter == "temperature"
-            found[parameter] = value.to(torch.float32) if narrow else value
+            found[parameter] = (value.to(torch.float32) if narrow else value).contiguous()
         elif value is not None and value not in off and not (parameter == "top_k" and value >= vocab_size):
             dtype = {"temperature": torch.float32, "top_k": torch.int64}.get(parameter, torch.float64)
             found[parameter] = torch.full((num_requests,), value, dtype=dtype, device=data.device)
@@ -432,8 +464,8 @@ def row_parameters(name: str, sampling: SamplingParams | None, data: torch.Tenso
             raise InputError(msg)
         _expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
         _expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
-        found |= {"bias_token_ids": bias.token_ids, "bias_values": bias.values}
-    return found
+        found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": bias.values.contiguous()}
+    return Rows(data, is_logits, **found)
 
 
 def _check_state(
@@ -458,7 +490,9 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
             raise InputError(msg)
         if value is not None:
             _expect(name, value, (num_requests, most + 1), (torch.float32,), device)
-    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs"):
+    if out.num_passed is not None:
+        _expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs", "num_passed"):
         value = getattr(out, name)
         if value is not None and not value.is_contiguous():
             msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"

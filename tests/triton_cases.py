@@ -184,11 +184,10 @@ def cases() -> dict[str, Case]:
 
 
 @triton.jit
-def evaluate_kernel(  # noqa: PLR0917
+def evaluate_kernel(
     out_ptr,  # [N]
     values_ptr,  # [len(IS_FLAG), N]
     RULE: tl.constexpr,
-    INDEX: tl.constexpr,
     IS_FLAG: tl.constexpr,
     DTYPE: tl.constexpr,
     N: tl.constexpr,
@@ -202,7 +201,7 @@ def evaluate_kernel(  # noqa: PLR0917
             values = values + (value != 0,)
         else:
             values = values + (value,)
-    tl.store(out_ptr + entry, call(RULE, INDEX, values, DTYPE))
+    tl.store(out_ptr + entry, call(RULE, values, DTYPE))
 
 
 def run_apart(mode: str, path: Path) -> dict[str, torch.Tensor | dict[str, str] | str]:
@@ -236,10 +235,8 @@ def main(mode: str, path: str) -> None:
     results = {}
     for label, case in cases().items():
         try:
-            function, index = bind(case.rule, case.names, case.plan.constants)
             constants = {
-                "RULE": function,
-                "INDEX": index,
+                "RULE": bind(case.rule, case.names, case.plan.constants),
                 "IS_FLAG": tuple(case.is_flag(name) for name in case.names),
                 "DTYPE": {torch.float32: tl.float32, torch.float64: tl.float64}[case.dtype],
                 "N": N,

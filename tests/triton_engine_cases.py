@@ -6,24 +6,29 @@ python triton_engine_cases.py cuda:80 results.json
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
 import triton
+from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton_cases import TARGETS
+from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
 from acceptlib.engine import torch_engine
+from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import engine
-from acceptlib.engine.triton.kernel import verify_kernel
+from acceptlib.engine.triton import kernel as kernels
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 
@@ -41,10 +46,22 @@ NOTHING = dict.fromkeys(
         "bonus_token_ids",
         "uniforms",
         "out",
+        "state",
     ]
 )
-SHAPES = {"B3-K3-V50": (3, 3, 50), "B4-K5-V1031": (4, 5, 1031), "B3-K0-V7": (3, 0, 7), "B2-K70-V11": (2, 70, 11)}
+SHAPES = {"B3-K3-V50": (3, 3, 50), "B2-K4-V601": (2, 4, 601), "B3-K0-V7": (3, 0, 7), "B2-K70-V11": (2, 70, 11)}
+LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
+WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
+CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
+COMPILED = ("padded", "ragged-logits")
+KINDS = {
+    torch.int8: "*i8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
 
 
 class Cautious(AcceptanceStrategy):
@@ -70,18 +87,34 @@ class Cautious(AcceptanceStrategy):
         return ops.where(is_drafted, caution * p, p - target_prob * q)
 
 
+class Likeliest(AcceptanceStrategy):
+    """A third party's strategy that reads the largest entries of both rows and recovers the residual's argmax."""
+
+    name = "likeliest"
+    traits = Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, target_max_prob: Value, draft_max_prob: Value) -> Value:
+        """Return h."""
+        return ops.minimum(target_prob * draft_max_prob / (target_max_prob * ops.maximum(draft_prob, 1e-3)), 1.0)
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return p - q
+
+
 def strategies() -> dict[str, AcceptanceStrategy]:
-    """Return what the kernels support, of the registry and of our own, by name."""
-    found = {name: acceptlib.create(name) for name in acceptlib.available()}
-    found["cautious"] = Cautious()
-    p = torch.full((1, 2, 4), 0.25)
-    one = inputs(torch.zeros(1, 1, dtype=torch.int64), target_probs=p, draft_probs=p[:, :1], rng=0)
-    return {name: strategy for name, strategy in found.items() if engine.unsupported(strategy.plan, one) is None}
+    """Return the strategies of the registry, of the plugins and of our own, by name."""
+    found: dict[str, AcceptanceStrategy] = {name: acceptlib.create(name) for name in acceptlib.available()}
+    found |= {"cactus": Cactus(), "cascade": Cascade(), "entropy-scaled": EntropyScaled()}
+    found["relaxed"] = Relaxed(relaxed_topk=2, begin_thinking_phase_token=1, end_thinking_phase_token=2)
+    return found | {"cautious": Cautious(), "likeliest": Likeliest()}
 
 
 def inputs(ids: torch.Tensor, **arguments: object) -> Inputs:
     """Return a validated call."""
-    return prepare(ids, **{**NOTHING, "logprobs": False, **arguments})  # type: ignore[arg-type]
+    return prepare(ids, **{**NOTHING, "logprobs": False, "state_names": (), **arguments})  # type: ignore[arg-type]
 
 
 def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
@@ -102,7 +135,9 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "one-hot": {"ids": ids, "target_probs": p},
         "equal": {**both, "draft_probs": p[:, :most]},
         "half": {**both, "target_probs": p.bfloat16(), "draft_probs": q.half(), "ids": ids.int()},
+        "passed": {**both, "num_passed": True},
         "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2},
+        "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
         "strided": {
             "ids": ids.T.contiguous().T,
@@ -118,6 +153,9 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
     found["ragged"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept]}
     uniforms = acceptlib.Uniforms(accept=rng.uniforms(most).accept[kept], emit=rng.uniforms(most).emit)
     found["ragged-explicit"] = {**ragged, "ids": ids[kept], "uniforms": uniforms}
+    drafted = p[:, :most][kept]
+    given = {**ragged, "ids": ids[kept], "target_probs": drafted, "bonus_token_ids": torch.arange(num_requests)}
+    found["ragged-given"] = {**given, "draft_probs": q[kept]}
     if most:
         for name, value in {"nan": math.nan, "inf": math.inf, "three": 3.0}.items():
             bad = p.clone()
@@ -127,60 +165,92 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         cut = ids.clone()
         cut[0, most // 2], cut[-1, 0] = -1, vocab_size
         found["placeholders"] = {**both, "ids": cut}
+        found["ragged-given-placeholders"] = {**given, "ids": torch.where(ids % 3 == 0, -1, ids)[kept]}
         found["bad-draft"] = {**both, "draft_probs": torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)}
+        logits, draft_logits = p.log() * 0.7, q.log() * 0.7
+        temperature = acceptlib.SamplingParams(temperature=torch.arange(num_requests) % 3 * 0.6)
+        both_logits = {"ids": ids, "target_logits": logits, "draft_logits": draft_logits}
+        found["logits"] = {**both_logits, "logprobs": True}
+        found["logits-temperature"] = {**both_logits, "sampling": temperature}
+        found["logits-half"] = {**both_logits, "target_logits": logits.half(), "draft_logits": draft_logits.bfloat16()}
+        found["logits-one-hot"] = {"ids": ids, "target_logits": logits, "sampling": temperature}
+        found["logits-and-probs"] = {"ids": ids, "target_logits": logits, "draft_probs": q}
+        rest = {name: value for name, value in ragged.items() if name != "target_probs"}
+        found["ragged-logits"] = {
+            **rest,
+            "ids": ids[kept],
+            "target_logits": logits[rows],
+            "draft_logits": draft_logits[kept],
+        }
+        bad_logits = logits.clone()
+        bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
+        found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
-    return found
+    return {name: found[name] for name in LONG} if most > 64 else found
 
 
 def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
-    """Return an empty string if both engines do the same, else what differs."""
+    """Return an empty string if both engines do the same, for small and for large batches, else what differs."""
+    expected = run(torch_engine.verify, strategy, arguments)
+    sizes = [1 << 30, 1] if strategy.plan.traits.stop == "first_rejection" else [1]
+    for engine.LARGE_BLOCKS in sizes:
+        found = run(engine.verify, strategy, arguments)
+        if isinstance(expected, str) or isinstance(found, str):
+            return f"{expected} and {found}"
+        different = [name for name in FIELDS if not torch.equal(getattr(expected, name), getattr(found, name))]
+        if different:
+            return "; ".join(f"{name}: {getattr(expected, name)} and {getattr(found, name)}" for name in different)
+        if expected.num_passed is not None and found.num_passed is not None:
+            torch.testing.assert_close(found.num_passed, expected.num_passed, rtol=0, atol=0)
+        if expected.logprobs is not None and found.logprobs is not None:
+            torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5, equal_nan=True)
+    return ""
+
+
+def run(
+    verify: Callable[[Plan, Inputs], VerifyResult], strategy: AcceptanceStrategy, arguments: dict[str, object]
+) -> VerifyResult | str:
+    """Return what an engine makes of a call, or what is wrong with the offsets that it leaves."""
     rest = {name: value for name, value in arguments.items() if name != "ids"}
-    ids = arguments["ids"]
+    ids, cu = arguments["ids"], rest.get("cu_num_draft_tokens")
     assert isinstance(ids, torch.Tensor)
-    results: list[VerifyResult] = []
-    for run in (torch_engine.verify, engine.verify):
-        if "uniforms" not in rest:
-            cu = rest.get("cu_num_draft_tokens")
-            count = len(cu) - 1 if isinstance(cu, torch.Tensor) else len(ids)
-            rest["rng"] = acceptlib.Rng(seeds=torch.arange(count) * 31 - 7, offsets=torch.full((count,), 2**40 + 5))
-        results.append(run(strategy.plan, inputs(ids, **rest)))
-        rng = rest.get("rng")
-        if isinstance(rng, acceptlib.Rng) and not bool((rng.offsets == 2**40 + 6).all()):
-            return f"offsets {rng.offsets.tolist()}"
-    expected, found = results
-    different = [name for name in FIELDS if not torch.equal(getattr(expected, name), getattr(found, name))]
-    return "; ".join(f"{name}: {getattr(expected, name)} and {getattr(found, name)}" for name in different)
+    count = len(cu) - 1 if isinstance(cu, torch.Tensor) else len(ids)
+    if "uniforms" not in rest:
+        rest["rng"] = acceptlib.Rng(seeds=torch.arange(count) * 31 - 7, offsets=torch.full((count,), 2**40 + 5))
+    if strategy.plan.traits.state:
+        rest["state_names"] = strategy.plan.traits.state
+        rest["state"] = {name: torch.arange(count) % 2 == 0 for name in strategy.plan.traits.state}
+    num_passed = bool(rest.pop("num_passed", False))
+    call = inputs(ids, **rest)
+    if num_passed:
+        out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, logprobs=False, num_passed=True)
+        call = dataclasses.replace(call, out=out)
+    result = verify(strategy.plan, call)
+    rng = rest.get("rng")
+    moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 6).all())
+    return result if moved else f"offsets {rng.offsets.tolist()}"
 
 
-def compile_only(strategy: AcceptanceStrategy, target: str, *, ragged: bool) -> str:
-    """Return an empty string if the kernel compiles to a binary."""
-    constants, _ = engine.bound(strategy.plan, torch.device("cpu"))
-    constants = {
-        **constants,
-        "RAGGED": ragged,
-        "HAS_DRAFT": ragged,
-        "HAS_BONUS": not ragged,
-        "EXPLICIT": False,
-        "FLAT_UNIFORMS": False,
-        "ALIGNED": ragged,
-        "BLOCK": engine.BLOCK,
-        "MAX_BLOCKS": 32,
-    }
-    pointers = {
-        "token_ids_ptr num_accepted_ptr num_emitted_ptr arrived_ptr cu_ptr": "*i32",
-        "status_ptr": "*i8",
-        "sums_ptr ids_ptr emit_ptr seeds_ptr offsets_ptr bonus_ptr": "*i64",
-        "masses_ptr target_ptr draft_ptr": "*fp32",
-        "accept_ptr tables_ptr": "*fp64",
-    }
-    signature = dict.fromkeys(verify_probs_kernel.arg_names, "i32") | dict.fromkeys(constants, "constexpr")
-    for names, kind in pointers.items():
-        signature |= dict.fromkeys(names.split(), kind)
-    positions = {(verify_probs_kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=verify_probs_kernel, signature=signature, constexprs=positions)
-    options = {"enable_fp_fusion": False, "num_warps": engine.NUM_WARPS}
-    kernel = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
-    return "" if {"cubin", "hsaco"} & kernel.asm.keys() else f"no binary in {sorted(kernel.asm)}"
+def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str, object]) -> str:
+    """Return an empty string if every stage of a call compiles to a binary."""
+    launched: list[tuple[object, ...]] = []
+    with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
+        run(engine.verify, strategy, arguments)
+    names, problems = kernels.verify_kernel.arg_names, []
+    for (_, stage, first, _), _, warps, values, call in launched:
+        assert isinstance(values, tuple)
+        signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in values]
+        constants = (call, stage, first, target == "cuda:90")
+        positions = {(len(values) + index,): value for index, value in enumerate(constants)}
+        source = ASTSource(
+            fn=kernels.verify_kernel,
+            signature=dict(zip(names, [*signature, *["constexpr"] * len(constants)], strict=True)),
+            constexprs=positions,
+        )
+        options = {"enable_fp_fusion": False, "num_warps": warps}
+        asm = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm
+        problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{stage}: no binary in {sorted(asm)}"]
+    return "; ".join(problems) if launched else "nothing was launched"
 
 
 def labels(mode: str) -> list[str]:
@@ -191,16 +261,19 @@ def labels(mode: str) -> list[str]:
             for name in strategies()
             for shape, sizes in SHAPES.items()
             for call in calls(sizes)
+            if name in WHOLE or call in CORE
         ]
-    return [f"{name}-{layout}" for name in strategies() for layout in ("ragged", "padded")]
+    return [f"{name}-{call}" for name in strategies() for call in COMPILED]
 
 
 def run_apart(mode: str, path: Path) -> dict[str, str]:
-    """Run this script in a process of its own; return what is wrong by case, empty where nothing is."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if mode == "interpreted" else "0"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, __file__, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
-    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    """Run this script in a process of its own, once for all workers; return what is wrong by case."""
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            environment = {**os.environ, "TRITON_INTERPRET": "1" if mode == "interpreted" else "0"}
+            environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+            subprocess.run([sys.executable, __file__, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
+        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def main(mode: str, path: str) -> None:
@@ -208,15 +281,19 @@ def main(mode: str, path: str) -> None:
     torch.set_num_threads(1)
     results = {}
     if mode == "interpreted":
-        engine.BLOCK = 256  # so that small vocabularies have several blocks too
+        # Small blocks, so that small vocabularies have several too.
+        engine.BLOCK = 256
+        engine.SMALL, engine.LARGE = (tuning._replace(emit_block=128) for tuning in (engine.SMALL, engine.LARGE))
         for shape, sizes in SHAPES.items():
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():
-                    results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
+                    if name in WHOLE or call in CORE:
+                        results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
     else:
-        for name, strategy in strategies().items():
-            for layout in ("ragged", "padded"):
-                results[f"{name}-{layout}"] = compile_only(strategy, mode, ragged=layout == "ragged")
+        for call in COMPILED:
+            arguments = calls(SHAPES["B3-K3-V50"])[call]
+            for name, strategy in strategies().items():
+                results[f"{name}-{call}"] = compile_only(strategy, mode, arguments)
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -7,11 +7,14 @@ never drawn.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words
 from acceptlib.engine.scratch import to_fixed
+
+if TYPE_CHECKING:
+    import torch
 
 WEIGHT_SCALE = 2.0**60
 BLOCK = 2048
@@ -36,7 +39,7 @@ def draw(weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 
 def _search(blocks: Words, sums: Words, bits: Words) -> Words:
-    """Return the first entry of each row [n, blocks, BLOCK] whose running sum exceeds r, given the sums of its blocks."""
+    """Return each row's first entry whose running sum exceeds r, from [n, blocks, BLOCK] and the sums of blocks."""
     row = arange(len(blocks), blocks)
     ends = sums.cumsum(1)
     threshold = multiply_high(bits, ends[:, -1])[:, None]

@@ -14,7 +14,7 @@ import torch
 
 from acceptlib.arrays import Words, as_words
 from acceptlib.engine.scratch import scratch, to_fixed
-from acceptlib.inputs import Rows, row_parameters
+from acceptlib.inputs import Rows, make_rows
 from acceptlib.sampling import SamplingParams
 
 MASS_SCALE: Final = 2.0**42
@@ -55,7 +55,7 @@ def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
         InputError: The parameters do not fit the logits.
     """
     num_requests, vocab_size = logits.shape[0], logits.shape[-1]
-    rows = Rows(logits, is_logits=True, **row_parameters("sampling", sampling, logits, num_requests))
+    rows = make_rows("sampling", sampling, logits, num_requests, is_logits=True)
     request = torch.arange(num_requests, device=logits.device)
     request = request.repeat_interleave(logits.shape[:-1].numel() // max(num_requests, 1))
     bitmask = None if rows.bitmask is None else rows.bitmask.reshape(len(request), -1)

@@ -17,7 +17,7 @@ from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, 
 from acceptlib.engine import decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
-from acceptlib.engine.rows import Layout, RowReader
+from acceptlib.engine.rows import AT_ONCE_BYTES, Layout, RowReader
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
 
@@ -25,6 +25,9 @@ OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID = map(
     int, (Status.OK, Status.INVALID_ROW, Status.UNNORMALIZED_ROW, Status.INVALID_TOKEN_ID)
 )
 """Plain numbers: beside an enum's member NumPy takes several times as long."""
+
+PROBS = frozenset({"target_prob", "draft_prob"})
+"""Quantities that are one entry of a row."""
 
 SCRATCH_BYTES = 2 << 20
 """Size of one chunk of float32 rows: a few of them fit into a core's cache."""
@@ -71,25 +74,58 @@ class _Step:
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
+        self.wanted = plan.reads & {*PROBS, "target_max_prob", "draft_max_prob", "target_top_entropy"}
+        self.wanted |= {*plan.used_row_sums} | ({"target_prob"} if inputs.logprobs else set())
+        self.flat: decide.Values = {}
 
     def run(self, out: VerifyResult) -> None:
         """Decide, draw and write."""
         plan, layout = self.plan, self.layout
         accept_uniforms, emit_bits = self._uniforms()
-        self.values |= {name: layout.to_grid(value) for name, value in self._row_scalars().items()}
-        faults = self._position_faults()
-        self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
-        h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
-        sound = (faults == OK) & layout.valid
-        accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
+        for some in self._passes():
+            self._read(some)
+            faults = self._position_faults()
+            self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
+            h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
+            sound = (faults == OK) & layout.valid
+            self.accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
+        if out.num_passed is not None:
+            as_words(out.num_passed)[:] = self.accepted.sum(1)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
-        stop = decide.stop_position(plan, accepted, may_stand, layout.num_draft_tokens)
+        stop = decide.stop_position(plan, self.accepted, may_stand, layout.num_draft_tokens)
         stop = stop * (layout.faults == OK)
         at_stop = layout.position == stop[:, None]
         status = ops.where(layout.faults == OK, (faults * at_stop).sum(1), layout.faults)
         self._write(out, stop, status, *self._emit(stop, emit_bits))
+
+    def _passes(self) -> Iterator[slice | Words]:
+        """Yield the flat positions to read at a time: all of them, if possible without reading rows in vain.
+
+        Where many whole rows are needed, and the host may look at what they gave, they are read position by position,
+        and only for requests that still stand.
+        """
+        plan, layout = self.plan, self.layout
+        readers = [reader for reader in (self.target, self.draft) if reader is not None]
+        whole_rows = bool(self.wanted - PROBS) or (bool(self.wanted) and any(reader.is_logits for reader in readers))
+        if (
+            whole_rows
+            and plan.traits.stop == "first_rejection"
+            and plan.reads.isdisjoint({"is_target_argmax", "next_residual_mass"})
+            and (self.inputs.out is None or self.inputs.out.num_passed is None)  # which counts positions past the stop
+            and 4 * len(layout.flat_ids) * self.inputs.vocab_size > AT_ONCE_BYTES
+            and isinstance(layout.flat_ids, np.ndarray)
+        ):
+            for position in range(layout.shape[1]):
+                stands = layout.flat_position == position
+                if position:
+                    stands &= self.accepted[:, :position].all(1)[layout.flat_request]
+                if not stands.any():
+                    return
+                yield np.flatnonzero(stands)
+        else:
+            yield slice(None)
 
     def _uniforms(self) -> tuple[Words, torch.Tensor]:
         uniforms = self.inputs.uniforms
@@ -100,45 +136,55 @@ class _Step:
         accept = as_words(uniforms.accept)
         return (self.layout.to_grid(accept) if accept.ndim == 1 else accept), uniforms.emit
 
-    def _row_scalars(self) -> decide.Values:
-        """Return what rules read of the rows at each drafted position: [N] by name."""
-        plan, layout = self.plan, self.layout
-        wanted = plan.reads & {"target_prob", "draft_prob", "target_max_prob", "draft_max_prob", "target_top_entropy"}
-        wanted |= {*plan.used_row_sums} | ({"target_prob"} if self.inputs.logprobs else set())
+    def _read(self, some: slice | Words) -> None:
+        """Fill in what rules read of the rows at some flat positions."""
+        for name, value in self._row_scalars(some).items():
+            flat: Words = value
+            if not isinstance(some, slice):
+                flat = self.flat.setdefault(name, full(self.layout.flat_ids.shape, 0.0, value))
+                flat[some] = value
+            self.values[name] = self.layout.to_grid(flat)
+
+    def _row_scalars(self, some: slice | Words) -> decide.Values:
+        """Return what rules read of the rows at some flat positions: [n] by name."""
+        request, position, ids = (
+            self.layout.flat_request[some],
+            self.layout.flat_position[some],
+            self.layout.flat_ids[some],
+        )
         values: decide.Values = {}
-        if "is_target_argmax" in plan.reads:
-            best, values["has_law"] = self.target.argmax(layout.flat_request, layout.flat_position, every_row=True)
-            values["is_target_argmax"] = best == layout.flat_ids
-        if "draft_token_id" in plan.reads:
-            values["draft_token_id"] = float64(layout.flat_ids)
-        readers = [reader for reader in (self.target, self.draft) if reader is not None]
-        if wanted and wanted <= {"target_prob", "draft_prob"}:
-            values |= {f"{reader.model}_prob": reader.probs_at_flat_ids() for reader in readers}
-        elif wanted:
-            parts = [self._reductions(chunk, wanted) for chunk in self._chunks(len(layout.flat_ids))]
-            values |= {name: as_words(torch.cat([part[name] for part in parts])) for name in wanted if parts}
-            values |= {name: float64(layout.flat_ids) for name in wanted if not parts}
+        if "is_target_argmax" in self.plan.reads:
+            best, values["has_law"] = self.target.argmax(request, position, every_row=True)
+            values["is_target_argmax"] = best == ids
+        if "draft_token_id" in self.plan.reads:
+            values["draft_token_id"] = float64(ids)
+        if not len(ids):
+            values |= {name: float64(ids) for name in self.wanted}
+        elif self.wanted and self.wanted <= PROBS:
+            readers = (reader for reader in (self.target, self.draft) if reader is not None)
+            values |= {f"{reader.model}_prob": reader.probs(request, position, ids) for reader in readers}
+        elif self.wanted:
+            parts = [self._reductions(request[c], position[c], ids[c]) for c in self._chunks(len(ids))]
+            values |= {name: as_words(torch.cat([part[name] for part in parts])) for name in self.wanted}
         if "draft_prob" in values:
             values["draft_prob"] = ops.where(values["draft_prob"] > 0, values["draft_prob"], 0.0)
-        elif "draft_prob" in wanted:
-            values["draft_prob"] = full(layout.flat_ids.shape, 1.0, layout.flat_ids)
+        elif "draft_prob" in self.wanted:
+            values["draft_prob"] = full(ids.shape, 1.0, ids)
         return values
 
-    def _reductions(self, chunk: slice, wanted: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Return scalars that need whole rows, for some flat positions: [n] float64 by name."""
-        request, position = self._flat(chunk)
-        ids = as_tensor(self.layout.flat_ids[chunk, None])
+    def _reductions(self, request: Words, position: Words, ids: Words) -> dict[str, torch.Tensor]:
+        """Return scalars that need whole rows, for drafted tokens at some positions: [n] float64 by name."""
         elements, _ = self._elements(request, position)
         p, q = elements["p"], elements["q"]
         found = {
-            "target_prob": p.gather(1, ids)[:, 0].to(torch.float64),
-            "draft_prob": q.gather(1, ids)[:, 0].to(torch.float64),
+            "target_prob": p.gather(1, as_tensor(ids)[:, None])[:, 0].to(torch.float64),
+            "draft_prob": q.gather(1, as_tensor(ids)[:, None])[:, 0].to(torch.float64),
         }
-        if "target_max_prob" in wanted:
+        if "target_max_prob" in self.wanted:
             found["target_max_prob"] = p.amax(1).to(torch.float64)
-        if "draft_max_prob" in wanted:
+        if "draft_max_prob" in self.wanted:
             found["draft_max_prob"] = q.amax(1).to(torch.float64)
-        if "target_top_entropy" in wanted:
+        if "target_top_entropy" in self.wanted:
             top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
             top = top / top.sum(1, keepdim=True)
             found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
@@ -154,8 +200,9 @@ class _Step:
         layout = self.layout
         masses = []
         for chunk in self._chunks(len(layout.flat_ids)):
-            elements, _ = self._elements(*self._flat(chunk))
-            residual = self._residual(*self._flat(chunk), elements)
+            request, position = layout.flat_request[chunk], layout.flat_position[chunk]
+            elements, _ = self._elements(request, position)
+            residual = self._residual(request, position, elements)
             masses.append(to_fixed(residual.clamp(min=0).nan_to_num_(0.0, posinf=0.0), WEIGHT_SCALE).sum(1))
         mass = full(layout.shape, 0.0, self.carry)
         if masses:
@@ -196,7 +243,8 @@ class _Step:
             for name, value in scalars.items()
         }
         weights = call(residual, {**scalars, **elements}, self.numbers)
-        return decide.broadcast(weights, elements["p"]).to(torch.float32)
+        row: torch.Tensor = decide.broadcast(weights, elements["p"])
+        return row.to(torch.float32)
 
     def _position_faults(self) -> Words:
         """Return the `Status` of each drafted position by itself: [B, K] int64."""
@@ -222,35 +270,37 @@ class _Step:
         plan, traits = self.plan, self.plan.traits
         request = self.layout.request[chunk]
         is_bonus = position == self.layout.num_draft_tokens[chunk]
-        status = position * 0
-        token = prob = None
-        if plan.samples or plan.residual is not None or self.inputs.logprobs:
+        takes_given = is_bonus & self.layout.reached_end[chunk] & (self.inputs.bonus_token_ids is not None)
+        takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
+        draws = ~(takes_given | takes_best)
+        status = token = position * 0
+        prob = None
+        # Where bonus tokens are given and nothing was drafted there may be no row at all.
+        has_rows = self.inputs.target.data.numel() > 0
+        if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
             p, weights, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
-            token = as_words(draw(weights, bits)) if plan.samples else as_words(weights.argmax(1))
-        if "argmax" in {traits.recovered, traits.bonus}:
+            if plan.samples and may_hold(draws):
+                token = as_words(draw(weights, bits))
+        if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
                 best = as_words(weights.argmax(1))
-            takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
-            token = best if token is None else ops.where(takes_best, best, token)
-        assert token is not None  # noqa: S101 - a strategy samples or takes the argmax
+            token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
             outside = (given < 0) | (given >= self.inputs.vocab_size)
-            token = ops.where(is_bonus, given * ~outside, token)
-            status = ops.where(is_bonus, outside * INVALID_TOKEN_ID, status)
+            token = ops.where(takes_given, given * ~outside, token)
+            status = ops.where(takes_given, outside * INVALID_TOKEN_ID, status)
         if self.inputs.logprobs:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
-    def _weights(
-        self, request: Words, position: Words, is_bonus: Words
-    ) -> tuple[torch.Tensor, torch.Tensor, Words]:
+    def _weights(self, request: Words, position: Words, is_bonus: Words) -> tuple[torch.Tensor, torch.Tensor, Words]:
         """Return the target's rows, the weights of the draw, and the rows' `Status`."""
         if self.plan.residual is None or not self.layout.shape[1]:
             p = residual = self.target.rows(request, position)
@@ -294,9 +344,6 @@ class _Step:
         as_words(out.num_accepted)[:] = stop
         as_words(out.num_emitted)[:] = stop + emitted
         as_words(out.status)[:] = status
-
-    def _flat(self, chunk: slice) -> tuple[Words, Words]:
-        return self.layout.flat_request[chunk], self.layout.flat_position[chunk]
 
     def _chunks(self, length: int) -> Iterator[slice]:
         for start in range(0, length, self.chunk):

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import decide, random, reduce, rows
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rows import TARGET
 
 
 @triton.jit
@@ -39,8 +39,9 @@ def emit(
         code = tl.load(stop_ptr, cache_modifier=".cg")
         length = decide.length_of(request, count)
         stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
+        passed = length
     else:
-        stop, length = decide.first_rejection(count, request, target, draft, CALL)
+        stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
     is_bonus = stop == length
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(program, stop, stop < length, request, target, draft, CALL.emit_block, CALL)
@@ -73,7 +74,8 @@ def emit(
             stop, is_bonus, takes_best, known, row, request, target, draft, partials_ptr, num_blocks, emit_ptr, CALL
         )
         if CALL.has_bonus:
-            if is_bonus:
+            # In the ragged layout a placeholder that ended the chain before its count has its own row.
+            if stop == (count if CALL.ragged else length):
                 token = tl.load(bonus_ptr).to(tl.int64)
                 row_fault = tl.where((token >= 0) & (token < request[1]), 0, 3)
         if not is_bonus:
@@ -81,7 +83,11 @@ def emit(
             own = decide.token_fault(row[0], row[1][0], row[2], request[1], CALL)
             row_fault = tl.where(own == 0, row_fault, own)
         fault = tl.where(fault == 0, row_fault, fault)
-        write(stop, token, p, fault, length, request, target, draft, row, out, most, CALL)
+        write(stop, token, p, fault, request, target, out, most, CALL)
+        if CALL.counts_passed:
+            if CALL.decided:
+                _, _, passed = decide.first_rejection(count, request, target, draft, CALL)
+            tl.store(out[5], passed)
         if not CALL.explicit:
             tl.store(offsets_ptr, request[4][3] + 1)
         tl.store(arrived_ptr, 0)
@@ -102,7 +108,7 @@ def mass(masses_ptr, num_blocks, CALL: tl.constexpr):
 @triton.jit
 def weigh(raw, from_target, row, request, target, draft, CALL: tl.constexpr):
     """Return entry numbers, p, q and the draw's weights of a loaded block, [BLOCK]."""
-    entry, p, q, is_drafted = reduce.elements(raw, row, request, target, draft, CALL)
+    entry, p, q, is_drafted = reduce.elements(raw, row, target, draft, CALL)
     weights = p
     if CALL.residual is not None:
         numbers = (p, q, is_drafted) + reduce.as_rows(row[1])  # noqa: RUF005 - what Triton compiles
@@ -170,7 +176,9 @@ def choose(
                 found = tl.min(tl.where(largest == most, index, num_blocks - 1), 0)
         raw = reduce.load_block(found, stop, is_bonus == 0, request, target, draft, CALL.emit_block, CALL)
         entry, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
-        token = found.to(tl.int64) * CALL.emit_block + tl.sum((tl.cumsum(rows.fixed(weights), 0) <= rest).to(tl.int32), 0)
+        token = found.to(tl.int64) * CALL.emit_block + tl.sum(
+            (tl.cumsum(rows.fixed(weights), 0) <= rest).to(tl.int32), 0
+        )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if takes_best:
                 token = tl.min(tl.where(weights == most, entry, 2147483647), 0).to(tl.int64)
@@ -182,9 +190,9 @@ def choose(
 
 
 @triton.jit
-def write(stop, token, p, fault, length, request, target, draft, row, out, most, CALL: tl.constexpr):
+def write(stop, token, p, fault, request, target, out, most, CALL: tl.constexpr):
     """Write one request's result."""
-    token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr = out
+    token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr, _ = out
     # A fault of the whole request, found before any decision, keeps nothing.
     lane = tl.arange(0, 64)
     for base in range(0, most + 1, 64):

@@ -7,7 +7,8 @@
     decide    where to stop, if it depends on later positions
     emit      the decision of strategies that stop at the first rejection, and the draw
 
-From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a request.
+From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a
+request.
 """
 
 # ruff: noqa: N803 - kernels; their constants are in capitals
@@ -56,6 +57,7 @@ class Call:
     ragged: bool
     has_draft: bool
     has_bonus: bool
+    has_bonus_rows: bool
     explicit: bool
     flat_uniforms: bool
     logprobs: bool
@@ -63,6 +65,7 @@ class Call:
     logits: tuple[bool, bool]
     temperature: tuple[bool, bool]
     best: tuple[bool, bool]
+    counts_passed: bool
     lazy: bool
     decided: bool
     block: int
@@ -102,7 +105,8 @@ VARYING = [
 
 # Only rows are read in wide loads.
 UNALIGNED = [
-    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "counters_ptr"),
+    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "num_passed_ptr"),
+    "counters_ptr",
     *("workspace_ptr", "target_temperature_ptr", "draft_temperature_ptr", "ids_ptr", "cu_ptr", "accept_ptr"),
     *("emit_ptr", "seeds_ptr", "offsets_ptr", "bonus_ptr", "tables_ptr", "state_ptr"),
 ]
@@ -115,9 +119,10 @@ def verify_kernel(
     num_emitted_ptr,  # [B] int32
     status_ptr,  # [B] int8
     logprobs_ptr,  # [B, K+1] float32
+    num_passed_ptr,  # [B] int32
     counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `engine.words` counts them
-    target_ptr,  # [B, K+1, V] or [T+B, V]
+    target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride,
     target_row_stride,
     target_stride,
@@ -178,7 +183,9 @@ def verify_kernel(
     draft_partials_ptr = workspace_ptr + 2 * num_rows * num_blocks
     scalars_ptr = draft_partials_ptr + 2 * num_positions.to(tl.int64) * num_blocks
     sums_ptr = scalars_ptr + len(CALL.scalars) * num_positions.to(tl.int64)
-    own_ptr = sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
+    own_ptr = (
+        sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
+    )
     own_ptr += number * 3 * num_emit_blocks
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
@@ -193,6 +200,8 @@ def verify_kernel(
         num_rows,
         number,
         start + number,
+        start + number if CALL.has_bonus_rows else start,
+        count + 1 if CALL.has_bonus_rows else count,
         num_blocks,
         CALL,
         TARGET,
@@ -208,13 +217,18 @@ def verify_kernel(
         num_positions.to(tl.int64),
         number,
         start,
+        start,
+        count,
         num_blocks,
         CALL,
         DRAFT,
     )
     fault = tl.where(fault == 0, tl.maximum(target_fault, draft_fault), fault)
     count = tl.where(fault == 0, count, 0)
-    ids = (ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride), ids_stride)
+    ids = (
+        ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride),
+        ids_stride,
+    )
     seed = tl.full((), 0, tl.int64)
     offset = tl.full((), 0, tl.int64)
     if CALL.explicit:
@@ -249,7 +263,7 @@ def verify_kernel(
         reduce.sum_residual(position, count, program, request, target, draft, partials, arrived_ptr, CALL)
     elif STAGE == "decide":
         if CALL.stop == "first_rejection":
-            stop, _ = decide.first_rejection(count, request, target, draft, CALL)
+            stop, _, _ = decide.first_rejection(count, request, target, draft, CALL)
         elif CALL.stop == "last_acceptance":
             stop = decide.last_acceptance(count, request, target, draft, CALL)
         else:
@@ -263,6 +277,7 @@ def verify_kernel(
             num_emitted_ptr + number,
             status_ptr + number,
             logprobs_ptr + row,
+            num_passed_ptr + number,
         )
         counters = (stop_ptr, counters_ptr + number, arrived_ptr, 3 * (max_num_draft_tokens + 1))
         emit.emit(

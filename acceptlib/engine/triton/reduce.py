@@ -5,7 +5,7 @@ rejection and there are rows enough, a row's last program decides its position, 
 leave: these rows are never read.
 """
 
-# ruff: noqa: N803, RUF005 - jit functions; their constants are in capitals
+# ruff: noqa: N803, N806, RET505, RUF005 - jit functions; their constants are in capitals
 
 import triton
 import triton.language as tl
@@ -48,7 +48,7 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
         length = decide.length_of(request, count)
         raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
         row = open_row(position, length, request, target, draft, CALL)
-        entry, p, q, is_drafted = elements(raw, row, request, target, draft, CALL)
+        entry, p, q, is_drafted = elements(raw, row, target, draft, CALL)
         inside = entry < request[1]
         numbers = (p, q, is_drafted) + as_rows(row[1])
         for i in tl.static_range(len(CALL.sums)):
@@ -89,7 +89,7 @@ def sum_residual(position, count, block, request, target, draft, partials, arriv
         if position < length:
             raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
             row = open_row(position, length, request, target, draft, CALL)
-            entry, p, q, is_drafted = elements(raw, row, request, target, draft, CALL)
+            entry, p, q, is_drafted = elements(raw, row, target, draft, CALL)
             weights = p
             if CALL.residual is not None:
                 numbers = (p, q, is_drafted) + as_rows(row[1])
@@ -176,23 +176,25 @@ def load_block(block, position, drafted, request, target, draft, BLOCK: tl.const
     # A greedy row is known without reading it.
     read = inside
     if CALL.temperature[TARGET]:
-        read = inside & (target[4] > 0)
+        read = inside & (tl.zeros(entry.shape, tl.float32) + target[4] > 0)
     x = rows.load(target, position, entry, read, 0.0, CALL)
     y = x
     if CALL.has_draft:
         read = inside & (tl.zeros_like(entry) + drafted.to(tl.int32) != 0)
         if CALL.temperature[DRAFT]:
-            read = read & (draft[4] > 0)
+            read = read & (tl.zeros(entry.shape, tl.float32) + draft[4] > 0)
         y = rows.load(draft, position, entry, read, 0.0, CALL)
     return entry, x, y
 
 
 @triton.jit
-def elements(raw, row, request, target, draft, CALL: tl.constexpr):
+def elements(raw, row, target, draft, CALL: tl.constexpr):
     """Return entry numbers, p, q and is_drafted of a loaded block, [BLOCK]."""
     entry, x, y = raw
     token, _, target_law, draft_law = row
     p = rows.prob(x, entry, target, target_law, CALL, TARGET)
+    if CALL.logits[TARGET]:
+        p = tl.where(entry < target[3], p, 0.0)
     is_drafted = entry == token
     q = is_drafted.to(tl.float32)
     if CALL.has_draft:
@@ -214,7 +216,7 @@ def as_rows(scalars):
 
 @triton.jit
 def _as_row(scalar):
-    if scalar.dtype == tl.int1:  # noqa: RET505 - branches on what is known when compiling
+    if scalar.dtype == tl.int1:
         return scalar
     else:
         return scalar.to(tl.float32)
