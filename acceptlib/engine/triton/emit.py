@@ -151,8 +151,10 @@ def choose(
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
                     sums = tl.where(index == b, tl.sum(rows.fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
-        invalid = (total <= 0) | (target_law[0] != target_law[0])
-        unnormalized = mass(masses_ptr, num_blocks, CALL) > 4
+        w_mass = mass(masses_ptr, num_blocks, CALL)
+        # A total of weights too large wraps around, to 0 even: the sum in floats tells.
+        invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
+        unnormalized = w_mass > 4
         if CALL.given_probs:
             p_mass = mass(masses_ptr + num_blocks, num_blocks, CALL)
             q_mass = mass(masses_ptr + 2 * num_blocks, num_blocks, CALL)
