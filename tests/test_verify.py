@@ -11,7 +11,8 @@ import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import Rng, SamplingParams, Uniforms, VerifyResult
+from acceptlib import LogitBias, Rng, SamplingParams, Uniforms, VerifyResult
+from acceptlib.engine import process
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.testing.checks.execution import NoWaiting
 
@@ -380,13 +381,12 @@ def test_callers_tensors_are_never_written(setting: str, layout: str, form: str)
 @settings
 def test_rows_that_require_grad(setting: str, form: str) -> None:
     requests = mixed(8)
-    wanted = support.verify(setting, requests, "padded", form, logprobs=True)
+    temperature = torch.linspace(0.5, 2, 8)
+    sampling = {"sampling": SamplingParams(temperature=temperature)} if form == "logits" else {}
+    wanted = support.verify(setting, requests, "padded", form, logprobs=True, **sampling)
     arguments = support.lay_out(requests, "padded", form)
-    for name in (f"target_{form}", f"draft_{form}"):
-        arguments[name].requires_grad_()
-    sampling = {}
-    if form == "logits":
-        sampling = {"sampling": SamplingParams(temperature=torch.ones(8, requires_grad=True))}
+    for tensor in (arguments[f"target_{form}"], arguments[f"draft_{form}"], temperature):
+        tensor.requires_grad_()
     result = support.create(setting).verify(**arguments, **sampling, logprobs=True, rng=support.streams(range(8)))
     support.same(result, wanted)
     assert result.logprobs is not None
@@ -551,7 +551,8 @@ def test_waiting_is_noticed(waits: Any) -> None:
 @forms
 @layouts
 @settings
-def test_verify_never_waits(setting: str, layout: str, form: str) -> None:
+def test_verify_never_waits(setting: str, layout: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_readable", lambda _tensor: False)  # as on a device
     requests = mixed(9)
     requests[2].p[1] = torch.nan  # marking a request must not wait either
     out = VerifyResult.empty(9, 4, torch.device("cpu"), logprobs=True)
@@ -560,7 +561,14 @@ def test_verify_never_waits(setting: str, layout: str, form: str) -> None:
         if extra:
             arguments |= {"bonus_token_ids": torch.arange(9), "logprobs": True, "out": out}
         if extra and form == "logits":
-            arguments["sampling"] = SamplingParams(temperature=torch.linspace(0, 2, 9))
+            arguments["sampling"] = SamplingParams(
+                temperature=torch.linspace(0, 2, 9),
+                top_k=torch.arange(9) if draft else 4,
+                top_p=torch.linspace(0.2, 1, 9),
+                min_p=0.1,
+                allowed_token_bitmask=torch.full((*arguments["target_logits"].shape[:-1], 1), -3, dtype=torch.int32),
+                logit_bias=LogitBias(torch.arange(9)[:, None], torch.ones(9, 1)),
+            )
         strategy = support.create(setting)
         for rng in (support.streams(range(9)), 5, torch.Generator().manual_seed(1)):
             with NoWaiting():
