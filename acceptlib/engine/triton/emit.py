@@ -99,13 +99,6 @@ def emit(
 
 
 @triton.jit
-def mass(masses_ptr, num_blocks, CALL: tl.constexpr):
-    """Return a sum over the row from those of its blocks."""
-    index = tl.arange(0, CALL.max_emit_blocks)
-    return tl.sum(tl.load(masses_ptr + index, mask=index < num_blocks, other=0.0, cache_modifier=".cg"), 0)
-
-
-@triton.jit
 def weigh(raw, from_target, row, request, target, draft, CALL: tl.constexpr):
     """Return entry numbers, p, q and the draw's weights of a loaded block, [BLOCK]."""
     entry, p, q, is_drafted = reduce.elements(raw, row, target, draft, CALL)
@@ -140,7 +133,13 @@ def choose(
         index = tl.arange(0, CALL.max_emit_blocks)
         used = index < num_blocks
         sums = tl.load(partials_ptr + index, mask=used, other=0, cache_modifier=".cg")
-        total = tl.sum(sums, 0)
+        w_masses = tl.load(masses_ptr + index, mask=used, other=0.0, cache_modifier=".cg")
+        if CALL.given_probs:
+            p_masses = tl.load(masses_ptr + num_blocks + index, mask=used, other=0.0, cache_modifier=".cg")
+            q_masses = tl.load(masses_ptr + 2 * num_blocks + index, mask=used, other=0.0, cache_modifier=".cg")
+            total, w_mass, p_mass, q_mass = tl.reduce((sums, w_masses, p_masses, q_masses), 0, _add_four)
+        else:
+            total, w_mass = tl.reduce((sums, w_masses), 0, _add_two)
         from_target = is_bonus
         if CALL.residual is not None:
             if (total == 0) & (is_bonus == 0):
@@ -151,13 +150,10 @@ def choose(
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
                     sums = tl.where(index == b, tl.sum(rows.fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
-        w_mass = mass(masses_ptr, num_blocks, CALL)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
         unnormalized = w_mass > 4
         if CALL.given_probs:
-            p_mass = mass(masses_ptr + num_blocks, num_blocks, CALL)
-            q_mass = mass(masses_ptr + 2 * num_blocks, num_blocks, CALL)
             unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
             invalid = invalid | ((p_mass < float("inf")) == 0)
         row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
@@ -169,8 +165,10 @@ def choose(
             bits = random.bits(request[4][2], request[4][3])
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
         ends = tl.cumsum(sums, 0)
-        found = tl.minimum(tl.sum(((ends <= r) & used).to(tl.int32), 0), num_blocks - 1)
-        rest = r - tl.sum(tl.where(index < found, sums, 0), 0)
+        below = (ends <= r) & used
+        found, taken = tl.reduce((below.to(tl.int32), tl.where(below, ends, 0)), 0, _count_and_largest)
+        found = tl.minimum(found, num_blocks - 1)
+        rest = r - taken
         if CALL.residual is not None and CALL.recovered == "argmax":
             largest = tl.load(masses_ptr + 3 * num_blocks + index, mask=used, other=-1.0, cache_modifier=".cg")
             most = tl.max(largest, 0)
@@ -229,3 +227,9 @@ def _add_two(a, b, c, d):
 def _add_four(a, b, c, d, e, f, g, h):
     """Add two quadruples."""
     return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _count_and_largest(a, b, c, d):
+    """Add the first, and take the larger of the second."""
+    return a + c, tl.maximum(b, d)

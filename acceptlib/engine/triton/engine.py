@@ -24,20 +24,22 @@ class Tuning(NamedTuple):
         reduce_warps: Warps of a program that reduces rows.
         emit_warps: Warps of a program of the last stage.
         emit_block: Entries that such a program weighs at a time.
-        decides_first: Whether the stop is found before the last stage, as rows are read or by a stage of its own,
-            rather than by every program of the last stage. Rows beyond the stop are then left out.
+        decides_first: Whether the stop is found before the last stage rather than by every program of it.
+        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
+            own.
     """
 
     reduce_warps: int
     emit_warps: int
     emit_block: int
     decides_first: bool
+    lazy: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=1024, decides_first=False)
+SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=1024, decides_first=False, lazy=False)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, decides_first=True)
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, decides_first=True, lazy=True)
 """For throughput."""
 
 LARGE_BLOCKS = 128
@@ -52,6 +54,9 @@ ENOUGH_PROGRAMS = 528
 MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
+MOST_REQUESTS = 65535
+"""Requests of a call, at most: what a grid's second dimension holds."""
+
 ROUNDS = 8
 """Launches at most for row sums that are found lazily."""
 
@@ -62,6 +67,8 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
         return "the fused kernels know no sampling parameter but the temperature yet"
     if inputs.logprobs and not inputs.target.is_plain:
         return "the fused kernels do not return raw log-probabilities beside a temperature yet"
+    if inputs.num_requests > MOST_REQUESTS:
+        return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
@@ -91,8 +98,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_passed is not None,
         tuning,
         BLOCK,
-        num_blocks.bit_length(),
-        num_emit_blocks.bit_length(),
+        (num_blocks - 1).bit_length(),
+        (num_emit_blocks - 1).bit_length(),
     )
     counters, workspace = _scratch(
         device,
@@ -159,11 +166,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         if stage == "emit":
-            grid, warps = num_requests * num_programs, tuning.emit_warps
+            grid, warps = (num_programs, num_requests, 1), tuning.emit_warps
         elif first == last:
-            grid, warps = num_requests, 4
+            grid, warps = (1, num_requests, 1), 4
         else:
-            grid, warps = num_requests * num_blocks * (last - first), tuning.reduce_warps
+            grid, warps = (num_blocks, num_requests, last - first), tuning.reduce_warps
         launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
     if out.logprobs is not None and out.raw_logprobs is not None:
         out.raw_logprobs.copy_(out.logprobs)
@@ -173,15 +180,15 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
 _KERNELS: dict[tuple[Any, ...], Any] = {}
 
 
-def launch(key: tuple[Any, ...], grid: int, warps: int, arguments: tuple[Any, ...], call: Call) -> None:
+def launch(key: tuple[Any, ...], grid: tuple[int, int, int], warps: int, arguments: tuple[Any, ...], call: Call) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid, 1, 1](*arguments, *constants)
+        kernel[grid](*arguments, *constants)
         return
-    _KERNELS[key] = verify_kernel[grid, 1, 1](
+    _KERNELS[key] = verify_kernel[grid](
         *arguments,
         *constants,
         num_warps=warps,
@@ -300,7 +307,7 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     return Call(
         **rules,
         **given,
-        lazy=tuning.decides_first and reads_rows and leaves_rows_out,
+        lazy=tuning.lazy and reads_rows and leaves_rows_out,
         decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,

@@ -162,18 +162,9 @@ def verify_kernel(
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
     """Run one stage for one request."""
-    if STAGE == "emit":
-        program = tl.program_id(0) % num_programs
-        number = (tl.program_id(0) // num_programs).to(tl.int64)
-        position = 0
-    elif STAGE == "carry" or STAGE == "decide":  # noqa: PLR1714 - what Triton compiles
-        program = 0
-        number = tl.program_id(0).to(tl.int64)
-        position = 0
-    else:
-        program = tl.program_id(0) % num_blocks
-        number = ((tl.program_id(0) // num_blocks) % num_requests).to(tl.int64)
-        position = first_position + tl.program_id(0) // num_blocks // num_requests
+    program = tl.program_id(0)
+    number = tl.program_id(1).to(tl.int64)
+    position = first_position + tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
