@@ -38,6 +38,9 @@ QUANTITIES = (
 """What `values` begins with; then come the plan's scalars in the workspace, its tables and the caller's state."""
 
 
+DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
+
+
 @triton.jit
 def coded(position):
     """Return a position as a stop is kept, and back."""
@@ -119,7 +122,7 @@ def judge(position, length, request, target, draft, CALL: tl.constexpr):
     num_blocks = request[2]
     before_end = position < length
     ids = tokens_at(request, position, before_end, 0)
-    inside = before_end & (ids < request[1])
+    inside = before_end & (ids >= 0) & (ids < request[1])
     # Everything is loaded before anything is reduced: a reduction waits for what it reads.
     target_parts = rows.load_parts(target, position, inside, num_blocks, CALL, TARGET)
     draft_parts = target_parts
@@ -156,19 +159,23 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 @triton.jit
 def first_rejection(count, request, target, draft, CALL: tl.constexpr):
     """Return how many drafted tokens stand, the request's length, and how many tokens pass on their own."""
-    length = length_of(request, count)
+    length = count
+    if CALL.reads_length:
+        length = length_of(request, count)
+    end = length
     stop = length
     passed = length * 0
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, _ = judge(position, length, request, target, draft, CALL)
-        unsound = (position < length) & (sound == 0)
-        sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
-        rejected = (position < length) & (accepted == 0)
-        stop = tl.minimum(stop, tl.min(tl.where(rejected, position, length), 0))
+        accepted, sound, found = judge(position, length, request, target, draft, CALL)
+        first_unsound = tl.min(tl.where(sound, length, position), 0)
+        sound_length = tl.minimum(sound_length, first_unsound)
+        stop = tl.minimum(stop, tl.min(tl.where(accepted, length, position), 0))
+        # A placeholder is neither sound nor accepted.
+        end = tl.minimum(end, tl.min(tl.where(found[DRAFTED] < 0, position, length), 0))
         passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
-    return stop, length, passed
+    return stop, end, passed
 
 
 @triton.jit

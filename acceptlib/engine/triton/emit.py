@@ -1,7 +1,7 @@
 """The last stage: one draw a request at its stopping row, and the result.
 
-Every program reduces some blocks of the row's weights to one integer each. A request's last program to arrive scans
-these partial sums, searches one block, and writes the result.
+Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
+program to arrive scans these sums, searches one part, and writes the result.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals
@@ -24,7 +24,7 @@ def emit(
     request,
     target,
     draft,
-    partials_ptr,  # the request's: [num_blocks] int64, [4, num_blocks] float32
+    partials_ptr,  # the request's: [num_parts] int64, [num_parts] and [3, num_programs] float32
     counters,
     out,
     offsets_ptr,
@@ -50,8 +50,14 @@ def emit(
     known = takes_best
     if CALL.residual is not None:
         known = takes_best & is_bonus
-    masses_ptr = (partials_ptr + num_blocks).to(tl.pointer_type(tl.float32))
-    largest_ptr = masses_ptr + 3 * num_blocks
+    num_parts = num_blocks * CALL.emit_parts
+    largest_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32))
+    masses_ptr = largest_ptr + num_parts
+    part = tl.arange(0, CALL.emit_parts)
+    shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
+    w_mass = tl.zeros(raw[1].shape, tl.float32)
+    p_mass = w_mass
+    q_mass = w_mass
     # The argmax of a row of the target is in its law: nothing is left to reduce.
     for block in range(program, tl.where(known, 0, num_blocks), num_programs):
         following = reduce.load_block(
@@ -59,19 +65,37 @@ def emit(
         )
         _, p, q, weights = weigh(raw, is_bonus, row, request, target, draft, CALL)
         raw = following
+        at = block * CALL.emit_parts + part
+        tl.store(partials_ptr + at, tl.sum(tl.reshape(rows.fixed(weights), shape), 1))
         if CALL.recovered == "argmax":
-            tl.store(largest_ptr + block, tl.max(weights, 0))
+            tl.store(largest_ptr + at, tl.max(tl.reshape(weights, shape), 1))
+        w_mass += weights
         if CALL.given_probs:
-            total, w_mass, p_mass, q_mass = tl.reduce((rows.fixed(weights), weights, p, q), 0, _add_four)
-            tl.store(masses_ptr + num_blocks + block, p_mass)
-            tl.store(masses_ptr + 2 * num_blocks + block, q_mass)
+            p_mass += p
+            q_mass += q
+    if not known:
+        if CALL.given_probs:
+            w_total, p_total, q_total = tl.reduce((w_mass, p_mass, q_mass), 0, _add_three)
+            tl.store(masses_ptr + num_programs + program, p_total)
+            tl.store(masses_ptr + 2 * num_programs + program, q_total)
         else:
-            total, w_mass = tl.reduce((rows.fixed(weights), weights), 0, _add_two)
-        tl.store(partials_ptr + block, total)
-        tl.store(masses_ptr + block, w_mass)
+            w_total = tl.sum(w_mass, 0)
+        tl.store(masses_ptr + program, w_total)
     if reduce.arrive(arrived_ptr, num_programs):
         token, row_fault, p = choose(
-            stop, is_bonus, takes_best, known, row, request, target, draft, partials_ptr, num_blocks, emit_ptr, CALL
+            stop,
+            is_bonus,
+            takes_best,
+            known,
+            row,
+            request,
+            target,
+            draft,
+            (partials_ptr, largest_ptr, masses_ptr),
+            num_blocks,
+            num_programs,
+            emit_ptr,
+            CALL,
         )
         if CALL.has_bonus:
             # In the ragged layout a placeholder that ended the chain before its count has its own row.
@@ -119,8 +143,9 @@ def choose(
     request,
     target,
     draft,
-    partials_ptr,
+    partials,
     num_blocks,
+    num_programs,
     emit_ptr,
     CALL: tl.constexpr,
 ):
@@ -129,27 +154,30 @@ def choose(
     token = tl.full((), 0, tl.int64) + target_law[2]
     row_fault = tl.where(target_law[0] == target_law[0], 0, 1)
     if not known:
-        masses_ptr = (partials_ptr + num_blocks).to(tl.pointer_type(tl.float32))
-        index = tl.arange(0, CALL.max_emit_blocks)
-        used = index < num_blocks
+        partials_ptr, largest_ptr, masses_ptr = partials
+        index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
+        used = index < num_blocks * CALL.emit_parts
         sums = tl.load(partials_ptr + index, mask=used, other=0, cache_modifier=".cg")
-        w_masses = tl.load(masses_ptr + index, mask=used, other=0.0, cache_modifier=".cg")
-        if CALL.given_probs:
-            p_masses = tl.load(masses_ptr + num_blocks + index, mask=used, other=0.0, cache_modifier=".cg")
-            q_masses = tl.load(masses_ptr + 2 * num_blocks + index, mask=used, other=0.0, cache_modifier=".cg")
-            total, w_mass, p_mass, q_mass = tl.reduce((sums, w_masses, p_masses, q_masses), 0, _add_four)
-        else:
-            total, w_mass = tl.reduce((sums, w_masses), 0, _add_two)
+        total = tl.sum(sums, 0)
         from_target = is_bonus
         if CALL.residual is not None:
             if (total == 0) & (is_bonus == 0):
                 # Nothing is left of the residual: draw from p, whose partial sums nobody has taken yet.
                 from_target = is_bonus == 0
-                for b in range(num_blocks):
-                    raw = reduce.load_block(b, stop, is_bonus == 0, request, target, draft, CALL.emit_block, CALL)
+                for number in range(num_blocks * CALL.emit_parts):
+                    raw = reduce.load_block(number, stop, is_bonus == 0, request, target, draft, CALL.emit_part, CALL)
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
-                    sums = tl.where(index == b, tl.sum(rows.fixed(weights), 0), sums)
+                    sums = tl.where(index == number, tl.sum(rows.fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
+        place = tl.arange(0, CALL.max_emit_blocks)
+        arrived = place < num_programs
+        w_masses = tl.load(masses_ptr + place, mask=arrived, other=0.0, cache_modifier=".cg")
+        if CALL.given_probs:
+            p_masses = tl.load(masses_ptr + num_programs + place, mask=arrived, other=0.0, cache_modifier=".cg")
+            q_masses = tl.load(masses_ptr + 2 * num_programs + place, mask=arrived, other=0.0, cache_modifier=".cg")
+            w_mass, p_mass, q_mass = tl.reduce((w_masses, p_masses, q_masses), 0, _add_three)
+        else:
+            w_mass = tl.sum(w_masses, 0)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
         unnormalized = w_mass > 4
@@ -167,17 +195,16 @@ def choose(
         ends = tl.cumsum(sums, 0)
         below = (ends <= r) & used
         found, taken = tl.reduce((below.to(tl.int32), tl.where(below, ends, 0)), 0, _count_and_largest)
-        found = tl.minimum(found, num_blocks - 1)
-        rest = r - taken
+        found = tl.minimum(found, num_blocks * CALL.emit_parts - 1)
         if CALL.residual is not None and CALL.recovered == "argmax":
-            largest = tl.load(masses_ptr + 3 * num_blocks + index, mask=used, other=-1.0, cache_modifier=".cg")
+            largest = tl.load(largest_ptr + index, mask=used, other=-1.0, cache_modifier=".cg")
             most = tl.max(largest, 0)
             if takes_best:
-                found = tl.min(tl.where(largest == most, index, num_blocks - 1), 0)
-        raw = reduce.load_block(found, stop, is_bonus == 0, request, target, draft, CALL.emit_block, CALL)
+                found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
+        raw = reduce.load_block(found, stop, is_bonus == 0, request, target, draft, CALL.emit_part, CALL)
         entry, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
-        token = found.to(tl.int64) * CALL.emit_block + tl.sum(
-            (tl.cumsum(rows.fixed(weights), 0) <= rest).to(tl.int32), 0
+        token = found.to(tl.int64) * CALL.emit_part + tl.sum(
+            (tl.cumsum(rows.fixed(weights), 0) <= r - taken).to(tl.int32), 0
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if takes_best:
@@ -218,15 +245,9 @@ def write(stop, token, p, fault, request, target, out, most, CALL: tl.constexpr)
 
 
 @triton.jit
-def _add_two(a, b, c, d):
-    """Add two pairs."""
-    return a + c, b + d
-
-
-@triton.jit
-def _add_four(a, b, c, d, e, f, g, h):
-    """Add two quadruples."""
-    return a + e, b + f, c + g, d + h
+def _add_three(a, b, c, d, e, f):
+    """Add two triples."""
+    return a + d, b + e, c + f
 
 
 @triton.jit

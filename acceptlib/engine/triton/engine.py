@@ -24,6 +24,7 @@ class Tuning(NamedTuple):
         reduce_warps: Warps of a program that reduces rows.
         emit_warps: Warps of a program of the last stage.
         emit_block: Entries that such a program weighs at a time.
+        emit_part: Entries that are summed up apart, of which the draw searches one part.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
@@ -32,14 +33,15 @@ class Tuning(NamedTuple):
     reduce_warps: int
     emit_warps: int
     emit_block: int
+    emit_part: int
     decides_first: bool
     lazy: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=1024, decides_first=False, lazy=False)
+SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=128, decides_first=False, lazy=False)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, decides_first=True, lazy=True)
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=2048, emit_part=128, decides_first=True, lazy=True)
 """For throughput."""
 
 LARGE_BLOCKS = 128
@@ -228,7 +230,7 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
-    return partials * num_blocks + per_position * num_positions + 3 * num_requests * num_emit_blocks
+    return partials * num_blocks + per_position * num_positions + 2 * num_requests * num_emit_blocks * (1 + call.emit_parts)
 
 
 @functools.lru_cache
@@ -312,6 +314,7 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
         block=block,
         max_blocks=1 << blocks_bits,
         emit_block=tuning.emit_block,
+        emit_part=tuning.emit_part,
         max_emit_blocks=1 << emit_blocks_bits,
     )
 
@@ -380,6 +383,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
         reads_target_max="target_max_prob" in plan.reads,
         reads_draft_max="draft_max_prob" in plan.reads,
         reads_argmax="is_target_argmax" in plan.reads,
+        reads_length=not plan.reads.isdisjoint({"num_draft_tokens", "is_last"}),
         scalars=tuple(scalars),
         tables=tables,
         carry_scalar=at("carry before"),

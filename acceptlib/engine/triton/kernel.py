@@ -45,6 +45,7 @@ class Call:
     reads_target_max: bool
     reads_draft_max: bool
     reads_argmax: bool
+    reads_length: bool
     scalars: tuple[str, ...]
     tables: tuple[str, ...]
     state: tuple[bool, ...]
@@ -71,7 +72,13 @@ class Call:
     block: int
     max_blocks: int
     emit_block: int
+    emit_part: int
     max_emit_blocks: int
+
+    @property
+    def emit_parts(self) -> int:
+        """Parts of a block of the last stage."""
+        return self.emit_block // self.emit_part
 
     @property
     def counts_rows(self) -> bool:
@@ -177,7 +184,7 @@ def verify_kernel(
     own_ptr = (
         sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
     )
-    own_ptr += number * 3 * num_emit_blocks
+    own_ptr += number * 2 * num_emit_blocks * (1 + CALL.emit_parts)
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
     target, target_fault = rows.open_model(
