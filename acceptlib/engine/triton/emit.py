@@ -13,6 +13,9 @@ from acceptlib.engine.triton import decide, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import TARGET
 
+WRITTEN = tl.constexpr(64)
+"""Positions written at a time."""
+
 
 @triton.jit
 def emit(
@@ -43,6 +46,7 @@ def emit(
     else:
         stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
     is_bonus = stop == length
+    lane = tl.arange(0, WRITTEN)
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(program, stop, stop < length, request, target, draft, CALL.emit_block, CALL)
     row = reduce.open_row(stop, length, request, target, draft, CALL)
@@ -53,26 +57,23 @@ def emit(
     num_parts = num_blocks * CALL.emit_parts
     largest_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32))
     masses_ptr = largest_ptr + num_parts
-    part = tl.arange(0, CALL.emit_parts)
-    shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
+    partials = (partials_ptr, largest_ptr, masses_ptr)
     w_mass = tl.zeros(raw[1].shape, tl.float32)
     p_mass = w_mass
     q_mass = w_mass
     # The argmax of a row of the target is in its law: nothing is left to reduce.
-    for block in range(program, tl.where(known, 0, num_blocks), num_programs):
-        following = reduce.load_block(
-            block + num_programs, stop, stop < length, request, target, draft, CALL.emit_block, CALL
-        )
-        _, p, q, weights = weigh(raw, is_bonus, row, request, target, draft, CALL)
-        raw = following
-        at = block * CALL.emit_parts + part
-        tl.store(partials_ptr + at, tl.sum(tl.reshape(rows.fixed(weights), shape), 1))
-        if CALL.recovered == "argmax":
-            tl.store(largest_ptr + at, tl.max(tl.reshape(weights, shape), 1))
-        w_mass += weights
-        if CALL.given_probs:
+    if CALL.loops:
+        for block in range(program, tl.where(known, 0, num_blocks), num_programs):
+            following = reduce.load_block(
+                block + num_programs, stop, stop < length, request, target, draft, CALL.emit_block, CALL
+            )
+            weights, p, q = reduce_block(block, raw, is_bonus, row, request, target, draft, partials, CALL)
+            raw = following
+            w_mass += weights
             p_mass += p
             q_mass += q
+    elif not known:
+        w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, request, target, draft, partials, CALL)
     if not known:
         if CALL.given_probs:
             w_total, p_total, q_total = tl.reduce((w_mass, p_mass, q_mass), 0, _add_three)
@@ -82,6 +83,8 @@ def emit(
             w_total = tl.sum(w_mass, 0)
         tl.store(masses_ptr + program, w_total)
     if reduce.arrive(arrived_ptr, num_programs):
+        # On its way while the token is found.
+        ids = decide.tokens_at(request, lane, lane < stop, -1)
         token, row_fault, p = choose(
             stop,
             is_bonus,
@@ -91,7 +94,7 @@ def emit(
             request,
             target,
             draft,
-            (partials_ptr, largest_ptr, masses_ptr),
+            partials,
             num_blocks,
             num_programs,
             emit_ptr,
@@ -107,7 +110,7 @@ def emit(
             own = decide.token_fault(row[0], row[1][0], row[2], request[1], CALL)
             row_fault = tl.where(own == 0, row_fault, own)
         fault = tl.where(fault == 0, row_fault, fault)
-        write(stop, token, p, fault, request, target, out, most, CALL)
+        write(stop, ids, token, p, fault, request, target, out, most, CALL)
         if CALL.counts_passed:
             if CALL.decided:
                 _, _, passed = decide.first_rejection(count, request, target, draft, CALL)
@@ -120,6 +123,19 @@ def emit(
             for base in range(0, num_rows_arrived, 64):
                 index = base + tl.arange(0, 64)
                 tl.store(rows_arrived_ptr + index, 0, mask=index < num_rows_arrived)
+
+
+@triton.jit
+def reduce_block(block, raw, from_target, row, request, target, draft, partials, CALL: tl.constexpr):
+    """Store what the draw needs of a loaded block; return the draw's weights, p and q, [BLOCK]."""
+    partials_ptr, largest_ptr, _ = partials
+    _, p, q, weights = weigh(raw, from_target, row, request, target, draft, CALL)
+    at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
+    shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
+    tl.store(partials_ptr + at, tl.sum(tl.reshape(rows.fixed(weights), shape), 1))
+    if CALL.recovered == "argmax":
+        tl.store(largest_ptr + at, tl.max(tl.reshape(weights, shape), 1))
+    return weights, p, q
 
 
 @triton.jit
@@ -218,16 +234,16 @@ def choose(
 
 
 @triton.jit
-def write(stop, token, p, fault, request, target, out, most, CALL: tl.constexpr):
-    """Write one request's result."""
+def write(stop, ids, token, p, fault, request, target, out, most, CALL: tl.constexpr):
+    """Write one request's result; `ids` are the drafted tokens of its first `WRITTEN` positions."""
     token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr, _ = out
     # A fault of the whole request, found before any decision, keeps nothing.
-    lane = tl.arange(0, 64)
-    for base in range(0, most + 1, 64):
-        position = base + lane
-        ids = decide.tokens_at(request, position, position < stop, -1)
-        ids = tl.where((position == stop) & (fault == 0), token, ids)
-        tl.store(token_ids_ptr + position, ids.to(tl.int32), mask=position <= most)
+    position = tl.arange(0, WRITTEN)
+    for base in range(0, most + 1, WRITTEN):
+        if base > 0:
+            ids = decide.tokens_at(request, base + position, base + position < stop, -1)
+        found = tl.where((base + position == stop) & (fault == 0), token, ids)
+        tl.store(token_ids_ptr + base + position, found.to(tl.int32), mask=base + position <= most)
     if CALL.logprobs:
         for base in range(0, most + 1, decide.LANES):
             position = base + tl.arange(0, decide.LANES)

@@ -25,6 +25,7 @@ class Tuning(NamedTuple):
         emit_warps: Warps of a program of the last stage.
         emit_block: Entries that such a program weighs at a time.
         emit_part: Entries that are summed up apart, of which the draw searches one part.
+        loops: Whether it goes through several blocks where there are more than fill the device.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
@@ -34,14 +35,15 @@ class Tuning(NamedTuple):
     emit_warps: int
     emit_block: int
     emit_part: int
+    loops: bool
     decides_first: bool
     lazy: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=128, decides_first=False, lazy=False)
+SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=256, loops=False, decides_first=False, lazy=False)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=2048, emit_part=128, decides_first=True, lazy=True)
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=2048, emit_part=256, loops=True, decides_first=True, lazy=True)
 """For throughput."""
 
 LARGE_BLOCKS = 128
@@ -110,7 +112,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
-    blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
+    blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1)
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
     state = [inputs.state[name] for name in plan.traits.state]
@@ -313,6 +315,7 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
         decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,
+        loops=tuning.loops,
         emit_block=tuning.emit_block,
         emit_part=tuning.emit_part,
         max_emit_blocks=1 << emit_blocks_bits,

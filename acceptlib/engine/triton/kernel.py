@@ -71,6 +71,7 @@ class Call:
     decided: bool
     block: int
     max_blocks: int
+    loops: bool
     emit_block: int
     emit_part: int
     max_emit_blocks: int
