@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = Literal["target", "draft"]
 
-AT_ONCE_BYTES = 8 << 20
-"""Size of float32 rows up to which all of a model's rows are processed and kept for the call."""
+KEPT_BYTES = 8 << 20
+"""Size of float32 rows up to which all of a model's rows are kept for the call once they are processed."""
 
 
 class Layout:
@@ -32,7 +32,7 @@ class Layout:
         outside: [B, K] bool, whether the drafted token was above the vocabulary.
         num_draft_tokens: [B] int64, n_b after placeholders ended chains.
         faults: [B] int64, a `Status` that holds for the whole request.
-        flat_ids, flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
+        flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -72,7 +72,6 @@ class Layout:
         self.num_draft_tokens = before_end.sum(1)
         self.outside = ids >= inputs.vocab_size
         self.ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
-        self.flat_ids = self.ids.reshape(-1) if self.start is None else self.ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: Words) -> Words:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
@@ -101,7 +100,7 @@ class Layout:
 
 
 class RowReader:
-    """Rows of one model as probabilities: all at once where they fit into one chunk, else as they are asked for."""
+    """Rows of one model as probabilities, processed when they are asked for, and kept if there are few."""
 
     def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model) -> None:
         """Wrap the caller's rows.
@@ -120,27 +119,42 @@ class RowReader:
         self.vocab_size = vocab_size
         self.chunk = chunk
         self.model = model
+        self.num_processed = 0
 
     @functools.cached_property
-    def processed(self) -> torch.Tensor | None:
-        """Every row as probabilities, in the caller's layout; None for logits too large to process at once."""
-        if not self.is_logits:
-            return self.raw
-        if 4 * self.raw.numel() > AT_ONCE_BYTES:
+    def _kept(self) -> torch.Tensor | None:
+        """Memory [R, V] for every row as probabilities, counted through; None for too many."""
+        if 4 * self.raw.numel() > KEPT_BYTES:
             return None
-        temperature = self.temperature
-        if temperature is not None:
-            temperature = temperature[self.layout.request_of_rows(self.model)]
-        return process(self.raw, temperature, f"{self.model}-processed")
+        shape = (self.raw.shape[:-1].numel(), self.raw.shape[-1])
+        return scratch(f"{self.model}-processed", shape, torch.float32, self.raw.device)
+
+    def _processed(self, row: Words) -> torch.Tensor | None:
+        """Return `_kept`, filled in at least up to the last of some rows of logits."""
+        if self._kept is None:
+            return None
+        end = int(row.max()) + 1 if isinstance(row, np.ndarray) else len(self._kept)
+        if end > self.num_processed:
+            new = slice(self.num_processed, end)
+            temperature = self.temperature
+            if temperature is not None:
+                temperature = temperature[self.layout.request_of_rows(self.model)].reshape(-1)[new]
+            process(self.raw.reshape(self._kept.shape)[new], temperature, self._kept[new])
+            self.num_processed = end
+        return self._kept
 
     def rows(self, request: Words, position: Words) -> torch.Tensor:
         """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
         index = self.layout.index(self.model, request, position)
-        if self.processed is not None:
-            rows = _select(self.processed, index, self.model).to(torch.float32)
+        row = _row_number(self.raw, index)
+        if not self.is_logits:
+            rows = _select(self.raw, index, self.model).to(torch.float32)
+        elif (probs := self._processed(row)) is not None:
+            rows = _select(probs, (row,), self.model)
         else:
             temperature = None if self.temperature is None else self.temperature[as_tensor(request)]
-            rows = process(_select(self.raw, index, f"{self.model}-raw"), temperature, self.model)
+            rows = _select(self.raw, index, f"{self.model}-raw")
+            rows = process(rows, temperature, scratch(self.model, rows.shape, torch.float32, rows.device))
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
 
@@ -152,10 +166,11 @@ class RowReader:
         """Return the probabilities [n] float64 of one token a row; 0 beyond a narrower vocabulary."""
         width = self.raw.shape[-1]
         column = ops.minimum(ids, width - 1)
-        if self.processed is not None:
-            index = self.layout.index(self.model, request, position)
+        row = _row_number(self.raw, self.layout.index(self.model, request, position))
+        probs = self._processed(row) if self.is_logits else self.raw
+        if probs is not None:
             # One number an entry: several times quicker than one a dimension.
-            found = self.processed.take(as_tensor(_row_number(self.processed, index) * width + column))
+            found = probs.take(as_tensor(row * width + column))
         else:
             chunks = [slice(start, start + self.chunk) for start in range(0, len(ids), self.chunk)]
             parts = [  # each taken before the next overwrites its rows
@@ -189,21 +204,18 @@ class RowReader:
         return as_words(token), as_words(has_law)
 
 
-def process(logits: torch.Tensor, temperature: torch.Tensor | None, name: str = "") -> torch.Tensor:
+def process(logits: torch.Tensor, temperature: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return the law that rows of logits are sampled from.
 
     Args:
         logits: [..., V].
         temperature: [...] float32, 0 for a one-hot row, or None for 1.
-        name: Of the scratch memory that the result is in; a new tensor without one.
+        out: Where to put the result, [..., V] float32; a new tensor if None.
 
     Returns:
         [..., V] float32 probabilities; NaN throughout a row that has no law.
     """
-    if name:
-        probs = scratch(name, logits.shape, torch.float32, logits.device)
-    else:
-        probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device) if out is None else out
     if temperature is None:
         return torch.softmax(logits, -1, dtype=torch.float32, out=probs)
     greedy = (temperature == 0)[..., None]
