@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final
@@ -52,6 +52,8 @@ class VerifyResult:
         status: [B] int8, a `Status`; 0 where all is well.
         logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN
             beyond them; None unless asked for.
+        num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
+            value; None unless a result with this tensor was given as `out`.
     """
 
     output_token_ids: torch.Tensor
@@ -59,10 +61,17 @@ class VerifyResult:
     num_emitted: torch.Tensor
     status: torch.Tensor
     logprobs: torch.Tensor | None = None
+    num_passed: torch.Tensor | None = None
 
     @classmethod
     def empty(
-        cls, num_requests: int, max_num_draft_tokens: int, device: torch.device, *, logprobs: bool
+        cls,
+        num_requests: int,
+        max_num_draft_tokens: int,
+        device: torch.device,
+        *,
+        logprobs: bool = False,
+        num_passed: bool = False,
     ) -> VerifyResult:
         """Allocate a result to pass as `out`."""
         shape = (num_requests, max_num_draft_tokens + 1)
@@ -72,6 +81,7 @@ class VerifyResult:
             num_emitted=torch.empty(num_requests, dtype=torch.int32, device=device),
             status=torch.empty(num_requests, dtype=torch.int8, device=device),
             logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+            num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed else None,
         )
 
     def raise_for_status(self) -> None:
@@ -145,6 +155,13 @@ class Inputs:
         """V, the target's vocabulary size."""
         return self.target.data.shape[-1]
 
+    @property
+    def has_bonus_rows(self) -> bool:
+        """Whether the target's rows include each request's bonus row."""
+        if self.cu_num_draft_tokens is None:
+            return self.target.data.shape[1] > self.max_num_draft_tokens
+        return self.target.data.shape[0] > self.draft_token_ids.shape[0]
+
 
 def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
     draft_token_ids: torch.Tensor,
@@ -197,12 +214,21 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
 
     device = target_data.device
     _expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)
+    # Nothing is read from bonus rows whose tokens are given.
+    bonus_rows: tuple[int, ...] = (1,) if bonus_token_ids is None or logprobs else (1, 0)
     if cu_num_draft_tokens is None:
-        num_requests, most = _padded(draft_token_ids, target_data, draft_data, max_num_draft_tokens)
+        num_requests, most = _padded(
+            draft_token_ids, target_data, draft_data, max_num_draft_tokens, bonus_rows=bonus_rows
+        )
     else:
         _expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
         num_requests, most = _ragged(
-            draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens
+            draft_token_ids,
+            target_data,
+            draft_data,
+            cu_num_draft_tokens,
+            max_num_draft_tokens,
+            bonus_rows=bonus_rows,
         )
     vocab_size = target_data.shape[-1]
     if vocab_size == 0:
@@ -290,7 +316,12 @@ def _expect(
 
 
 def _padded(
-    ids: torch.Tensor, target: torch.Tensor, draft: torch.Tensor | None, max_num_draft_tokens: int | None
+    ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    max_num_draft_tokens: int | None,
+    *,
+    bonus_rows: tuple[int, ...],
 ) -> tuple[int, int]:
     if ids.ndim != 2:  # noqa: PLR2004
         msg = (
@@ -302,9 +333,9 @@ def _padded(
     if max_num_draft_tokens not in {None, most}:
         msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {max_num_draft_tokens}"
         raise InputError(msg)
-    _expect_rows("target", target, (num_requests, most + 1), "[B, K+1, V]")
+    _expect_rows("target", target, [(num_requests, most + extra) for extra in bonus_rows], "[B, K+1, V]")
     if draft is not None:
-        _expect_rows("draft", draft, (num_requests, most), "[B, K, V]")
+        _expect_rows("draft", draft, [(num_requests, most)], "[B, K, V]")
     return num_requests, most
 
 
@@ -314,6 +345,8 @@ def _ragged(
     draft: torch.Tensor | None,
     cu_num_draft_tokens: torch.Tensor,
     max_num_draft_tokens: int | None,
+    *,
+    bonus_rows: tuple[int, ...],
 ) -> tuple[int, int]:
     if ids.ndim != 1:
         msg = (
@@ -325,9 +358,9 @@ def _ragged(
         msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
         raise InputError(msg)
     num_tokens = ids.shape[0]
-    _expect_rows("target", target, (num_tokens + num_requests,), "[T+B, V]")
+    _expect_rows("target", target, [(num_tokens + extra * num_requests,) for extra in bonus_rows], "[T+B, V]")
     if draft is not None:
-        _expect_rows("draft", draft, (num_tokens,), "[T, V]")
+        _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
     if max_num_draft_tokens is None:
         if ids.device.type != "cpu":
             msg = (
@@ -343,9 +376,10 @@ def _ragged(
     return num_requests, max_num_draft_tokens
 
 
-def _expect_rows(name: str, data: torch.Tensor, lengths: tuple[int, ...], layout: str) -> None:
-    if tuple(data.shape[:-1]) != lengths or data.ndim != len(lengths) + 1:
-        expected = ", ".join(str(length) for length in lengths)
+def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str) -> None:
+    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error."""
+    if tuple(data.shape[:-1]) not in fitting or data.ndim != len(fitting[0]) + 1:
+        expected = ", ".join(str(length) for length in fitting[0])
         msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}"
         raise InputError(msg)
 
@@ -358,7 +392,7 @@ def _temperature(
     if isinstance(sampling.temperature, torch.Tensor):
         dtypes = (*FLOAT_DTYPES, torch.float64)
         _expect(f"{name}.temperature", sampling.temperature, (num_requests,), dtypes, device)
-        return sampling.temperature.to(torch.float32)
+        return sampling.temperature.to(torch.float32).contiguous()
     if sampling.temperature == 1:
         return None
     return torch.full((num_requests,), sampling.temperature, dtype=torch.float32, device=device)
@@ -385,7 +419,9 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
         raise InputError(msg)
     if out.logprobs is not None:
         _expect("out.logprobs", out.logprobs, (num_requests, most + 1), (torch.float32,), device)
-    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs"):
+    if out.num_passed is not None:
+        _expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "num_passed"):
         value = getattr(out, name)
         if value is not None and not value.is_contiguous():
             msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"

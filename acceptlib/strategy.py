@@ -200,7 +200,9 @@ class AcceptanceStrategy:
                 chain, and the row there is its bonus row.
             target_logits: [T+B, V] or [B, K+1, V], float32, float16 or bfloat16. Row i of request b is at
                 `cu_num_draft_tokens[b] + b + i` in the ragged layout.
-            target_probs: The same as probabilities, processed already. Exactly one of the two is given.
+            target_probs: The same as probabilities, processed already. Exactly one of the two is given. With
+                `bonus_token_ids` either may leave out the bonus rows: [T, V] or [B, K, V], row i of request b at
+                `cu_num_draft_tokens[b] + i`.
             draft_logits: [T, V] or [B, K, V], what the drafted tokens were drawn from.
             draft_probs: The same as probabilities. With neither, each draft is one-hot at its token (n-gram).
             cu_num_draft_tokens: [B+1] int32 or int64 with leading 0; its presence selects the ragged layout.
@@ -211,12 +213,13 @@ class AcceptanceStrategy:
             draft_sampling: Parameters the draft's tokens were drawn under, where they differ.
             rng: Seeds and offsets per request; the offsets are advanced in place by one step. A `torch.Generator`
                 (None: the default one) draws fresh seeds; an int derives them from the row number.
-            bonus_token_ids: [B] tokens to emit where every drafted token stands.
+            bonus_token_ids: [B] tokens to emit where every drafted token stands. In the ragged layout a chain that ends
+                early, at a negative id, gets a token drawn from the row there instead.
             uniforms: Every random number of the call, instead of `rng`.
             state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64. Only read here:
                 call `update_state` after the step.
             logprobs: Also return the log-probability of each emitted token under the processed target row.
-            out: An earlier result of the same shapes, written in place and returned.
+            out: An earlier result of the same shapes, or `VerifyResult.empty`, written in place and returned.
 
         Returns:
             The emitted tokens, [B, K+1] int32 padded with -1, counts and status. Bad values inside tensors are

@@ -1,4 +1,4 @@
-"""Wrong strategies, and wrong engines around a right one: every check of the conformance suite fails one of them.
+"""Wrong engines around right strategies; with `rule_mutants`, every check of the conformance suite fails one of them.
 
 `python tests/conformance_mutants.py` prints the table of docs/conformance.md.
 """
@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from rule_mutants import MUTANTS, UNBOUNDED, add, take_uniforms
 
-import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, Traits, Uniforms, VerifyResult, ops, rule
-from acceptlib.ops import Value
+from acceptlib import AcceptanceStrategy, Rng, Traits, VerifyResult
 from acceptlib.strategies.block import Block
-from acceptlib.strategies.greedy import Greedy
-from acceptlib.strategies.lenience import Lenience
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
-
-UNBOUNDED = Traits(guarantee="lossy", bound="none")
-"""Declared by most mutants, so that no law has to be proven and their bug is left to one check."""
 
 Call = Callable[..., VerifyResult]
 Bug = Callable[[Call, torch.Tensor, dict[str, Any]], VerifyResult]
@@ -47,257 +41,39 @@ class Wrapped(AcceptanceStrategy):
         return self.bug(self.inner.verify, draft_token_ids, arguments)
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A wrong strategy.
-
-    Attributes:
-        check: The check that it is there for.
-        bug: What is wrong, in a sentence.
-        make: Returns it.
-    """
-
-    check: str
-    bug: str
-    make: Callable[[], AcceptanceStrategy]
-
-
-MUTANTS: dict[str, Mutant] = {}
-
-
-def _add(name: str, check: str, bug: str | None, make: Callable[[], AcceptanceStrategy]) -> None:
-    MUTANTS[name] = Mutant(check, " ".join((bug or "").rstrip(".").split()), make)
-
-
-def rules(check: str) -> Callable[[type[AcceptanceStrategy]], type[AcceptanceStrategy]]:
-    """Register a strategy class whose rules are wrong."""
-
-    def register(strategy: type[AcceptanceStrategy]) -> type[AcceptanceStrategy]:
-        _add(strategy.name, check, strategy.__doc__, strategy)
-        return strategy
-
-    return register
-
-
 def engine(check: str, inner: type[AcceptanceStrategy] = Rejection, traits: Traits = UNBOUNDED) -> Callable[[Bug], Bug]:
     """Register a bug around a right strategy."""
 
     def register(bug: Bug) -> Bug:
         name = bug.__name__.replace("_", "-")
-        _add(name, check, bug.__doc__, lambda: Wrapped(bug, inner(), traits))
+        add(name, check, bug.__doc__, lambda: Wrapped(bug, inner(), traits))
         return bug
 
     return register
 
 
-# Proofs
-
-
-@rules("lossless_law")
-class RecoversFromTarget(Rejection):
-    """The recovered token is drawn from p."""
-
-    name = "recovers-from-target"
-    residual = None
-
-
-@rules("lossless_law")
-class TokenResidual(Block):
-    """Block's acceptance with the token rule's residual."""
-
-    name = "token-residual"
-
-    @rule
-    def residual(p: Value, q: Value) -> Value:
-        return p - q
-
-
-@rules("lossless_law")
-class StopsAtFirstFailure(Block):
-    """Block's acceptance that stops at the first failure."""
-
-    name = "stops-at-first-failure"
-    traits = Traits(guarantee="lossless", stop="first_rejection")
-
-
-@rules("lossless_law")
-class SwappedScale(Block):
-    """Block's residual scaled the wrong way round, (p - P q)+."""
-
-    name = "swapped-scale"
-
-    @rule
-    def residual(p: Value, q: Value, carry: Value) -> Value:
-        return p - carry * q
-
-
-@rules("lossless_law")
-class AlwaysAccepts(AcceptanceStrategy):
-    """Every drafted token is accepted."""
-
-    name = "always-accepts"
-    traits = Traits(guarantee="lossless")
-
-    @rule
-    def accept(target_prob: Value) -> Value:
-        return ops.where(target_prob > 0, 1.0, 0.0)
-
-
-@rules("lossless_law_one_hot")
-class OneHotIsGreedy(Rejection):
-    """A draft that is certain of its token is taken for a greedy one: accepted iff it is the target's argmax."""
-
-    name = "one-hot-is-greedy"
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value, draft_max_prob: Value, is_target_argmax: Value) -> Value:
-        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
-        return ops.where(draft_max_prob == 1.0, ops.where(is_target_argmax, 1.0, 0.0), h)
-
-
-@rules("zero_draft_probability")
-class GivesUpOnZero(Rejection):
-    """A drafted token of zero draft probability is rejected, to be safe from the division."""
-
-    name = "gives-up-on-zero"
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value) -> Value:
-        return ops.where(draft_prob > 0, ops.minimum(ops.ratio(target_prob, draft_prob), 1.0), 0.0)
-
-
-@rules("greedy_sequence")
-class AcceptsTies(Greedy):
-    """Any of the tokens that share the largest probability is accepted."""
-
-    name = "accepts-ties"
-
-    @rule
-    def accept(target_prob: Value, target_max_prob: Value) -> Value:
-        return ops.where(target_prob == target_max_prob, 1.0, 0.0)
-
-
-@rules("promise")
-class Vague(Rejection):
-    """The declared bound is a sentence that nothing can check."""
-
-    name = "vague"
-    traits = Traits(guarantee="lossy", bound="close to the target")
-
-
-@rules("promise")
-class Silent(Rejection):
-    """Lossy, and not a word of what is promised instead."""
-
-    name = "silent"
-    traits = Traits(guarantee="lossy")
-
-
-@rules("declared_bound")
-class MoreLenient(Lenience):
-    """Lenience applied twice in the acceptance and once in the residual."""
-
-    name = "more-lenient"
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value, lenience: Value) -> Value:
-        return ops.minimum(ops.ratio(target_prob, lenience * lenience * draft_prob), 1.0)
-
-
-@rules("declared_bound")
-class ExcludesNothing(Lenience):
-    """A bound that every law keeps."""
-
-    name = "excludes-nothing"
-
-    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:  # noqa: ARG002
-        return -1.0
-
-
-@rules("neutral_setting")
-class IgnoresOption(Rejection):
-    """An option that no rule reads."""
-
-    name = "ignores-option"
-    traits = Traits(guarantee="lossy", bound="none", neutral={"weight": 1.0}, neutral_equals="rejection")
-
-    class Options(acceptlib.Options):
-        weight: float = 0.8
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value) -> Value:
-        return ops.minimum(ops.ratio(0.8 * target_prob + 0.2 * draft_prob, draft_prob), 1.0)
-
-
-@rules("acceptance_is_probability")
-class UnguardedDivision(Rejection):
-    """p / q without a guard is NaN where both are 0."""
-
-    name = "unguarded-division"
-    traits = UNBOUNDED
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value) -> Value:
-        return ops.minimum(target_prob / draft_prob, 1.0)
-
-
 # Values
-
-
-def _uniforms(ids: torch.Tensor, arguments: dict[str, Any]) -> Uniforms:
-    """Take `rng` out of the arguments as the uniforms of this step, and advance it."""
-    uniforms = arguments.pop("uniforms", None)
-    rng = arguments.pop("rng", None)
-    if uniforms is None:
-        most = arguments["max_num_draft_tokens"] if "cu_num_draft_tokens" in arguments else ids.shape[1]
-        uniforms = rng.uniforms(most)
-        rng.offsets.add_(1)
-    return uniforms
 
 
 @engine("decisions_follow_rules")
 def accepts_u_equal_h(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """`u <= h` instead of `u < h`."""
-    uniforms = _uniforms(ids, arguments)
+    uniforms = take_uniforms(ids, arguments)
     return verify(ids, **arguments, uniforms=replace(uniforms, accept=uniforms.accept - 2.0**-53))
 
 
 @engine("decisions_follow_rules")
 def uniforms_in_float32(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """u is rounded to float32, which makes the largest ones 1.0."""
-    uniforms = _uniforms(ids, arguments)
+    uniforms = take_uniforms(ids, arguments)
     return verify(ids, **arguments, uniforms=replace(uniforms, accept=uniforms.accept.float().double()))
 
 
 @engine("decisions_follow_rules")
 def u_stuck_at_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """Every u is 0."""
-    uniforms = _uniforms(ids, arguments)
+    uniforms = take_uniforms(ids, arguments)
     return verify(ids, **arguments, uniforms=replace(uniforms, accept=torch.zeros_like(uniforms.accept)))
-
-
-@rules("impossible_draft_never_stands")
-class OverridesConstraints(Rejection):
-    """One token in ten is accepted whatever the target says."""
-
-    name = "overrides-constraints"
-    traits = UNBOUNDED
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value) -> Value:
-        return ops.maximum(ops.minimum(ops.ratio(target_prob, draft_prob), 1.0), 0.1)
-
-
-@rules("drawn_token_is_possible")
-class LeakyResidual(Rejection):
-    """1e-9 is added to every entry of the residual."""
-
-    name = "leaky-residual"
-    traits = UNBOUNDED
-
-    @rule
-    def residual(p: Value, q: Value) -> Value:
-        return ops.maximum(p - q, 0.0) + 1e-9
 
 
 @engine("invalid_row_marks_request")
@@ -631,7 +407,7 @@ def draw_reuses_accept_noise(verify: Call, ids: torch.Tensor, arguments: dict[st
     """The draw's bits are those of the first acceptance."""
     rng = arguments.get("rng")
     first = None if rng is None else rng.uniforms(1).accept[:, 0]
-    uniforms = _uniforms(ids, arguments)
+    uniforms = take_uniforms(ids, arguments)
     if first is None and uniforms.accept.ndim == 2 and uniforms.accept.shape[1]:
         first = uniforms.accept[:, 0]
     if first is not None:
@@ -644,7 +420,7 @@ def draw_shares_draft_noise(verify: Call, ids: torch.Tensor, arguments: dict[str
     """The draw's bits are those that drafted the first token."""
     rng = arguments["rng"] if arguments.get("uniforms") is None else None
     bits = None if rng is None else rng.draft_bits(0)
-    uniforms = _uniforms(ids, arguments)
+    uniforms = take_uniforms(ids, arguments)
     return verify(ids, **arguments, uniforms=uniforms if bits is None else replace(uniforms, emit=bits))
 
 
@@ -652,66 +428,11 @@ def draw_shares_draft_noise(verify: Call, ids: torch.Tensor, arguments: dict[str
 def next_step_reuses_noise(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """Acceptance noise is keyed by seed and position, and so the same in every step."""
     rng = arguments["rng"] if arguments.get("uniforms") is None else None
-    uniforms = _uniforms(ids, arguments)
+    uniforms = take_uniforms(ids, arguments)
     if rng is not None:
         first = Rng(seeds=rng.seeds, offsets=0 * rng.offsets).uniforms(uniforms.accept.shape[-1])
         uniforms = replace(uniforms, accept=first.accept)
     return verify(ids, **arguments, uniforms=uniforms)
-
-
-class OwnStop(AcceptanceStrategy):
-    """Decides in its own way how many tokens stand, and leaves the rest to block."""
-
-    name = "own-stop"
-    traits = Block.traits
-
-    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        """Return which tokens are accepted [B, K]: p [B, K+1, V], q [B, K, V], u [B, K]. The last one stops."""
-        raise NotImplementedError
-
-    def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
-        p, q = arguments.get("target_probs"), arguments.get("draft_probs")
-        if p is None or draft_token_ids.ndim != 2 or not draft_token_ids.numel():
-            return Block().verify(draft_token_ids, **arguments)
-        uniforms = _uniforms(draft_token_ids, arguments)
-        size = p.shape[-1]
-        ids = draft_token_ids.long().clamp(0, size - 1)
-        if q is None:
-            q = torch.nn.functional.one_hot(ids, size).float()
-        q = torch.nn.functional.pad(q.nan_to_num(nan=0.0), (0, size - q.shape[-1]))
-        accepted = self.accepted(p, q, ids, uniforms.accept) & (draft_token_ids >= 0)
-        position = torch.arange(1, accepted.shape[1] + 1)
-        stop = torch.where(accepted, position, 0).amax(1)
-        # The chain is cut by certain acceptance and certain rejection.
-        cut = torch.where(position[None] <= stop[:, None], -1.0, 2.0)
-        return Block().verify(draft_token_ids, **arguments, uniforms=replace(uniforms, accept=cut.double()))
-
-
-@rules("lossless_over_two_steps")
-class ProductOfUniforms(OwnStop):
-    """The last i with prod min(1, r) >= prod u stands: one product of uniforms instead of independent tests."""
-
-    name = "product-of-uniforms"
-
-    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        ratio = (p[:, :-1] / q).gather(2, ids[..., None])[..., 0]
-        return ratio.clamp(max=1).cumprod(1) >= u.cumprod(1)
-
-
-@rules("lossless_over_two_steps")
-class SameRowMass(OwnStop):
-    """Block's mass is taken from a position's own row instead of the next one."""
-
-    name = "same-row-mass"
-
-    def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-        ratio = (p[:, :-1] / q).gather(2, ids[..., None])[..., 0].double()
-        carry, found = torch.ones(len(ids), dtype=torch.float64), []
-        for position in range(ids.shape[1]):
-            carry = (carry * ratio[:, position]).clamp(max=1)
-            mass = (carry[:, None] * p[:, position] - q[:, position]).clamp(min=0).sum(1)
-            found.append(mass / (mass + 1 - carry) if position < ids.shape[1] - 1 else carry)
-        return u < torch.stack(found, 1).nan_to_num(nan=0.0)
 
 
 def failures(name: str, device: str = "cpu") -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from acceptlib.testing.batches import (
     standing,
     streams,
 )
+from acceptlib.testing.simulation import chi_square_z, counts
 
 __all__ = [
     "ALMOST_ONE",
@@ -98,3 +100,14 @@ def check_sound(result: VerifyResult, vocab: int) -> None:
     assert bool((ids[~emitted] == PLACEHOLDER_TOKEN_ID).all())
     assert torch.equal(result.num_emitted, result.num_accepted + (result.status == 0).to(torch.int32))
     assert bool(((result.num_accepted >= 0) & (result.num_accepted < ids.shape[1])).all())
+
+
+def emitted_z(output_token_ids: torch.Tensor, law: Mapping[tuple[int, ...], float], vocab_size: int) -> float:
+    """Return `chi_square_z` of whole emitted sequences [n, K+1], padded with -1, under their law."""
+    # Placeholders are one more token, so that sequences of every length share one table.
+    tokens = torch.where(output_token_ids < 0, vocab_size, output_token_ids.long())
+    length = tokens.shape[1]
+    table = torch.zeros((vocab_size + 1,) * length, dtype=torch.float64)
+    for sequence, probability in law.items():
+        table[(*sequence, *[vocab_size] * (length - len(sequence)))] = probability
+    return chi_square_z(counts(tokens, vocab_size + 1), table)

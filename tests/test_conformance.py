@@ -13,11 +13,11 @@ from typing import Any
 import conformance_mutants as mutants
 import pytest
 import torch
-from conformance_mutants import MUTANTS
+from rule_mutants import MUTANTS, RecoversFromTarget
 from typer.testing import CliRunner
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, testing
 from acceptlib.cli.app import app
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.strategies.rejection import Rejection
@@ -132,6 +132,34 @@ def test_interpreted_triton() -> None:
 # The function
 
 
+def test_public_names_are_pinned() -> None:
+    assert testing.__all__ == [
+        "Check",
+        "CheckResult",
+        "ConformanceError",
+        "Skipped",
+        "StrategyConformance",
+        "Subject",
+        "check_strategy",
+        "checks_for",
+        "run_check",
+    ]
+    assert exact.__all__ == [
+        "Acceptance",
+        "Model",
+        "StepFigures",
+        "Steps",
+        "acceptance",
+        "complete",
+        "expected_tokens",
+        "kl",
+        "law",
+        "step_figures",
+        "tv",
+        "verify_exactly",
+    ]
+
+
 class Own(AcceptanceStrategy):
     """Rejection sampling that overrides `verify` whole, and needs a tensor from its caller."""
 
@@ -206,7 +234,7 @@ def test_checks_are_plain_functions() -> None:
     for check in checks_for(acceptlib.create("lenience"))[:6]:
         check.function(Subject(acceptlib.create("lenience")))
     with pytest.raises(ConformanceError):
-        checks_for(Rejection())[0].function(Subject(mutants.RecoversFromTarget()))
+        checks_for(Rejection())[0].function(Subject(RecoversFromTarget()))
     fly = Subject(acceptlib.create("fly"))
     bound = next(check for check in checks_for(fly.strategy) if check.name == "declared_bound")
     with pytest.raises(Skipped, match="declares no bound"):

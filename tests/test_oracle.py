@@ -458,7 +458,10 @@ def test_nan_in_draft_counts_as_zero(setting: str) -> None:
 @pytest.mark.parametrize("layout", ["padded", "ragged"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_given_bonus_tokens(setting: str, layout: str) -> None:
-    """`bonus_token_ids` stands where every drafted token does, and nowhere else: catches it emitted on rejection."""
+    """`bonus_token_ids` stands where every drafted token does, and nowhere else: catches it emitted on rejection.
+
+    In the ragged layout it is the token after the count, and not that of a placeholder before.
+    """
     requests = make_requests(Case(9, 3, 13, placeholders=True, seed=4))
     tensors = lay_out(requests, layout)
     uniforms = rng_of(9).uniforms(3)
@@ -466,7 +469,7 @@ def test_given_bonus_tokens(setting: str, layout: str) -> None:
     expected = expected_rows(setting, requests, uniforms, 4)
     for b, (row, request) in enumerate(zip(expected, requests, strict=True)):
         accepted = sum(token != PLACEHOLDER_TOKEN_ID for token in row) - 1
-        if accepted == len(request.chain):
+        if accepted == len(request.chain if layout == "padded" else request.ids):
             row[accepted] = int(bonus[b])
     assert call(setting, tensors, uniforms=uniforms, bonus_token_ids=bonus).output_token_ids.tolist() == expected
 

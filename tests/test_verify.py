@@ -17,6 +17,9 @@ from acceptlib.engine import draw, rows, torch_engine
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.testing.checks.execution import NoWaiting
 
+POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "typical", "typical-sample"]
+"""Settings under which a token's h depends on its own rows alone."""
+
 READ_NO_DRAFT = {"greedy", "synthetic", "typical", "typical-sample"}
 
 
@@ -114,6 +117,71 @@ def test_given_bonus_token_is_emitted_only_where_all_stand(setting: str, layout:
         assert [support.tokens(result, b)[-1] for b in (0, 2, 3)] == [10, 8, 7]
         assert result.num_accepted.tolist() == [3, 2, 0, 2, 0]
         support.same(result, plain, rows=[1, 4], to=[1, 4])
+
+
+def without_bonus_rows(arguments: dict[str, Any], requests: list[Request], form: str) -> dict[str, Any]:
+    """Return the arguments with the bonus rows taken out of the target's."""
+    rows = arguments[f"target_{form}"]
+    if rows.ndim == 3:
+        return arguments | {f"target_{form}": rows[:, :-1]}
+    kept = torch.cat([torch.arange(r.n + 1) < r.n for r in requests])
+    return arguments | {f"target_{form}": rows[kept]}
+
+
+@pytest.mark.parametrize("lengths", [(3, 1, 0, 5, 2, 0), (0, 0, 0)], ids=["mixed", "nothing-drafted"])
+@forms
+@layouts
+@settings
+def test_bonus_rows_may_be_left_out_where_bonus_tokens_are_given(
+    setting: str, layout: str, form: str, lengths: tuple[int, ...]
+) -> None:
+    requests = [support.ordinary(n, 11, seed) for seed, n in enumerate(lengths)]
+    arguments = support.lay_out(requests, layout, form) | {"bonus_token_ids": torch.arange(len(lengths))}
+    if form == "logits":
+        arguments["sampling"] = SamplingParams(temperature=torch.linspace(0.0, 2.0, len(lengths)))
+    with_rows = support.create(setting).verify(**arguments, rng=3)
+    shorter = without_bonus_rows(arguments, requests, form)
+    support.same(support.create(setting).verify(**shorter, rng=3), with_rows)
+
+
+@layouts
+def test_bonus_rows_are_needed_where_they_are_read(layout: str) -> None:
+    requests = [support.ordinary(n, 11, seed) for seed, n in enumerate((3, 2))]
+    arguments = without_bonus_rows(support.lay_out(requests, layout), requests, "probs")
+    strategy = acceptlib.create("rejection")
+    with pytest.raises(InputError, match="target rows: expected"):
+        strategy.verify(**arguments, rng=0)
+    with pytest.raises(InputError, match="target rows: expected"):
+        strategy.verify(**arguments, rng=0, bonus_token_ids=torch.tensor([1, 2]), logprobs=True)
+
+
+@settings
+def test_a_given_bonus_token_is_not_that_of_a_chain_that_ended_early(setting: str) -> None:
+    """Ragged counts say where the bonus row is: at a placeholder before it, a token is drawn from the row there."""
+    requests = [support.standing(3, 11, seed) for seed in range(6)]
+    for request in requests[:3]:
+        request.ids[2 if request is requests[0] else 1] = -1
+    plain = support.verify(setting, requests)
+    given = support.verify(setting, requests, bonus_token_ids=torch.full((6,), 10))
+    support.same(given, plain, rows=[0, 1, 2], to=[0, 1, 2])
+    assert [support.tokens(given, b)[-1] for b in (3, 4, 5)] == [10, 10, 10]
+
+
+@layouts
+@pytest.mark.parametrize("setting", POSITION_BY_POSITION)
+def test_passed_counts_positions_past_the_stop(setting: str, layout: str) -> None:
+    """Each drafted token by itself, as a request of one: the same h, u by u."""
+    requests = mixed(40)
+    uniforms = support.streams(range(len(requests))).uniforms(4)
+    out = VerifyResult.empty(len(requests), 4, torch.device("cpu"), num_passed=True)
+    support.verify(setting, requests, layout, uniforms=uniforms, out=out)
+    assert out.num_passed is not None
+    for b, request in enumerate(requests):
+        alone = [Request(request.ids[[i]], request.p[i : i + 2], request.q[[i]]) for i in range(request.n)]
+        own = Uniforms(accept=uniforms.accept[b, : request.n, None], emit=torch.zeros(request.n, dtype=torch.int64))
+        passed = support.verify(setting, alone, "padded", uniforms=own).num_accepted.sum() if alone else 0
+        assert int(out.num_passed[b]) == int(passed)
+    assert bool((out.num_passed > out.num_accepted).any())
 
 
 # Sampling parameters

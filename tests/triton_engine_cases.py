@@ -6,6 +6,7 @@ python triton_engine_cases.py cuda:80 results.json
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -134,7 +135,9 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "one-hot": {"ids": ids, "target_probs": p},
         "equal": {**both, "draft_probs": p[:, :most]},
         "half": {**both, "target_probs": p.bfloat16(), "draft_probs": q.half(), "ids": ids.int()},
+        "passed": {**both, "num_passed": True},
         "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2},
+        "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
         "strided": {
             "ids": ids.T.contiguous().T,
@@ -150,6 +153,9 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
     found["ragged"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept]}
     uniforms = acceptlib.Uniforms(accept=rng.uniforms(most).accept[kept], emit=rng.uniforms(most).emit)
     found["ragged-explicit"] = {**ragged, "ids": ids[kept], "uniforms": uniforms}
+    drafted = p[:, :most][kept]
+    given = {**ragged, "ids": ids[kept], "target_probs": drafted, "bonus_token_ids": torch.arange(num_requests)}
+    found["ragged-given"] = {**given, "draft_probs": q[kept]}
     if most:
         for name, value in {"nan": math.nan, "inf": math.inf, "three": 3.0}.items():
             bad = p.clone()
@@ -159,6 +165,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         cut = ids.clone()
         cut[0, most // 2], cut[-1, 0] = -1, vocab_size
         found["placeholders"] = {**both, "ids": cut}
+        found["ragged-given-placeholders"] = {**given, "ids": torch.where(ids % 3 == 0, -1, ids)[kept]}
         found["bad-draft"] = {**both, "draft_probs": torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)}
         logits, draft_logits = p.log() * 0.7, q.log() * 0.7
         temperature = acceptlib.SamplingParams(temperature=torch.arange(num_requests) % 3 * 0.6)
@@ -193,6 +200,8 @@ def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
         different = [name for name in FIELDS if not torch.equal(getattr(expected, name), getattr(found, name))]
         if different:
             return "; ".join(f"{name}: {getattr(expected, name)} and {getattr(found, name)}" for name in different)
+        if expected.num_passed is not None and found.num_passed is not None:
+            torch.testing.assert_close(found.num_passed, expected.num_passed, rtol=0, atol=0)
         if expected.logprobs is not None and found.logprobs is not None:
             torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5, equal_nan=True)
     return ""
@@ -211,7 +220,12 @@ def run(
     if strategy.plan.traits.state:
         rest["state_names"] = strategy.plan.traits.state
         rest["state"] = {name: torch.arange(count) % 2 == 0 for name in strategy.plan.traits.state}
-    result = verify(strategy.plan, inputs(ids, **rest))
+    num_passed = bool(rest.pop("num_passed", False))
+    call = inputs(ids, **rest)
+    if num_passed:
+        out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, logprobs=False, num_passed=True)
+        call = dataclasses.replace(call, out=out)
+    result = verify(strategy.plan, call)
     rng = rest.get("rng")
     moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 6).all())
     return result if moved else f"offsets {rng.offsets.tolist()}"

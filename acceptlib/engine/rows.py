@@ -31,6 +31,8 @@ class Layout:
         ids: [B, K] int64 drafted tokens, clamped to the vocabulary; whatever there is beyond a request's end.
         outside: [B, K] bool, whether the drafted token was above the vocabulary.
         num_draft_tokens: [B] int64, n_b after placeholders ended chains.
+        reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
+        has_bonus_rows: Whether the target's rows include bonus rows.
         faults: [B] int64, a `Status` that holds for the whole request.
         flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
     """
@@ -39,6 +41,7 @@ class Layout:
         """Lay out the positions of one call."""
         num_requests, most = inputs.num_requests, inputs.max_num_draft_tokens
         self.shape = (num_requests, most)
+        self.has_bonus_rows = inputs.has_bonus_rows
         drafted = as_words(inputs.draft_token_ids.to(torch.int64))
         self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
         self.faults = self.request * int(Status.OK)
@@ -70,6 +73,7 @@ class Layout:
         before_end = valid.cumprod(1)
         self.valid = before_end > 0
         self.num_draft_tokens = before_end.sum(1)
+        self.reached_end = self.num_draft_tokens == (self.num_draft_tokens if self.start is None else count)
         self.outside = ids >= inputs.vocab_size
         self.ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
 
@@ -82,21 +86,24 @@ class Layout:
         return flat[ops.minimum(self.start[:, None] + self.position, self.num_tokens - 1)]
 
     def index(self, model: Model, request: Words, position: Words) -> tuple[Words, ...]:
-        """Return the index of rows in the caller's tensor; in bounds, also for the draft's row at a bonus position."""
+        """Return the index of rows in the caller's tensor; in bounds, also where a bonus position has none."""
         if self.start is None:
-            return request, position if model == "target" else ops.minimum(position, self.shape[1] - 1)
+            return request, position if self._has_bonus(model) else ops.minimum(position, self.shape[1] - 1)
         row = self.start[request] + position
-        return (row + request,) if model == "target" else (ops.minimum(row, self.num_tokens - 1),)
+        return (row + request,) if self._has_bonus(model) else (ops.minimum(row, self.num_tokens - 1),)
 
     def request_of_rows(self, model: Model) -> torch.Tensor:
         """Return the request of every row of the caller's tensor, in the shape of its leading dimensions."""
         request = as_tensor(self.request)
         if self.start is None:
-            return request[:, None].expand(-1, self.shape[1] + (model == "target"))
-        if model == "draft":
+            return request[:, None].expand(-1, self.shape[1] + self._has_bonus(model))
+        if not self._has_bonus(model):
             return as_tensor(self.flat_request)
         row = torch.arange(self.num_tokens + self.shape[0], device=request.device)
         return torch.searchsorted(as_tensor(self.start) + request, row, right=True) - 1
+
+    def _has_bonus(self, model: Model) -> bool:
+        return model == "target" and self.has_bonus_rows
 
 
 class RowReader:
@@ -234,8 +241,8 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     # Several times quicker than indexing, but for one dimension only.
     row = _row_number(data, index)
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
-    if len(row) == 1 and isinstance(row, np.ndarray):
-        return flat[row[0] : row[0] + 1]
+    if isinstance(row, np.ndarray) and row[-1] - row[0] == len(row) - 1 and (np.diff(row) == 1).all():
+        return flat[row[0] : row[-1] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
     return torch.index_select(flat, 0, as_tensor(row), out=rows)
 

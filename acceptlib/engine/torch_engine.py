@@ -2,7 +2,8 @@
 
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
-taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B.
+taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
+looking costs nothing, rows that have to be processed are read as far as chains reach.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class _Step:
             h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
             sound = (faults == OK) & layout.valid
             self.accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
+        if out.num_passed is not None:
+            as_words(out.num_passed)[:] = self.accepted.sum(1)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
@@ -113,6 +116,7 @@ class _Step:
             isinstance(layout.flat_position, np.ndarray)
             and plan.traits.stop == "first_rejection"
             and plan.reads.isdisjoint({"is_target_argmax", "next_residual_mass"})
+            and (self.inputs.out is None or self.inputs.out.num_passed is None)  # which counts positions past the stop
             and (self.wanted and whole_rows)
             and size > (SCRATCH_BYTES if num_requests == 1 else KEPT_BYTES)
         ):
@@ -271,28 +275,32 @@ class _Step:
         plan, traits = self.plan, self.plan.traits
         request = self.layout.request[chunk]
         is_bonus = position == self.layout.num_draft_tokens[chunk]
-        status = position * 0
-        token = prob = None
-        if plan.samples or plan.residual is not None or self.inputs.logprobs:
+        takes_given = is_bonus & self.layout.reached_end[chunk] & (self.inputs.bonus_token_ids is not None)
+        takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
+        draws = ~(takes_given | takes_best)
+        status = token = position * 0
+        prob = None
+        # Where bonus tokens are given and nothing was drafted there may be no row at all.
+        has_rows = self.inputs.target.data.numel() > 0
+        if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
             p, weights, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
-            token = as_words(draw(weights, bits)) if plan.samples else as_words(weights.argmax(1))
-        if "argmax" in {traits.recovered, traits.bonus}:
+            if plan.samples and may_hold(draws):
+                token = as_words(draw(weights, bits))
+        if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
                 best = as_words(weights.argmax(1))
-            takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
-            token = best if token is None else ops.where(takes_best, best, token)
-        assert token is not None  # noqa: S101 - a strategy samples or takes the argmax
+            token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
             outside = (given < 0) | (given >= self.inputs.vocab_size)
-            token = ops.where(is_bonus, given * ~outside, token)
-            status = ops.where(is_bonus, outside * INVALID_TOKEN_ID, status)
+            token = ops.where(takes_given, given * ~outside, token)
+            status = ops.where(takes_given, outside * INVALID_TOKEN_ID, status)
         if self.inputs.logprobs:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob

@@ -54,7 +54,7 @@ def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) 
 @functools.cache
 def _of_tuple(function: Any, index: tuple[int, ...]) -> Any:
     """Return a Triton function that calls `function` with some values of a tuple."""
-    name = "_".join((function.__name__, *(str(i) for i in index)))
+    name = "_".join((function.__name__, "of", *(str(i) for i in index)))
     source = f"def {name}(values):\n    return rule({', '.join(f'values[{i}]' for i in index)})\n"
     return define(name, source, {"__name__": function.__module__, "rule": function})
 

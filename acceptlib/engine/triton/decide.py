@@ -155,15 +155,20 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 
 @triton.jit
 def first_rejection(count, request, target, draft, CALL: tl.constexpr):
-    """Return how many drafted tokens stand, and the request's length."""
+    """Return how many drafted tokens stand, the request's length, and how many tokens pass on their own."""
     length = length_of(request, count)
     stop = length
+    passed = length * 0
+    sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, _, _ = judge(position, length, request, target, draft, CALL)
+        accepted, sound, _ = judge(position, length, request, target, draft, CALL)
+        unsound = (position < length) & (sound == 0)
+        sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
         rejected = (position < length) & (accepted == 0)
         stop = tl.minimum(stop, tl.min(tl.where(rejected, position, length), 0))
-    return stop, length
+        passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
+    return stop, length, passed
 
 
 @triton.jit

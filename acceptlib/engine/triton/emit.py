@@ -39,8 +39,9 @@ def emit(
         code = tl.load(stop_ptr, cache_modifier=".cg")
         length = decide.length_of(request, count)
         stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
+        passed = length
     else:
-        stop, length = decide.first_rejection(count, request, target, draft, CALL)
+        stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
     is_bonus = stop == length
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(program, stop, stop < length, request, target, draft, CALL.emit_block, CALL)
@@ -73,7 +74,8 @@ def emit(
             stop, is_bonus, takes_best, known, row, request, target, draft, partials_ptr, num_blocks, emit_ptr, CALL
         )
         if CALL.has_bonus:
-            if is_bonus:
+            # In the ragged layout a placeholder that ended the chain before its count has its own row.
+            if stop == (count if CALL.ragged else length):
                 token = tl.load(bonus_ptr).to(tl.int64)
                 row_fault = tl.where((token >= 0) & (token < request[1]), 0, 3)
         if not is_bonus:
@@ -82,6 +84,10 @@ def emit(
             row_fault = tl.where(own == 0, row_fault, own)
         fault = tl.where(fault == 0, row_fault, fault)
         write(stop, token, p, fault, request, target, out, most, CALL)
+        if CALL.counts_passed:
+            if CALL.decided:
+                _, _, passed = decide.first_rejection(count, request, target, draft, CALL)
+            tl.store(out[5], passed)
         if not CALL.explicit:
             tl.store(offsets_ptr, request[4][3] + 1)
         tl.store(arrived_ptr, 0)
@@ -145,8 +151,10 @@ def choose(
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
                     sums = tl.where(index == b, tl.sum(rows.fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
-        invalid = (total <= 0) | (target_law[0] != target_law[0])
-        unnormalized = mass(masses_ptr, num_blocks, CALL) > 4
+        w_mass = mass(masses_ptr, num_blocks, CALL)
+        # A total of weights too large wraps around, to 0 even: the sum in floats tells.
+        invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
+        unnormalized = w_mass > 4
         if CALL.given_probs:
             p_mass = mass(masses_ptr + num_blocks, num_blocks, CALL)
             q_mass = mass(masses_ptr + 2 * num_blocks, num_blocks, CALL)
@@ -186,7 +194,7 @@ def choose(
 @triton.jit
 def write(stop, token, p, fault, request, target, out, most, CALL: tl.constexpr):
     """Write one request's result."""
-    token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr = out
+    token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr, _ = out
     # A fault of the whole request, found before any decision, keeps nothing.
     lane = tl.arange(0, 64)
     for base in range(0, most + 1, 64):

@@ -83,7 +83,13 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
     rules, tables = bound(plan, device)
     call = compiled_for(
-        rules, *_form(plan, inputs, draft, rows), tuning, BLOCK, num_blocks.bit_length(), num_emit_blocks.bit_length()
+        rules,
+        *_form(plan, inputs, draft, rows),
+        out.num_passed is not None,
+        tuning,
+        BLOCK,
+        num_blocks.bit_length(),
+        num_emit_blocks.bit_length(),
     )
     counters, workspace = _scratch(
         device,
@@ -102,6 +108,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_emitted,
         out.status,
         out.logprobs if out.logprobs is not None else out.num_accepted,
+        out.num_passed if out.num_passed is not None else out.num_accepted,
         counters,
         workspace,
         target,
@@ -229,6 +236,7 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
         inputs.cu_num_draft_tokens is not None,
         draft is not None,
         inputs.bonus_token_ids is not None,
+        inputs.has_bonus_rows,
         uniforms is not None,
         uniforms is not None and uniforms.accept.ndim == 1,
         inputs.logprobs,
@@ -263,6 +271,7 @@ FORM = (
     "ragged",
     "has_draft",
     "has_bonus",
+    "has_bonus_rows",
     "explicit",
     "flat_uniforms",
     "logprobs",
@@ -271,6 +280,7 @@ FORM = (
     "temperature",
     "best",
     "state",
+    "counts_passed",
 )
 
 
@@ -281,10 +291,11 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     given = dict(zip(FORM, form, strict=True))
     # A stop is found as rows are read, so only where they are.
     reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
+    leaves_rows_out = rules["stop"] == "first_rejection" and not given["counts_passed"]
     return Call(
         **rules,
         **given,
-        lazy=tuning.decides_first and reads_rows and rules["stop"] == "first_rejection",
+        lazy=tuning.decides_first and reads_rows and leaves_rows_out,
         decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,

@@ -57,6 +57,7 @@ class Call:
     ragged: bool
     has_draft: bool
     has_bonus: bool
+    has_bonus_rows: bool
     explicit: bool
     flat_uniforms: bool
     logprobs: bool
@@ -64,6 +65,7 @@ class Call:
     logits: tuple[bool, bool]
     temperature: tuple[bool, bool]
     best: tuple[bool, bool]
+    counts_passed: bool
     lazy: bool
     decided: bool
     block: int
@@ -103,7 +105,8 @@ VARYING = [
 
 # Only rows are read in wide loads.
 UNALIGNED = [
-    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "counters_ptr"),
+    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "num_passed_ptr"),
+    "counters_ptr",
     *("workspace_ptr", "target_temperature_ptr", "draft_temperature_ptr", "ids_ptr", "cu_ptr", "accept_ptr"),
     *("emit_ptr", "seeds_ptr", "offsets_ptr", "bonus_ptr", "tables_ptr", "state_ptr"),
 ]
@@ -116,9 +119,10 @@ def verify_kernel(
     num_emitted_ptr,  # [B] int32
     status_ptr,  # [B] int8
     logprobs_ptr,  # [B, K+1] float32
+    num_passed_ptr,  # [B] int32
     counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `engine.words` counts them
-    target_ptr,  # [B, K+1, V] or [T+B, V]
+    target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride,
     target_row_stride,
     target_stride,
@@ -196,6 +200,8 @@ def verify_kernel(
         num_rows,
         number,
         start + number,
+        start + number if CALL.has_bonus_rows else start,
+        count + 1 if CALL.has_bonus_rows else count,
         num_blocks,
         CALL,
         TARGET,
@@ -211,6 +217,8 @@ def verify_kernel(
         num_positions.to(tl.int64),
         number,
         start,
+        start,
+        count,
         num_blocks,
         CALL,
         DRAFT,
@@ -255,7 +263,7 @@ def verify_kernel(
         reduce.sum_residual(position, count, program, request, target, draft, partials, arrived_ptr, CALL)
     elif STAGE == "decide":
         if CALL.stop == "first_rejection":
-            stop, _ = decide.first_rejection(count, request, target, draft, CALL)
+            stop, _, _ = decide.first_rejection(count, request, target, draft, CALL)
         elif CALL.stop == "last_acceptance":
             stop = decide.last_acceptance(count, request, target, draft, CALL)
         else:
@@ -269,6 +277,7 @@ def verify_kernel(
             num_emitted_ptr + number,
             status_ptr + number,
             logprobs_ptr + row,
+            num_passed_ptr + number,
         )
         counters = (stop_ptr, counters_ptr + number, arrived_ptr, 3 * (max_num_draft_tokens + 1))
         emit.emit(

@@ -176,13 +176,13 @@ def load_block(block, position, drafted, request, target, draft, BLOCK: tl.const
     # A greedy row is known without reading it.
     read = inside
     if CALL.temperature[TARGET]:
-        read = inside & (tl.zeros_like(entry) + target[4] > 0)
+        read = inside & (tl.zeros(entry.shape, tl.float32) + target[4] > 0)
     x = rows.load(target, position, entry, read, 0.0, CALL)
     y = x
     if CALL.has_draft:
         read = inside & (tl.zeros_like(entry) + drafted.to(tl.int32) != 0)
         if CALL.temperature[DRAFT]:
-            read = read & (tl.zeros_like(entry) + draft[4] > 0)
+            read = read & (tl.zeros(entry.shape, tl.float32) + draft[4] > 0)
         y = rows.load(draft, position, entry, read, 0.0, CALL)
     return entry, x, y
 
@@ -193,6 +193,8 @@ def elements(raw, row, target, draft, CALL: tl.constexpr):
     entry, x, y = raw
     token, _, target_law, draft_law = row
     p = rows.prob(x, entry, target, target_law, CALL, TARGET)
+    if CALL.logits[TARGET]:
+        p = tl.where(entry < target[3], p, 0.0)
     is_drafted = entry == token
     q = is_drafted.to(tl.float32)
     if CALL.has_draft:

@@ -5,8 +5,8 @@ exponentials of every block of the row are found first; whoever needs the law co
 neither the layout of a program nor the order of blocks changes a bit of the law.
 
 `CALL.logits`, `CALL.temperature` and `CALL.best` hold what is known of each model's rows when compiling, at `TARGET`
-and `DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr), its
-pointers at the request's first row.
+and `DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr,
+rows_here), its pointers at the request's first row and the last its number of rows.
 """
 
 # ruff: noqa: N803, RET505 - jit functions; their constants are in capitals, their branches known when compiling
@@ -50,12 +50,18 @@ def open_model(
     num_rows,
     request,
     first,
+    first_row,
+    rows_here,
     num_blocks,
     CALL: tl.constexpr,
     MODEL: tl.constexpr,
 ):
-    """Return a request's rows of one model, and their `Status`; `first` is the number of its first row."""
-    start = first * row_stride if CALL.ragged else request * request_stride
+    """Return a request's rows of one model, and their `Status`.
+
+    `first` and `first_row` are the numbers of the request's first row among partial results and among rows: they
+    differ where bonus rows are left out.
+    """
+    start = first_row * row_stride if CALL.ragged else request * request_stride
     if CALL.aligned:
         start = tl.multiple_of(start, 16)  # loads are wide only where offsets are known to be
     rows_ptr += start
@@ -69,16 +75,28 @@ def open_model(
     maxima_ptr = (partials_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.float32))
     best_ptr = (maxima_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.int32))
     at = first * num_blocks
-    return (rows_ptr, row_stride, stride, width, factor, partials_ptr + at, maxima_ptr + at, best_ptr + at), fault
+    return (
+        rows_ptr,
+        row_stride,
+        stride,
+        width,
+        factor,
+        partials_ptr + at,
+        maxima_ptr + at,
+        best_ptr + at,
+        rows_here,
+    ), fault
 
 
 @triton.jit
 def load(model, position, entry, mask, other, CALL: tl.constexpr):
     """Return entries of rows, float32; positions and entries broadcast."""
-    rows_ptr, row_stride, stride, width, _, _, _, _ = model
+    rows_ptr, row_stride, stride, width, _, _, _, _, rows_here = model
     row = position.to(tl.int64) * row_stride
     if CALL.aligned and len(position.shape) == 0:
         row = tl.multiple_of(row, 16)
+    if not CALL.has_bonus_rows:
+        mask = mask & (position < rows_here)
     mask = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < width)
     return tl.load(rows_ptr + row + entry * stride, mask=mask, other=other).to(tl.float32)
 
@@ -86,7 +104,7 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr):
 @triton.jit
 def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
-    _, _, _, width, factor, sums_ptr, maxima_ptr, best_ptr = model
+    _, _, _, width, factor, sums_ptr, maxima_ptr, best_ptr, _ = model
     maximum = tl.reduce(x, 0, _larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(maxima_ptr + at, maximum, mask=mask)
@@ -104,7 +122,7 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
 @triton.jit
 def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, argmaxes."""
-    _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr = model
+    _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr, _ = model
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = position.to(tl.int64)[:, None] * num_blocks + index
     mask = wanted[:, None] & (index < num_blocks)

@@ -1,0 +1,98 @@
+"""FlashInfer's `flashinfer.sampling.chain_speculative_sampling`; `docs/compat/flashinfer.md` says what differs."""
+
+from __future__ import annotations
+
+import torch
+
+from acceptlib import Rng, VerifyResult
+from acceptlib.compat._common import as_rows, create
+from acceptlib.errors import InputError
+
+__all__ = ["chain_speculative_sampling"]
+
+ROW_STRIDE = 1 << 44
+"""How far apart in one seed's stream the rows of a batch are that share the seed."""
+
+
+def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signature
+    draft_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_probs: torch.Tensor,
+    maybe_output_accepted_token_num: torch.Tensor | None = None,
+    maybe_output_emitted_draft_token_num: torch.Tensor | None = None,
+    deterministic: bool = True,  # noqa: ARG001, FBT001, FBT002 - FlashInfer's signature
+    generator: torch.Generator | None = None,
+    seed: int | torch.Tensor | None = None,
+    offset: int | torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Verify drafted chains by speculative sampling (arXiv 2302.01318), the strategy `rejection`.
+
+    Args:
+        draft_probs: [B, K, V], the draft's probabilities.
+        draft_token_ids: [B, K] int32 or int64, drawn from them. A negative id ends its request's chain.
+        target_probs: [B, K+1, V], the target's probabilities.
+        maybe_output_accepted_token_num: [B] integers; the second result is added to it, in place.
+        maybe_output_emitted_draft_token_num: [B] integers; the third result is added to it, in place.
+        deterministic: Has no effect: results always are.
+        generator: Draws the seeds where `seed` is None; None is torch's default generator.
+        seed: An int or an int64 or uint64 tensor of length 1, for the whole batch, or of length B, each request's own.
+        offset: Where in the seed's stream the call starts, of the same kinds; 0 where None. One call uses one
+            position, so 1 is the least that it must grow by from call to call.
+
+    Returns:
+        The emitted tokens, [B, K+1] int32 padded with -1; how many drafted tokens pass each on its own, [B]; how many
+        are emitted, [B]. The counts are int32, or the tensors given, with the counts added.
+
+    Raises:
+        InputError: Shapes, dtypes or devices do not fit.
+    """
+    num_requests, num_draft_tokens = draft_token_ids.shape
+    device = target_probs.device
+    if seed is None and offset is None:
+        rng = Rng.of(generator, num_requests, device)
+    else:
+        rng = _streams(seed, offset, generator, num_requests, device)
+    out = VerifyResult.empty(num_requests, num_draft_tokens, device, num_passed=True)
+    create("rejection").verify(
+        draft_token_ids, target_probs=as_rows(target_probs), draft_probs=as_rows(draft_probs), rng=rng, out=out
+    )
+    accepted, emitted = out.num_passed, out.num_accepted
+    assert accepted is not None  # noqa: S101 - asked for above
+    if maybe_output_accepted_token_num is not None:
+        accepted = maybe_output_accepted_token_num.add_(accepted)
+    if maybe_output_emitted_draft_token_num is not None:
+        emitted = maybe_output_emitted_draft_token_num.add_(emitted)
+    return out.output_token_ids, accepted, emitted
+
+
+def _streams(
+    seed: int | torch.Tensor | None,
+    offset: int | torch.Tensor | None,
+    generator: torch.Generator | None,
+    num_requests: int,
+    device: torch.device,
+) -> Rng:
+    """Return each request's stream: its own seed and offset; where the seed is shared, the row sets rows apart."""
+    for name, value in (("seed", seed), ("offset", offset)):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.dtype not in {torch.int64, torch.uint64} or value.ndim != 1 or len(value) not in {1, num_requests}:
+            msg = (
+                f"{name}: expected an int, or a tensor [1] or [{num_requests}] of int64 or uint64, got "
+                f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+            )
+            raise InputError(msg)
+    offsets = _words(0 if offset is None else offset, num_requests, device)
+    if seed is None:
+        return Rng(seeds=Rng.of(generator, num_requests, device).seeds, offsets=offsets)
+    if not isinstance(seed, torch.Tensor) or len(seed) != num_requests:
+        offsets += torch.arange(0, num_requests * ROW_STRIDE, ROW_STRIDE, device=device)
+    return Rng(seeds=_words(seed, num_requests, device), offsets=offsets)
+
+
+def _words(value: int | torch.Tensor, num_requests: int, device: torch.device) -> torch.Tensor:
+    """Return a new [B] int64 tensor of 64-bit words; `verify` advances offsets in place, the caller's stay."""
+    if isinstance(value, torch.Tensor):
+        return value.view(torch.int64).expand(num_requests).clone(memory_format=torch.contiguous_format)
+    signed = (value + 2**63) % 2**64 - 2**63
+    return torch.full((num_requests,), signed, dtype=torch.int64, device=device)

@@ -1,0 +1,87 @@
+"""transformers' own assisted generation with an acceptlib strategy; `docs/compat/transformers.md` says what differs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import acceptlib
+from acceptlib.errors import InputError
+
+__all__ = ["patch"]
+
+REPLACED = "_speculative_sampling"
+"""The function of `transformers.generation.utils` that decides on sampled drafts, from 4.57 to 5.23 at least."""
+
+
+@contextlib.contextmanager
+def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterator[None]:
+    """Let `generate(assistant_model=..., do_sample=True)` use a strategy while the context is open.
+
+    What was there before is restored at the end, also after an error. The replacement holds for the whole process.
+    Random numbers come from torch's default generator, so `torch.manual_seed` makes a text reproducible.
+
+    With `do_sample=False`, and for drafts without logits (prompt lookup), transformers compares drafted tokens with the
+    target's own choice itself, and the strategy is not asked.
+
+    Args:
+        strategy: A name for `acceptlib.create`, or a strategy.
+
+    Raises:
+        InputError: transformers is not installed, or this version has no function to replace.
+        UnknownStrategyError: No strategy has this name.
+    """
+    chosen = acceptlib.create(strategy) if isinstance(strategy, str) else strategy
+    utils = _generation_utils()
+    original = getattr(utils, REPLACED)
+
+    def speculative_sampling(  # transformers' signature, of 4.57 and of 5.x
+        candidate_input_ids: torch.Tensor,
+        candidate_logits: torch.Tensor,
+        candidate_length: int,
+        new_logits: torch.Tensor,
+        is_done_candidate: bool = False,  # noqa: FBT001, FBT002
+        assistant_ensemble_weight: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if assistant_ensemble_weight is not None:
+            msg = (
+                f"assistant_ensemble_weight={assistant_ensemble_weight!r}: expected None while a strategy is patched "
+                "in. patch(acceptlib.create('mixture', weight=...)) has the same law."
+            )
+            raise InputError(msg)
+        result = chosen.verify(
+            candidate_input_ids[:, candidate_input_ids.shape[1] - candidate_length :],
+            target_logits=new_logits,
+            draft_logits=candidate_logits,
+        )
+        result.raise_for_status()
+        n_matches = result.num_accepted[0].to(torch.int64)
+        if is_done_candidate and n_matches == candidate_length:
+            # 4.57 takes n_matches + 1 tokens and wants none after a draft that has ended the text.
+            n_matches -= 1
+        return result.output_token_ids[:, : int(n_matches) + 1].to(candidate_input_ids.dtype), n_matches
+
+    setattr(utils, REPLACED, speculative_sampling)
+    try:
+        yield
+    finally:
+        setattr(utils, REPLACED, original)
+
+
+def _generation_utils() -> Any:
+    try:
+        from transformers import __version__  # noqa: PLC0415 - an extra, needed only here
+        from transformers.generation import utils  # noqa: PLC0415
+    except ImportError as error:
+        msg = f"transformers cannot be imported ({error}). Install it: pip install acceptlib[hf]"
+        raise InputError(msg) from error
+    if not hasattr(utils, REPLACED):
+        msg = (
+            f"transformers {__version__}: expected a function {REPLACED} in transformers.generation.utils, which "
+            "assisted generation calls. Use acceptlib.integrations.transformers.custom_generate instead."
+        )
+        raise InputError(msg)
+    return utils

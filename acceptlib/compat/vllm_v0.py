@@ -1,0 +1,254 @@
+"""The samplers of vLLM's first engine, V0: `RejectionSampler` and `TypicalAcceptanceSampler`.
+
+`docs/compat/vllm_v0.md` says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from acceptlib import PLACEHOLDER_TOKEN_ID, AcceptanceStrategy, Rng, VerifyResult, create
+from acceptlib.compat._common import request_streams, unused_uniforms
+from acceptlib.errors import InputError
+
+__all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
+
+
+class StrictModeError(InputError, AssertionError):
+    """What strict mode found; an AssertionError too, which is what vLLM raises."""
+
+
+class _SpecDecodeSampler(torch.nn.Module):
+    """What both samplers share: strict mode, the output's form, and counters.
+
+    Attributes:
+        num_accepted_tokens: int64 scalar, drafted tokens that passed on their own, past the first rejection too. None
+            before the first call or `init_tensors`.
+        num_emitted_tokens: int64 scalar, tokens emitted; None likewise.
+        num_draft_tokens: Tokens drafted.
+    """
+
+    def __init__(self, strategy: AcceptanceStrategy, *, strict_mode: bool, disable_bonus_tokens: bool) -> None:
+        super().__init__()
+        self._strategy = strategy
+        self._strict_mode = strict_mode
+        self._disable_bonus_tokens = disable_bonus_tokens
+        self._num_bonus_tokens = 1
+        self.num_accepted_tokens: torch.Tensor | None = None
+        self.num_emitted_tokens: torch.Tensor | None = None
+        self.num_draft_tokens = 0
+
+    @property
+    def probs_dtype(self) -> torch.dtype:
+        """Dtype of probabilities that strict mode expects."""
+        return torch.float32
+
+    @property
+    def token_id_dtype(self) -> torch.dtype:
+        """Dtype of token ids."""
+        return torch.int64
+
+    def init_tensors(self, device: int | str | torch.device, device_type: str = "cuda") -> None:
+        """Set the counters to 0 on a device, an index among those of `device_type` or a device by itself.
+
+        The first call does so by itself; before CUDA graphs are captured it has to be done here.
+        """
+        where = torch.device(device_type, device) if isinstance(device, int) else torch.device(device)
+        self.num_accepted_tokens = torch.zeros((), dtype=torch.int64, device=where)
+        self.num_emitted_tokens = torch.zeros((), dtype=torch.int64, device=where)
+        self.num_draft_tokens = 0
+
+    def init_gpu_tensors(self, device: int | str) -> None:
+        """Set the counters to 0 on a GPU; the older name of `init_tensors`."""
+        self.init_tensors(device)
+
+    def _sample(
+        self,
+        target_with_bonus_probs: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        draft_token_ids: torch.Tensor,
+        rng: Rng | None,
+    ) -> torch.Tensor:
+        """Verify, count, and return [B, k+1] int64; without `rng` nothing is drawn."""
+        if self._strict_mode:
+            self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
+        device = target_with_bonus_probs.device
+        batch_size, k = draft_token_ids.shape
+        out = VerifyResult.empty(batch_size, k, device, num_passed=True)
+        self._strategy.verify(
+            draft_token_ids,
+            target_probs=target_with_bonus_probs,
+            draft_probs=draft_probs,
+            bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
+            rng=rng,
+            uniforms=unused_uniforms(batch_size, k, device) if rng is None else None,
+            out=out,
+        )
+        if self._strict_mode:
+            out.raise_for_status()
+        output = out.output_token_ids.to(torch.int64)
+        if self._disable_bonus_tokens:
+            output[:, -1] = PLACEHOLDER_TOKEN_ID
+        if self.num_accepted_tokens is None or self.num_emitted_tokens is None:
+            self.init_tensors(device)
+        assert self.num_accepted_tokens is not None  # noqa: S101 - just made
+        assert self.num_emitted_tokens is not None  # noqa: S101
+        assert out.num_passed is not None  # noqa: S101 - asked for above
+        self.num_accepted_tokens += out.num_passed.sum()
+        self.num_emitted_tokens += (output != PLACEHOLDER_TOKEN_ID).sum()
+        self.num_draft_tokens += draft_token_ids.numel()
+        return output
+
+    def _passes(
+        self,
+        target_probs: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        draft_token_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return which drafted tokens pass on their own, [B, k] bool: each is verified as a request of its own."""
+        ids = draft_token_ids.reshape(-1).contiguous()
+        result = self._strategy.verify(
+            ids[:, None],
+            target_probs=target_probs.reshape(len(ids), 1, -1),
+            draft_probs=None if draft_probs is None else draft_probs.reshape(len(ids), 1, -1),
+            bonus_token_ids=ids,
+        )
+        return result.num_accepted.view(draft_token_ids.shape) > 0
+
+    def _raise_if_incorrect_input(
+        self,
+        target_with_bonus_probs: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        draft_probs: torch.Tensor | None,
+        draft_token_ids: torch.Tensor,
+    ) -> None:
+        """Check shapes, dtypes, devices and ids; waits for the device.
+
+        Raises:
+            StrictModeError: With the expected and the actual value.
+        """
+        batch_size, k = draft_token_ids.shape
+        vocab_size = target_with_bonus_probs.shape[-1]
+        for name, tensor, shape, dtype in (
+            ("target_with_bonus_probs", target_with_bonus_probs, (batch_size, k + 1, vocab_size), self.probs_dtype),
+            ("bonus_token_ids", bonus_token_ids, (batch_size, self._num_bonus_tokens), self.token_id_dtype),
+            ("draft_probs", draft_probs, (batch_size, k, vocab_size), self.probs_dtype),
+            ("draft_token_ids", draft_token_ids, (batch_size, k), self.token_id_dtype),
+        ):
+            if tensor is None:
+                continue
+            expected = (list(shape), dtype, target_with_bonus_probs.device)
+            actual = (list(tensor.shape), tensor.dtype, tensor.device)
+            if actual != expected:
+                msg = f"{name}: expected shape, dtype and device {expected}, got {actual}"
+                raise StrictModeError(msg)
+            if dtype == self.token_id_dtype and bool(((tensor < 0) | (tensor >= vocab_size)).any()):
+                msg = f"{name}: expected ids in [0, {vocab_size}), got {tensor.tolist()}"
+                raise StrictModeError(msg)
+
+
+class RejectionSampler(_SpecDecodeSampler):
+    """Speculative sampling (arXiv 2302.01318), the strategy `rejection`."""
+
+    def __init__(self, strict_mode: bool = False, disable_bonus_tokens: bool = False) -> None:  # noqa: FBT001, FBT002 - vLLM's signature
+        """Create a rejection sampler.
+
+        Args:
+            strict_mode: Check shapes, dtypes, devices, ids and rows at every call, which waits for the device.
+            disable_bonus_tokens: Emit no bonus token: the last column is always -1.
+        """
+        super().__init__(create("rejection"), strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
+
+    def forward(
+        self,
+        target_with_bonus_probs: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        draft_probs: torch.Tensor,
+        draft_token_ids: torch.Tensor,
+        seeded_seqs: Mapping[int, torch.Generator] | None = None,
+    ) -> torch.Tensor:
+        """Accept drafted tokens, or replace the first rejected one by a draw from max(p - q, 0), normalised.
+
+        Args:
+            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read. [B, k, V] is taken too, except in
+                strict mode.
+            bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
+            draft_probs: [B, k, V] float32.
+            draft_token_ids: [B, k] int64.
+            seeded_seqs: From row to the generator of a request that has its own.
+
+        Returns:
+            [B, k+1] int64, padded with -1.
+
+        Raises:
+            InputError: Shapes, dtypes or devices do not fit; `StrictModeError` in strict mode.
+            StatusError: In strict mode, a row is no law (NaN, unnormalised).
+        """
+        rng = request_streams(seeded_seqs or {}, len(draft_token_ids), target_with_bonus_probs.device)
+        return self._sample(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids, rng)
+
+    def _get_accepted(
+        self, target_probs: torch.Tensor, draft_probs: torch.Tensor, draft_token_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Return which drafted tokens pass, each on its own: [B, k] bool, of probabilities [B, k, V]."""
+        return self._passes(target_probs, draft_probs, draft_token_ids)
+
+
+class TypicalAcceptanceSampler(_SpecDecodeSampler):
+    """Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1), the strategy `typical`."""
+
+    def __init__(
+        self,
+        posterior_threshold: float = 0.09,
+        posterior_alpha: float = 0.3,
+        strict_mode: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+        *,
+        disable_bonus_tokens: bool = False,
+    ) -> None:
+        """Create a typical acceptance sampler.
+
+        Args:
+            posterior_threshold: Probability that always suffices.
+            posterior_alpha: Factor of exp(-entropy), which suffices as well.
+            strict_mode: Check shapes, dtypes, devices, ids and rows at every call, which waits for the device.
+            disable_bonus_tokens: Emit no bonus token: the last column is always -1.
+        """
+        strategy = create("typical", posterior_threshold=posterior_threshold, posterior_alpha=posterior_alpha)
+        super().__init__(strategy, strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
+        self._posterior_threshold = posterior_threshold
+        self._posterior_alpha = posterior_alpha
+
+    def forward(
+        self,
+        target_with_bonus_probs: torch.Tensor,
+        bonus_token_ids: torch.Tensor,
+        draft_probs: torch.Tensor | None,  # noqa: ARG002 - vLLM's signature
+        draft_token_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Accept typical tokens, and replace the first that is not by the target's argmax.
+
+        Args:
+            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read.
+            bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
+            draft_probs: Not read.
+            draft_token_ids: [B, k] int64.
+
+        Returns:
+            [B, k+1] int64, padded with -1.
+
+        Raises:
+            InputError: Shapes, dtypes or devices do not fit; `StrictModeError` in strict mode.
+            StatusError: In strict mode, a row is no law (NaN, unnormalised).
+        """
+        return self._sample(target_with_bonus_probs, bonus_token_ids, None, draft_token_ids, None)
+
+    def _evaluate_accepted_tokens(self, target_probs: torch.Tensor, draft_token_ids: torch.Tensor) -> torch.Tensor:
+        """Return which drafted tokens pass, each on its own: [B, k] bool, of probabilities [B, k, V]."""
+        return self._passes(target_probs, None, draft_token_ids)
+
+    def _get_recovered_token_ids(self, target_probs: torch.Tensor) -> torch.Tensor:
+        """Return what replaces a rejected token, the argmax of [B, k, V]: [B, k] int64."""
+        return target_probs.argmax(-1)

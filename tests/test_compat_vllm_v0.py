@@ -1,0 +1,333 @@
+"""vLLM V0's two samplers as documented: masks, counters, strict mode, and convergence to the target."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import support
+import torch
+
+import acceptlib
+from acceptlib import AcceptlibError, exact
+from acceptlib.compat.vllm_v0 import RejectionSampler, StrictModeError, TypicalAcceptanceSampler
+from acceptlib.errors import InputError, StatusError
+from acceptlib.testing.simulation import FALSE_ALARM_Z, world
+
+SAMPLERS = {"rejection": RejectionSampler, "typical": TypicalAcceptanceSampler}
+samplers = pytest.mark.parametrize("kind", SAMPLERS)
+
+ACCEPTED = torch.tensor(
+    [
+        [True, False, True],
+        [False, False, False],
+        [True, True, False],
+        [True, True, True],
+        [False, True, False],
+    ]
+)
+"""Which tokens pass, each on its own, and below which of them stand: the example of the sampler's pull request."""
+
+STANDS = torch.tensor(
+    [
+        [True, False, False],
+        [False, False, False],
+        [True, True, False],
+        [True, True, True],
+        [False, False, False],
+    ]
+)
+
+
+def inputs(num_requests: int, k: int = 3, vocab: int = 11, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Return contested rows as the samplers take them."""
+    requests = [support.ordinary(k, vocab, seed + index) for index in range(num_requests)]
+    return {
+        "target_with_bonus_probs": torch.stack([r.p for r in requests]),
+        "bonus_token_ids": torch.arange(num_requests)[:, None] % vocab,
+        "draft_probs": torch.stack([r.q for r in requests if r.q is not None]),
+        "draft_token_ids": torch.stack([r.ids for r in requests]),
+    }
+
+
+def forced(accepted: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return rows that leave no choice: token 1 passes, token 2 does not, 3 recovers and 4 is the bonus."""
+    batch_size = len(accepted)
+    ids = torch.where(accepted, 1, 2)
+    target = torch.nn.functional.one_hot(torch.where(accepted, 1, 3), 5).float()
+    return {
+        "target_with_bonus_probs": torch.cat((target, torch.full((batch_size, 1, 5), 0.2)), 1),
+        "bonus_token_ids": torch.full((batch_size, 1), 4),
+        "draft_probs": torch.nn.functional.one_hot(ids, 5).float(),
+        "draft_token_ids": ids,
+    }
+
+
+def passes(sampler: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the sampler's own mask of the tokens that pass."""
+    target, ids = given["target_with_bonus_probs"][:, :-1], given["draft_token_ids"]
+    if isinstance(sampler, RejectionSampler):
+        return sampler._get_accepted(target, given["draft_probs"], ids)
+    return sampler._evaluate_accepted_tokens(target, ids)
+
+
+# Output and counters
+
+
+@samplers
+@pytest.mark.parametrize("bonus", [4, -1], ids=["bonus", "no-bonus"])
+@pytest.mark.parametrize("mode", ["lax", "strict"])
+def test_accepted_and_stands(kind: str, mode: str, bonus: int) -> None:
+    sampler = SAMPLERS[kind](strict_mode=mode == "strict", disable_bonus_tokens=bonus == -1)
+    given = forced(ACCEPTED)
+    assert torch.equal(passes(sampler, given), ACCEPTED)
+    output = sampler(**given)
+    assert output.dtype == torch.int64
+    expected = torch.full((5, 4), -1)
+    expected[:, :3][STANDS] = 1
+    stop = STANDS.sum(1)
+    expected[torch.arange(5), stop] = torch.tensor([3, 3, 3, bonus, 3])
+    assert torch.equal(output, expected)
+    assert sampler.num_accepted_tokens == ACCEPTED.sum()
+    assert sampler.num_emitted_tokens == (expected >= 0).sum()
+    assert sampler.num_draft_tokens == ACCEPTED.numel()
+
+
+@samplers
+def test_counters_add_up(kind: str) -> None:
+    sampler = SAMPLERS[kind]()
+    assert sampler.num_accepted_tokens is None
+    assert sampler.num_emitted_tokens is None
+    for _ in range(3):
+        sampler(**forced(ACCEPTED))
+    assert sampler.num_accepted_tokens is not None
+    assert sampler.num_accepted_tokens.dtype == torch.int64
+    assert sampler.num_accepted_tokens.shape == torch.Size([])
+    assert (int(sampler.num_accepted_tokens), int(sampler.num_emitted_tokens)) == (3 * 8, 3 * 11)
+    assert sampler.num_draft_tokens == 3 * 15
+    sampler.init_tensors("cpu")
+    assert (int(sampler.num_accepted_tokens), int(sampler.num_emitted_tokens), sampler.num_draft_tokens) == (0, 0, 0)
+    sampler.init_tensors(torch.device("meta"))
+    assert sampler.num_accepted_tokens.device.type == "meta"
+
+
+@samplers
+def test_at_least_one_token_is_emitted(kind: str) -> None:
+    output = SAMPLERS[kind]()(**inputs(200))
+    emitted = (output >= 0).sum(1)
+    assert int(emitted.min()) == 1
+    assert int(emitted.max()) == 4
+    assert bool((output[torch.arange(4) >= emitted[:, None]] == -1).all())
+
+
+@samplers
+def test_an_empty_batch(kind: str) -> None:
+    output = SAMPLERS[kind]()(
+        torch.empty(0, 4, 7), torch.empty(0, 1, dtype=torch.int64), torch.empty(0, 3, 7), torch.empty(0, 3).long()
+    )
+    assert output.shape == (0, 4)
+    assert output.dtype == torch.int64
+
+
+def test_rows_without_the_bonus_row() -> None:
+    """What the first version took: the bonus token is given, so its row is not needed."""
+    given = inputs(30)
+    torch.manual_seed(1)
+    expected = RejectionSampler()(**given)
+    torch.manual_seed(1)
+    given["target_with_bonus_probs"] = given["target_with_bonus_probs"][:, :-1]
+    assert torch.equal(RejectionSampler()(**given), expected)
+
+
+@samplers
+def test_nothing_of_the_callers_is_written(kind: str) -> None:
+    given = inputs(5)
+    before = {name: value.clone() for name, value in given.items()}
+    SAMPLERS[kind](strict_mode=True)(**given)
+    assert all(torch.equal(value, before[name]) for name, value in given.items())
+
+
+# Strict mode
+
+BROKEN: dict[str, tuple[str, Any]] = {
+    "target-without-bonus-row": ("target_with_bonus_probs", lambda x: x[:, :-1]),
+    "target-vocabulary": ("target_with_bonus_probs", lambda x: x[..., :-1]),
+    "target-dtype": ("target_with_bonus_probs", lambda x: x.half()),
+    "draft-shape": ("draft_probs", lambda x: x[:-1]),
+    "draft-dtype": ("draft_probs", lambda x: x.bfloat16()),
+    "draft-device": ("draft_probs", lambda x: x.to("meta")),
+    "ids-dtype": ("draft_token_ids", lambda x: x.int()),
+    "ids-negative": ("draft_token_ids", lambda x: x - 11),
+    "ids-above": ("draft_token_ids", lambda x: x + 11),
+    "bonus-shape": ("bonus_token_ids", lambda x: x.expand(-1, 2)),
+    "bonus-dtype": ("bonus_token_ids", lambda x: x.int()),
+    "bonus-negative": ("bonus_token_ids", lambda x: x - 11),
+    "bonus-above": ("bonus_token_ids", lambda x: x + 11),
+}
+
+
+NOT_READ = {"target-vocabulary", "draft-shape", "draft-dtype", "draft-device"}
+"""Cases that need the draft's probabilities to be seen, which typical acceptance does not read."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"), [(k, c) for k in SAMPLERS for c in BROKEN if k == "rejection" or c not in NOT_READ]
+)
+def test_strict_mode_raises(kind: str, case: str) -> None:
+    name, spoil = BROKEN[case]
+    given = inputs(4)
+    given[name] = spoil(given[name])
+    sampler = SAMPLERS[kind](strict_mode=True)
+    with pytest.raises(StrictModeError, match="expected") as caught:
+        sampler(**given)
+    assert isinstance(caught.value, AssertionError)
+    assert isinstance(caught.value, AcceptlibError)
+    assert sampler.num_draft_tokens == 0
+
+
+@samplers
+def test_rows_that_are_no_law(kind: str) -> None:
+    """Strict mode raises; without it the request alone is left without a token, and its neighbours are the same."""
+    given = inputs(6)
+    given["draft_token_ids"][2, 0] = given["target_with_bonus_probs"][2, 0].argmax()
+    torch.manual_seed(4)
+    clean = SAMPLERS[kind]()(**given)
+    given["target_with_bonus_probs"][2, 0] = math.nan
+    torch.manual_seed(4)
+    output = SAMPLERS[kind]()(**given)
+    assert output[2].tolist() == [-1] * 4
+    others = torch.arange(6) != 2
+    assert torch.equal(output[others], clean[others])
+    with pytest.raises(StatusError, match="request 2, position 0"):
+        SAMPLERS[kind](strict_mode=True)(**given)
+
+
+@samplers
+def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
+    given = inputs(4)
+    given["bonus_token_ids"] = given["bonus_token_ids"][:-1]
+    with pytest.raises(InputError, match="bonus_token_ids"):
+        SAMPLERS[kind]()(**given)
+
+
+# Rejection
+
+
+def distance_after(num_samples: int, target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Return the law of the first token of many samples, estimated by a sampler."""
+    ids = torch.multinomial(draft, num_samples, replacement=True)[:, None]
+    output = RejectionSampler()(
+        target.expand(num_samples, 2, -1),
+        torch.zeros(num_samples, 1, dtype=torch.int64),
+        draft.expand(num_samples, 1, -1),
+        ids,
+    )
+    return torch.bincount(output[:, 0], minlength=len(target)) / num_samples
+
+
+def test_convergence_to_the_target_and_to_nothing_else() -> None:
+    """With 100 times the samples, the distance to the target falls about 10-fold, and to another law it stays."""
+    torch.manual_seed(8)
+    vocab = 30
+    ratios, other = [], []
+    for _ in range(10):
+        draft, target, reference = torch.rand(3, vocab).softmax(-1)
+        few, many = (distance_after(n, target, draft) for n in (500, 50_000))
+        ratios.append(float((few - target).norm() / (many - target).norm()))
+        other.append(float((few - reference).norm() / (many - reference).norm()))
+    assert 7 < sum(ratios) / len(ratios) < 14
+    assert sum(other) / len(other) < 2
+
+
+def test_law_of_rejection() -> None:
+    """Whole emitted sequences, with bonus tokens drawn from the last row."""
+    where, trials = world(3), 60_000
+    p, q = where.target_logits[:4].softmax(-1), where.draft_logits[:3].softmax(-1)
+    torch.manual_seed(4)
+    ids = torch.stack([torch.multinomial(row, trials, replacement=True) for row in q], 1)
+    bonus = torch.multinomial(p[-1], trials, replacement=True)[:, None]
+    output = RejectionSampler()(p.expand(trials, -1, -1), bonus, q.expand(trials, -1, -1), ids)
+    assert support.emitted_z(output, exact.law(acceptlib.create("rejection"), p, q), 4) < FALSE_ALARM_Z
+
+
+def test_masks_pass_with_the_ratio() -> None:
+    """`_get_accepted` of one pair of rows, many times: min(1, p / q), within six standard deviations."""
+    p, q = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([0.4, 0.2, 0.4])
+    torch.manual_seed(9)
+    for token, h in enumerate((0.25, 1.0, 0.75)):
+        ids = torch.full((10_000, 2), token)
+        mask = RejectionSampler()._get_accepted(p.expand(10_000, 2, -1), q.expand(10_000, 2, -1), ids)
+        assert abs(float(mask.double().mean()) - h) <= 6 * math.sqrt(h * (1 - h) / mask.numel())
+
+
+def test_seeded_requests_do_not_depend_on_their_neighbours() -> None:
+    """vllm#10863: a request with a generator, wherever it is in the batch, and whatever the others are."""
+    given = inputs(8, seed=5)
+
+    def run(order: list[int], seeded: set[int]) -> list[torch.Tensor]:
+        sampler, generators = RejectionSampler(), {b: support.generator(b) for b in seeded}
+        some = {name: value[order] for name, value in given.items()}
+        seeded_seqs = {order.index(b): generator for b, generator in generators.items() if b in order}
+        return [sampler(**some, seeded_seqs=seeded_seqs) for _ in range(30)]
+
+    torch.manual_seed(1)
+    first = run(list(range(8)), {1, 3, 6})
+    order = [6, 7, 3, 0, 1]
+    again = run(order, {1, 3, 6})
+    for b in (1, 3, 6):
+        for left, right in zip(first, again, strict=True):
+            assert torch.equal(left[b], right[order.index(b)])
+        assert len({tuple(step[b].tolist()) for step in first}) > 1
+    assert any(not torch.equal(left[7], right[1]) for left, right in zip(first, again, strict=True))
+
+
+def test_runs_reproduce() -> None:
+    given = inputs(30)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        sampler = RejectionSampler()
+        runs.append([sampler(**given) for _ in range(2)])
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+    assert not torch.equal(*runs[0])
+
+
+# Typical
+
+
+@pytest.mark.parametrize(("threshold", "alpha"), [(0.09, 0.3), (0.3, 0.09), (0.02, 2.0), (1.0, 1.0)])
+def test_typical_is_the_documented_formula(threshold: float, alpha: float) -> None:
+    given = inputs(300, vocab=30)
+    sampler = TypicalAcceptanceSampler(threshold, alpha, True)  # noqa: FBT003 - vLLM's order
+    target, ids = given["target_with_bonus_probs"][:, :-1], given["draft_token_ids"]
+    p = target.double()
+    entropy = -(p * (p + 1e-5).log()).sum(-1)
+    limit = ((-entropy).exp() * alpha).clamp(max=threshold)
+    accepted = p.gather(-1, ids[..., None])[..., 0] > limit
+    assert torch.equal(sampler._evaluate_accepted_tokens(target, ids), accepted)
+    recovered = sampler._get_recovered_token_ids(target)
+    assert recovered.dtype == torch.int64
+    assert torch.equal(recovered, target.argmax(-1))
+    stop = accepted.long().cumprod(1).sum(1)
+    expected = torch.where(torch.arange(4) < stop[:, None], torch.nn.functional.pad(ids, (0, 1)), -1)
+    last = torch.cat((recovered, given["bonus_token_ids"]), 1).gather(1, stop[:, None])
+    expected.scatter_(1, stop[:, None], last)
+    output = sampler(given["target_with_bonus_probs"], given["bonus_token_ids"], None, ids)
+    assert torch.equal(output, expected)
+    assert sampler.num_accepted_tokens == accepted.sum()
+    order = torch.randperm(300, generator=support.generator(1))
+    assert torch.equal(sampler(**{name: value[order] for name, value in given.items()}), expected[order])
+
+
+def test_typical_extremes() -> None:
+    """A certain row takes its token alone; a flat one takes anything, for its threshold is small."""
+    flat = torch.full((3, 2, 50), 1 / 50)
+    ids = torch.tensor([[0], [25], [49]])
+    sampler = TypicalAcceptanceSampler(strict_mode=True)
+    assert sampler._evaluate_accepted_tokens(flat[:, :1], ids).all()
+    certain = torch.nn.functional.one_hot(ids.expand(-1, 2), 50).float()
+    bonus = torch.tensor([[7], [8], [9]])
+    assert sampler(certain, bonus, None, ids).tolist() == [[0, 7], [25, 8], [49, 9]]
+    assert sampler(certain, bonus, None, ids - ids % 2 + 1).tolist() == [[0, -1], [25, 8], [49, 9]]
