@@ -8,13 +8,14 @@ from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.registry import available, create
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.rules import row_sum, rule
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.strategy import AcceptanceStrategy, Options, Traits
 
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
     "AcceptanceStrategy",
     "AcceptlibError",
+    "LogitBias",
     "Options",
     "Rng",
     "SamplingParams",

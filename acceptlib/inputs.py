@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from acceptlib.errors import InputError, StatusError
 from acceptlib.rng import Rng, Uniforms
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import LogitBias, SamplingParams
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -52,6 +52,8 @@ class VerifyResult:
         status: [B] int8, a `Status`; 0 where all is well.
         logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN
             beyond them; None unless asked for.
+        raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; equal to
+            `logprobs` from probabilities.
         num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
             value; None unless a result with this tensor was given as `out`.
     """
@@ -61,6 +63,7 @@ class VerifyResult:
     num_emitted: torch.Tensor
     status: torch.Tensor
     logprobs: torch.Tensor | None = None
+    raw_logprobs: torch.Tensor | None = None
     num_passed: torch.Tensor | None = None
 
     @classmethod
@@ -81,6 +84,7 @@ class VerifyResult:
             num_emitted=torch.empty(num_requests, dtype=torch.int32, device=device),
             status=torch.empty(num_requests, dtype=torch.int8, device=device),
             logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+            raw_logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
             num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed else None,
         )
 
@@ -100,17 +104,49 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one model as the caller gave them.
+    """Rows of one model as the caller gave them, with the sampling parameters that make their law.
+
+    A parameter is None where it is off for every request. Entries of a tensor may be off too, or out of range: no
+    tensor was looked into. All but `data` and `bitmask` are contiguous.
 
     Attributes:
         data: [T+B, V] or [B, K+1, V] for the target, [T, V] or [B, K, V] for the draft; any strides.
         is_logits: Whether `data` holds logits, to be processed, rather than probabilities.
-        temperature: [B] float32 or None for 1.
+        temperature: [B] float32; 0 is greedy.
+        top_k: [B] int32 or int64; 0 and from V on it is off.
+        max_top_k: A number that no entry of `top_k` exceeds, or None if that is not known without waiting.
+        top_p: [B] float32 or float64; from 1 on it is off.
+        min_p: [B] float32 or float64; 0 is off.
+        bitmask: [..., ceil(V/32)] int32 with the leading dimensions of `data`, any strides.
+        bias_token_ids: [B, n] int32 or int64; negative ids and those from V on bias nothing.
+        bias_values: [B, n] float32.
     """
 
     data: torch.Tensor
     is_logits: bool
-    temperature: torch.Tensor | None
+    temperature: torch.Tensor | None = None
+    top_k: torch.Tensor | None = None
+    max_top_k: int | None = None
+    top_p: torch.Tensor | None = None
+    min_p: torch.Tensor | None = None
+    bitmask: torch.Tensor | None = None
+    bias_token_ids: torch.Tensor | None = None
+    bias_values: torch.Tensor | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether there is a bias or a mask."""
+        return self.bitmask is not None or self.bias_token_ids is not None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there is a top-k, top-p or min-p."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no parameter is given."""
+        return self.temperature is None and not self.is_constrained and not self.is_filtered
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +228,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if draft_logits is not None or draft_probs is not None:
         draft_data, draft_is_logits = _one_of("draft", draft_logits, draft_probs)
     if sampling is not None and not target_is_logits:
-        msg = (
-            "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave sampling out"
-        )
+        msg = "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave it out"
         raise InputError(msg)
     if draft_sampling is not None and not draft_is_logits:
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
@@ -254,14 +288,14 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if out is not None:
         _check_out(out, num_requests, most, device, logprobs=logprobs)
 
-    temperature = _temperature("sampling", sampling, num_requests, device)
-    draft_temperature = temperature
-    if draft_sampling is not None:
-        draft_temperature = _temperature("draft_sampling", draft_sampling, num_requests, device)
+    if draft_sampling is None and sampling is not None:
+        draft_sampling = replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
     return Inputs(
         draft_token_ids=draft_token_ids,
-        target=Rows(target_data, target_is_logits, temperature),
-        draft=None if draft_data is None else Rows(draft_data, draft_is_logits, draft_temperature),
+        target=make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits),
+        draft=None
+        if draft_data is None
+        else make_rows("draft_sampling", draft_sampling, draft_data, num_requests, is_logits=draft_is_logits),
         # A few numbers a request: kernels need not take these of any stride.
         cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
@@ -384,18 +418,54 @@ def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...
         raise InputError(msg)
 
 
-def _temperature(
-    name: str, sampling: SamplingParams | None, num_requests: int, device: torch.device
-) -> torch.Tensor | None:
-    if sampling is None or sampling.temperature is None:
-        return None
-    if isinstance(sampling.temperature, torch.Tensor):
-        dtypes = (*FLOAT_DTYPES, torch.float64)
-        _expect(f"{name}.temperature", sampling.temperature, (num_requests,), dtypes, device)
-        return sampling.temperature.to(torch.float32).contiguous()
-    if sampling.temperature == 1:
-        return None
-    return torch.full((num_requests,), sampling.temperature, dtype=torch.float32, device=device)
+def make_rows(
+    name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int, *, is_logits: bool
+) -> Rows:
+    """Return rows [..., V] of B requests with their sampling parameters, those that act on them.
+
+    Args:
+        name: Of the argument that holds the parameters, for messages.
+        sampling: The parameters.
+        data: The rows.
+        num_requests: B.
+        is_logits: Whether they are logits; parameters do nothing to probabilities.
+
+    Raises:
+        InputError: A parameter does not fit the rows.
+    """
+    if sampling is None or not is_logits:
+        return Rows(data, is_logits)
+    found: dict[str, Any] = {}
+    vocab_size = data.shape[-1]
+    for parameter, off, dtypes in (
+        ("temperature", (1,), (*FLOAT_DTYPES, torch.float64)),
+        ("top_k", (0,), ID_DTYPES),
+        ("top_p", (1,), (*FLOAT_DTYPES, torch.float64)),
+        ("min_p", (0,), (*FLOAT_DTYPES, torch.float64)),
+    ):
+        value = getattr(sampling, parameter)
+        if isinstance(value, torch.Tensor):
+            _expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
+            narrow = value.dtype in {torch.float16, torch.bfloat16} or parameter == "temperature"
+            found[parameter] = (value.to(torch.float32) if narrow else value).contiguous()
+        elif value is not None and value not in off and not (parameter == "top_k" and value >= vocab_size):
+            dtype = {"temperature": torch.float32, "top_k": torch.int64}.get(parameter, torch.float64)
+            found[parameter] = torch.full((num_requests,), value, dtype=dtype, device=data.device)
+            if parameter == "top_k":
+                found["max_top_k"] = value
+    mask, bias = sampling.allowed_token_bitmask, sampling.logit_bias
+    if mask is not None:
+        shape = (*data.shape[:-1], -(-vocab_size // 32))
+        _expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
+        found["bitmask"] = mask
+    if bias is not None:
+        if not isinstance(bias, LogitBias):
+            msg = f"{name}.logit_bias: expected LogitBias, got {bias!r} ({type(bias).__name__})"
+            raise InputError(msg)
+        _expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
+        _expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
+        found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": bias.values.contiguous()}
+    return Rows(data, is_logits, **found)
 
 
 def _check_state(
@@ -414,14 +484,15 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
     _expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
     _expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
     _expect("out.status", out.status, (num_requests,), (torch.int8,), device)
-    if logprobs != (out.logprobs is not None):
-        msg = f"out.logprobs: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
-        raise InputError(msg)
-    if out.logprobs is not None:
-        _expect("out.logprobs", out.logprobs, (num_requests, most + 1), (torch.float32,), device)
+    for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
+        if logprobs != (value is not None):
+            msg = f"{name}: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
+            raise InputError(msg)
+        if value is not None:
+            _expect(name, value, (num_requests, most + 1), (torch.float32,), device)
     if out.num_passed is not None:
         _expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
-    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "num_passed"):
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs", "num_passed"):
         value = getattr(out, name)
         if value is not None and not value.is_contiguous():
             msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"

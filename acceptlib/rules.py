@@ -27,7 +27,7 @@ SCALARS: Final[dict[str, str]] = {
     "carry": "the running scalar; `carry` sees it before this position, `accept` after it, and `residual` before it",
     "next_residual_mass": "sum of max(residual, 0) over the next row; 0 at the last drafted token",
 }
-"""Per drafted position, float64 (booleans where named `is_`)."""
+"""Per drafted position, float64 (booleans where named `is_`); of rows after sampling parameters."""
 
 ELEMENTS: Final[dict[str, str]] = {
     "p": "the target's row",

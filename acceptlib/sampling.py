@@ -1,30 +1,72 @@
-"""Sampling parameters that verification applies to logits, per request."""
+"""Sampling parameters that verification applies to logits, per request. `docs/sampling.md` defines them to the bit."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from acceptlib.errors import InputError
+
+TINY: Final = math.ulp(0.0)
+"""The smallest number above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """Numbers added to the logits of a few tokens, the same at every position of a request.
+
+    Attributes:
+        token_ids: [B, n] int32 or int64, distinct within a request, padded with -1.
+        values: [B, n] float32, added to the logits; -inf bans a token.
+    """
+
+    token_ids: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How a row of logits becomes the law that tokens are drawn from.
 
+    They act in the order of transformers' processors: bias and mask, temperature, top-k, top-p, min-p. Each is None
+    for off, one number for all requests, or a tensor [B] with an entry a request. A number out of range is an error
+    here; such an entry of a tensor marks its request in `VerifyResult.status`.
+
     Attributes:
-        temperature: Divides the logits: one number, or [B] floating point, one a request. 0 makes the row one-hot at
-            its argmax (lowest id among ties). None is 1. A negative or NaN entry of a tensor marks its request in
-            `VerifyResult.status`; as a number it is an error here.
+        temperature: >= 0, divides the logits. 0 makes the row one-hot at its argmax (lowest id among ties), whatever
+            the filters are. Floating point.
+        top_k: >= 0, keeps the k largest logits and what equals the smallest of them. 0, V and above are off. int32 or
+            int64.
+        top_p: In (0, 1], keeps the fewest largest entries that hold this share of the mass left by top-k; among equal
+            logits at the cut, the highest ids. 1 is off. Floating point.
+        min_p: In [0, 1], keeps what has at least this share of the largest probability. 0 is off. Floating point.
+        allowed_token_bitmask: One row of ceil(V/32) int32 for every row of logits: [T+B, ceil(V/32)] (ragged) or
+            [B, K+1, ceil(V/32)] (padded); for the draft's rows [T, ...] or [B, K, ...]. Bit v % 32 of word v // 32
+            allows token v, as xgrammar and llguidance lay it out. What it forbids is never drawn.
+        logit_bias: Added to the logits before anything else.
     """
 
     temperature: float | torch.Tensor | None = None
+    top_k: int | torch.Tensor | None = None
+    top_p: float | torch.Tensor | None = None
+    min_p: float | torch.Tensor | None = None
+    allowed_token_bitmask: torch.Tensor | None = None
+    logit_bias: LogitBias | None = None
 
     def __post_init__(self) -> None:
-        """Check numbers; tensors are checked by `verify`, which knows B."""
-        if self.temperature is None or isinstance(self.temperature, torch.Tensor):
-            return
-        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < float("inf"):
-            msg = f"temperature: expected a finite number >= 0 (0 is greedy) or a tensor [B], got {self.temperature!r}"
-            raise InputError(msg)
+        """Check numbers; tensors are checked by `verify`, which knows their shapes."""
+        for name, kind, low, high, expected in (
+            ("temperature", int | float, 0, math.inf, "a finite number >= 0 (0 is greedy)"),
+            ("top_k", int, 0, math.inf, "an int >= 0 (0 is off)"),
+            ("top_p", int | float, TINY, 1, "a number in (0, 1] (1 is off)"),
+            ("min_p", int | float, 0, 1, "a number in [0, 1] (0 is off)"),
+        ):
+            value = getattr(self, name)
+            if value is None or isinstance(value, torch.Tensor):
+                continue
+            if not isinstance(value, kind) or not low <= value <= high or value == math.inf:
+                msg = f"{name}: expected {expected} or a tensor [B], got {value!r}"
+                raise InputError(msg)

@@ -209,7 +209,7 @@ class AcceptanceStrategy:
             max_num_draft_tokens: K for the ragged layout. Required off the CPU, where finding it would wait for the
                 device.
             sampling: Per-request parameters applied to the target's logits, and to the draft's unless
-                `draft_sampling` is given.
+                `draft_sampling` is given; its bitmask to the target's alone. Rules see rows after them.
             draft_sampling: Parameters the draft's tokens were drawn under, where they differ.
             rng: Seeds and offsets per request; the offsets are advanced in place by one step. A `torch.Generator`
                 (None: the default one) draws fresh seeds; an int derives them from the row number.
@@ -218,7 +218,8 @@ class AcceptanceStrategy:
             uniforms: Every random number of the call, instead of `rng`.
             state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64. Only read here:
                 call `update_state` after the step.
-            logprobs: Also return the log-probability of each emitted token under the processed target row.
+            logprobs: Also return the log-probability of each emitted token under the processed target row and under the
+                raw one, before `sampling`.
             out: An earlier result of the same shapes, or `VerifyResult.empty`, written in place and returned.
 
         Returns:

@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.utils import _speculative_sampling
 
 import acceptlib
+from acceptlib import exact
 from acceptlib.benchmarks import gate, measure, timing, workloads
 from acceptlib.benchmarks.peers import PEERS
 from acceptlib.benchmarks.workloads import Batch, Kind, Workload
+from acceptlib.exact import oracle
 
 if TYPE_CHECKING:
     import pytest
 
 CPU = torch.device("cpu")
+FILTERS: dict[str, Any] = {"temperature": 0.7, "top_k": 50, "top_p": 0.9}
 PATHS: dict[Kind, str] = {"logits": "from logits", "probs": "from probabilities"}
 
 
@@ -35,6 +40,33 @@ def step(name: str, kind: Kind, num_requests: int = 1) -> Callable[[], Any]:
 def transformers() -> Callable[[], Any]:
     """Return transformers' step on the same rows."""
     return PEERS["transformers"].bind(workloads.make(Workload()))[0]
+
+
+def filtered(batch: Batch) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return a step under `FILTERS` from logits, after checking it against the oracle, and transformers' own.
+
+    Its decoding loop puts every row through its processors, and then takes the step.
+    """
+    assert batch.draft is not None
+    target, draft, strategy = batch.target, batch.draft, acceptlib.create("rejection")
+    laws = [torch.stack([exact.processed(row.tolist(), **FILTERS) for row in rows[0]]) for rows in (target, draft)]
+    p, q = (law.float() for law in laws)
+    ids = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(0)).view(1, -1)
+    given = {"target_logits": target, "draft_logits": draft, "sampling": acceptlib.SamplingParams(**FILTERS)}
+    uniforms = batch.rng.uniforms(ids.shape[1])
+    result = strategy.verify(ids, uniforms=uniforms, **given)
+    u, bits = uniforms.accept[0].tolist(), int(uniforms.emit[0])
+    tokens, accepted = oracle.verify("rejection", ids[0].tolist(), p, q, u, bits)
+    assert (result.output_token_ids[0, : len(tokens)].tolist(), int(result.num_accepted[0])) == (tokens, accepted)
+
+    sequence = torch.cat((ids[:, :1], ids), 1)
+    processors = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(50), TopPLogitsWarper(0.9)])
+
+    def peer() -> Any:
+        rows = [torch.stack([processors(sequence, row) for row in logits.unbind(1)], 1) for logits in (draft, target)]
+        return _speculative_sampling(sequence, rows[0], ids.shape[1], rows[1])
+
+    return lambda: strategy.verify(ids, rng=batch.rng, **given), peer
 
 
 def one_row(batch: Batch) -> Callable[[], Any]:
@@ -62,9 +94,11 @@ def test_ratios(benchmark: Any, request: pytest.FixtureRequest, capsys: pytest.C
     logits, probs, peer, row = median_times(
         one["logits"], one["probs"], transformers(), one_row(workloads.make(Workload(kind="probs")))
     )
+    ours, theirs = median_times(*filtered(workloads.make(Workload())), rounds=15)
     many_logits, many_probs = median_times(many["logits"], many["probs"], rounds=5)
     figures = [
         ("B = 1 from logits, times faster than transformers' `_speculative_sampling`", "at least 3", peer / logits),
+        ("the same with its processors: temperature 0.7, top-k 50, top-p 0.9", "at least 10", theirs / ours),
         ("B = 1 from probabilities, in units of one row's clamp, cumulative sum and search", "at most 4", probs / row),
         ("B = 64 from logits, in units of B = 1", "at most 40", many_logits / logits),
         ("B = 64 from probabilities, in units of B = 1", "at most 40", many_probs / probs),

@@ -23,6 +23,7 @@ from acceptlib.cli import compare, comparison, generate, models
 from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.options import parse_assignments, parse_value
+from acceptlib.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -228,6 +229,15 @@ class TestGenerate:
         assert "nowhere" in fails("generate", "x", "--target", nowhere, "--draft", nowhere)
 
     @pytest.mark.usefixtures("loaded")
+    def test_sampling_options_choose_the_text(self) -> None:
+        arguments = ["generate", "import os", "--max-new-tokens", "12"]
+        greedy = run(*arguments, "--temperature", "0").stdout.split("acceptlib.create")[0]
+        for options in (["--top-k", "1"], ["--top-p", "0.000001"], ["--min-p", "1"]):
+            assert run(*arguments, *options).stdout.split("acceptlib.create")[0] == greedy
+        assert run(*arguments, "--top-k", "50").stdout.split("acceptlib.create")[0] != greedy
+        assert "top_p: expected a number in (0, 1]" in fails(*arguments, "--top-p", "0")
+
+    @pytest.mark.usefixtures("loaded")
     def test_interrupted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         steps = models.steps
 
@@ -242,7 +252,7 @@ class TestGenerate:
 
     def test_kinds(self, loaded: Any) -> None:
         ids = models.encode(loaded, "def f(x):")
-        options: dict[str, Any] = {"num_draft_tokens": 3, "max_new_tokens": 40, "temperature": 1.0, "seed": 0}
+        options: dict[str, Any] = {"num_draft_tokens": 3, "max_new_tokens": 40, "sampling": SamplingParams(), "seed": 0}
         seen = set()
         for step in models.steps(loaded, acceptlib.create("rejection"), ids, **options):
             kinds = [generate.kind_of(step, index) for index in range(len(step.token_ids))]
@@ -431,6 +441,20 @@ class TestFigures:
         assert row.expected_acceptance_length is not None
         if temperature == 0:
             assert row.expected_acceptance_length == row.mean_acceptance_length
+
+    @pytest.mark.parametrize("filters", [{"top_k": 4}, {"top_p": 0.7, "temperature": 0.8}, {"min_p": 0.2}])
+    def test_filters_reach_the_exact_law(self, pair: Any, filters: dict[str, Any]) -> None:
+        """Rows full of zeros: lossless rules keep distance 0, lossy ones a finite one where they keep to p."""
+        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=16, seed=0, **filters)
+        for name in ("rejection", "block", "fly", "lenience"):
+            case = comparison.Case(name, "", lambda name=name: acceptlib.create(name))
+            row = comparison.measure(pair, case, 3, settings, lambda: None)
+            assert row.error is None
+            assert row.kl is not None
+            assert math.isfinite(row.kl)
+            assert row.tv is not None
+            assert (row.tv < 1e-12) == (name in {"rejection", "block"})
+            assert {key: getattr(row, key) for key in filters} == filters
 
     def test_too_short_for_a_whole_draft(self, pair: Any) -> None:
         settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=2, temperature=1.0, seed=0)

@@ -140,6 +140,7 @@ def test_public_names_are_pinned() -> None:
         "Skipped",
         "StrategyConformance",
         "Subject",
+        "check_draft_contract",
         "check_strategy",
         "checks_for",
         "run_check",

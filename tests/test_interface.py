@@ -34,6 +34,7 @@ def test_public_names_are_pinned() -> None:
         "PLACEHOLDER_TOKEN_ID",
         "AcceptanceStrategy",
         "AcceptlibError",
+        "LogitBias",
         "Options",
         "Rng",
         "SamplingParams",

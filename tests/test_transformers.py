@@ -16,9 +16,12 @@ import torch
 import transformers
 
 import acceptlib
+from acceptlib import exact
 from acceptlib.demo import DRAFT, TARGET, prompts
 from acceptlib.demo.pair import ModelPair, load_pair
 from acceptlib.errors import InputError, UnknownStrategyError
+from acceptlib.exact import oracle
+from acceptlib.integrations import transformers as integration
 from acceptlib.integrations.transformers import SpeculativeDecoder, Step, custom_generate
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
@@ -344,6 +347,175 @@ def test_draft_sampling_is_what_q_says(target: Any, draft: Any) -> None:
         assert torch.equal(step.draft_probs, one_hot)
 
 
+# Logits processors
+
+
+def shift(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Favour a token that depends on the whole text, so that a wrong prefix shows."""
+    return scores.index_fill(1, input_ids.sum(1) % scores.shape[1], 30.0)
+
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "min_new_tokens": {"eos_token_id": list(range(60)), "min_new_tokens": 9},
+    "bad_words_ids": {"bad_words_ids": [[token] for token in range(0, 97, 2)]},
+    "sequence_bias": {"sequence_bias": [[[5, 6], 9.0], [[7], 2.5]]},
+    "suppress_tokens": {"suppress_tokens": list(range(40))},
+    "forced_eos": {"forced_eos_token_id": 3},
+    "renormalize_logits": {"renormalize_logits": True},
+    "a function": {"logits_processor": transformers.LogitsProcessorList([shift])},
+}
+
+
+@pytest.mark.parametrize("vocab_size", [97, 90, 104])
+@pytest.mark.parametrize("options", PROCESSORS.values(), ids=PROCESSORS)
+def test_processors_are_applied(target: Any, draft: Any, options: dict[str, Any], vocab_size: int) -> None:
+    """Greedy text under them is the target's own; the draft sees them too, whatever its vocabulary."""
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=20, **options)
+    drafting = draft if vocab_size == 97 else make_model(3, vocab_size=vocab_size)
+    assert torch.equal(generate(target, drafting, do_sample=False, max_new_tokens=20, **options), expected)
+    if vocab_size == 97:
+        assert not torch.equal(target.generate(PROMPT, do_sample=False, max_new_tokens=20), expected) or (
+            "renormalize_logits" in options
+        )
+
+
+def processors_of(model: Any, **options: Any) -> Any:
+    """Return what `generate` makes of options, as it hands them to a decoding loop."""
+    seen: list[Any] = []
+
+    def keep(_model: Any, input_ids: torch.Tensor, logits_processor: Any, **_: Any) -> torch.Tensor:
+        seen.append(logits_processor)
+        return input_ids
+
+    model.generate(PROMPT, custom_generate=keep, do_sample=True, max_new_tokens=1, **options)
+    return seen[0]
+
+
+WARPERS: dict[str, tuple[dict[str, Any], list[str], SamplingParams]] = {
+    "default": ({}, [], SamplingParams(top_k=50)),
+    "none": ({"top_k": 0}, [], SamplingParams()),
+    "all": (
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1},
+        [],
+        SamplingParams(temperature=0.7, top_k=9, top_p=0.8, min_p=0.1),
+    ),
+    "after a penalty": (
+        {"repetition_penalty": 1.5, "top_k": 0, "top_p": 0.8},
+        ["RepetitionPenaltyLogitsProcessor"],
+        SamplingParams(top_p=0.8),
+    ),
+    "before another": (
+        {"temperature": 0.5, "top_k": 7, "typical_p": 0.9},
+        ["TemperatureLogitsWarper", "TopKLogitsWarper", "TypicalLogitsWarper"],
+        SamplingParams(),
+    ),
+    "nothing to keep": ({"top_k": 7, "top_p": 0.0}, ["TopKLogitsWarper", "TopPLogitsWarper"], SamplingParams()),
+    "twice": (
+        {"temperature": 0.5, "top_k": 0, "logits_processor": [transformers.TemperatureLogitsWarper(2.0)]},
+        ["TemperatureLogitsWarper"],
+        SamplingParams(temperature=0.5),
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "left", "sampling"), WARPERS.values(), ids=WARPERS)
+def test_warpers_become_sampling_parameters(
+    target: Any, options: dict[str, Any], left: list[str], sampling: SamplingParams
+) -> None:
+    """Those at the end, in their order, which `verify` has too; the rest are applied as they are."""
+    found, params = integration._split(list(processors_of(target, **options)))
+    assert [type(processor).__name__ for processor in found] == left
+    assert params == sampling
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.4, "top_k": 5, "top_p": 0.9, "min_p": 0.03},
+        {"temperature": 1.4, "top_k": 0, "repetition_penalty": 1.6, "top_p": 0.9},
+        {"temperature": 2.5, "top_k": 6, "typical_p": 0.9},
+    ],
+    ids=["filters", "penalty", "typical"],
+)
+def test_sampled_law_is_that_of_plain_sampling(options: dict[str, Any]) -> None:
+    """Joint law of three tokens of `generate` under its own parameters, at a small vocabulary."""
+    sizes = {"vocab_size": 7, "hidden_size": 16, "num_hidden_layers": 1}
+    target, draft = make_model(21, **sizes), make_model(22, **sizes)
+    prompt, total = torch.tensor([[1, 4, 2]]), 900
+    counts: dict[tuple[int, ...], int] = {}
+    for seed in range(total):
+        loop = {"seed": seed, "num_draft_tokens": 2}
+        text = generate(target, draft, ids=prompt, loop=loop, do_sample=True, max_new_tokens=3, **options)
+        outcome = tuple(text[0, 3:].tolist())
+        counts[outcome] = counts.get(outcome, 0) + 1
+    wanted = warped_law(target, prompt, 3, processors_of(target, **options))
+    assert {*counts} <= {outcome for outcome, probability in wanted.items() if probability > 0}
+    assert chi_square_z(counts, wanted, total) < FALSE_ALARM_Z
+    assert chi_square_z(counts, exact_law(target, prompt[0].tolist(), 3, 1.0), total) > FALSE_ALARM_Z
+
+
+def warped_law(model: Any, prompt: torch.Tensor, length: int, processors: Any) -> dict[tuple[int, ...], float]:
+    """Return the probability of every continuation under transformers' processors."""
+    law = {(): 1.0}
+    for _ in range(length):
+        prefixes = [prefix for prefix, probability in law.items() if probability > 0]
+        ids = torch.stack([torch.cat((prompt[0], torch.tensor(prefix, dtype=torch.int64))) for prefix in prefixes])
+        with torch.no_grad():
+            rows = processors(ids, model(ids).logits[:, -1]).double().softmax(-1).tolist()
+        law = {
+            (*prefix, token): law[prefix] * probability
+            for prefix, row in zip(prefixes, rows, strict=True)
+            for token, probability in enumerate(row)
+        }
+    return law
+
+
+FILTERS = {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.02}
+
+
+def test_bundled_pair_under_filters(pair: ModelPair) -> None:
+    """Chi-square on real rows: two tokens of `generate`, accepted, recovered and bonus, against plain sampling."""
+    ids, total = pair.tokenizer("def parse(", return_tensors="pt").input_ids, 500
+    counts: dict[tuple[int, ...], int] = {}
+    for seed in range(total):
+        text = generate(
+            pair.target, pair.draft, ids=ids, loop={"seed": seed, "num_draft_tokens": 1},
+            do_sample=True, max_new_tokens=2, eos_token_id=None, **FILTERS,
+        )  # fmt: skip
+        outcome = tuple(text[0, ids.shape[1] :].tolist())
+        counts[outcome] = counts.get(outcome, 0) + 1
+    wanted = warped_law(pair.target, ids, 2, processors_of(pair.target, **FILTERS))
+    assert {*counts} <= {outcome for outcome, probability in wanted.items() if probability > 0}
+    assert chi_square_z(counts, wanted, total) < FALSE_ALARM_Z
+
+
+@pytest.mark.parametrize("strategy", ["rejection", "block"])
+def test_exact_law_on_real_rows(pair: ModelPair, strategy: str) -> None:
+    """The bundled pair's rows cut to their likeliest entries, under the same filters: equality, not statistics."""
+    decoder = SpeculativeDecoder(
+        target=pair.target, draft=pair.draft, strategy=strategy, num_draft_tokens=2, sampling=SamplingParams(**FILTERS)
+    )
+    ids = pair.tokenizer("def parse(", return_tensors="pt").input_ids
+    for step in itertools.islice(decoder.steps(ids, 12), 3):
+        likely = step.target_logits.softmax(-1)
+        likely[:-1] += step.draft_probs
+        likeliest = likely.topk(6).indices
+        cut = step.target_logits.gather(1, likeliest)
+        p = torch.stack([oracle.processed(row.tolist(), **FILTERS) for row in cut])
+        q = step.draft_probs.gather(1, likeliest[:-1]).double()
+        q /= q.sum(1, keepdim=True)
+        found = exact.complete(exact.law(decoder.strategy, p, q), p, 3)
+        assert float((found - p[0][:, None, None] * p[1][:, None] * p[2]).abs().max()) < 1e-12
+
+
+def test_a_mask_is_refused(target: Any, draft: Any) -> None:
+    mask = torch.full((1, 4), -1, dtype=torch.int32)
+    with pytest.raises(InputError, match="allowed_token_bitmask"):
+        SpeculativeDecoder(target=target, draft=draft, sampling=SamplingParams(allowed_token_bitmask=mask))
+
+
 # Steps and caches
 
 
@@ -425,15 +597,7 @@ def filled_cache() -> Any:
 
 
 REFUSED = {
-    "top_k by default": ({"do_sample": True}, "top_k=0"),
-    "top_k": ({"do_sample": True, "top_k": 5}, "top_k=0"),
-    "top_p": ({"do_sample": True, "top_k": 0, "top_p": 0.9}, "top_p=1.0"),
-    "min_p": ({"do_sample": True, "top_k": 0, "min_p": 0.1}, "min_p=None"),
-    "typical_p": ({"do_sample": True, "top_k": 0, "typical_p": 0.5}, "typical_p=1.0"),
-    "repetition_penalty": ({"do_sample": False, "repetition_penalty": 1.2}, "repetition_penalty=1.0"),
-    "min_new_tokens": ({"do_sample": False, "eos_token_id": 1, "min_new_tokens": 3}, "min_new_tokens=None"),
-    "bad_words_ids": ({"do_sample": False, "bad_words_ids": [[4]]}, "bad_words_ids=None"),
-    "renormalize_logits": ({"do_sample": False, "renormalize_logits": True}, "renormalize_logits=False"),
+    "guidance_scale": ({"do_sample": False, "guidance_scale": 1.5}, "guidance_scale=None"),
     "num_beams": ({"do_sample": False, "num_beams": 2}, "\\[1, n\\], got \\[2, 5\\]|num_beams=1"),
     "prompt_lookup": ({"do_sample": False, "prompt_lookup_num_tokens": 2}, "prompt_lookup_num_tokens=None"),
     "output_logits": (
@@ -445,10 +609,6 @@ REFUSED = {
     "batch": ({"do_sample": False, "ids": PROMPT.repeat(2, 1)}, "got \\[2, 5\\]"),
     "padding": ({"do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "attention_mask"),
     "synced_gpus": ({"do_sample": False, "synced_gpus": True}, "synced_gpus=False"),
-    "unknown processor": (
-        {"do_sample": False, "logits_processor": transformers.LogitsProcessorList([lambda _, scores: scores])},
-        "logits_processor: function",
-    ),
 }
 if not transformers.__version__.startswith("4."):
     # Version 4 itself replaces a static cache beside an assistant, and does not say whose an empty cache is.

@@ -11,10 +11,11 @@ import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import Rng, SamplingParams, Uniforms, VerifyResult, arrays
+from acceptlib import LogitBias, Rng, SamplingParams, Uniforms, VerifyResult, arrays
 from acceptlib import rng as streams
-from acceptlib.engine import draw, rows, torch_engine
+from acceptlib.engine import draw, process, rows, torch_engine
 from acceptlib.errors import ConformanceError, InputError
+from acceptlib.inputs import Rows
 from acceptlib.testing.checks.execution import NoWaiting
 
 POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "typical", "typical-sample"]
@@ -382,13 +383,12 @@ def test_callers_tensors_are_never_written(setting: str, layout: str, form: str)
 @settings
 def test_rows_that_require_grad(setting: str, form: str) -> None:
     requests = mixed(8)
-    wanted = support.verify(setting, requests, "padded", form, logprobs=True)
+    temperature = torch.linspace(0.5, 2, 8)
+    sampling = {"sampling": SamplingParams(temperature=temperature)} if form == "logits" else {}
+    wanted = support.verify(setting, requests, "padded", form, logprobs=True, **sampling)
     arguments = support.lay_out(requests, "padded", form)
-    for name in (f"target_{form}", f"draft_{form}"):
-        arguments[name].requires_grad_()
-    sampling = {}
-    if form == "logits":
-        sampling = {"sampling": SamplingParams(temperature=torch.ones(8, requires_grad=True))}
+    for tensor in (arguments[f"target_{form}"], arguments[f"draft_{form}"], temperature):
+        tensor.requires_grad_()
     result = support.create(setting).verify(**arguments, **sampling, logprobs=True, rng=support.streams(range(8)))
     support.same(result, wanted)
     assert result.logprobs is not None
@@ -554,14 +554,15 @@ def test_rejected_requests_have_no_later_rows_read(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", 1)
     processed = []
 
-    def process(logits: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
-        processed.append(len(logits))
-        return original(logits, *arguments)
+    def counted(given: Rows, out: torch.Tensor) -> torch.Tensor:
+        processed.append(len(given.data))
+        return process.process(given, out)
 
-    original = rows.process
-    monkeypatch.setattr(rows, "process", process)
-    assert support.verify("rejection", [request], "padded", "logits").num_accepted.tolist() == [0]
-    assert processed == [1, 1]
+    monkeypatch.setattr(rows, "process", counted)
+    for sampling in (None, SamplingParams(temperature=0.7, top_k=9, top_p=0.9)):
+        result = support.verify("rejection", [request], "padded", "logits", sampling=sampling)
+        assert result.num_accepted.tolist() == [0]
+    assert processed == [1, 1, 1, 1]
 
 
 # The device is never waited for
@@ -594,7 +595,7 @@ def test_words_of_a_device(setting: str, layout: str, form: str, monkeypatch: py
     requests[2].p[1] = torch.nan
     arguments = {"logprobs": True, "bonus_token_ids": torch.arange(20) % 11}
     wanted = support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments)
-    for module in (arrays, draw, streams, rows, torch_engine):
+    for module in (arrays, draw, process, streams, rows, torch_engine):
         monkeypatch.setattr(module, "as_words", lambda tensor: tensor)
     monkeypatch.setattr(streams, "_columns", streams._columns.__wrapped__)  # keeps words
     support.same(support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments), wanted)
@@ -603,7 +604,8 @@ def test_words_of_a_device(setting: str, layout: str, form: str, monkeypatch: py
 @forms
 @layouts
 @settings
-def test_verify_never_waits(setting: str, layout: str, form: str) -> None:
+def test_verify_never_waits(setting: str, layout: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_readable", lambda _tensor: False)  # as on a device
     requests = mixed(9)
     requests[2].p[1] = torch.nan  # marking a request must not wait either
     out = VerifyResult.empty(9, 4, torch.device("cpu"), logprobs=True)
@@ -612,7 +614,14 @@ def test_verify_never_waits(setting: str, layout: str, form: str) -> None:
         if extra:
             arguments |= {"bonus_token_ids": torch.arange(9), "logprobs": True, "out": out}
         if extra and form == "logits":
-            arguments["sampling"] = SamplingParams(temperature=torch.linspace(0, 2, 9))
+            arguments["sampling"] = SamplingParams(
+                temperature=torch.linspace(0, 2, 9),
+                top_k=torch.arange(9) if draft else 4,
+                top_p=torch.linspace(0.2, 1, 9),
+                min_p=0.1,
+                allowed_token_bitmask=torch.full((*arguments["target_logits"].shape[:-1], 1), -3, dtype=torch.int32),
+                logit_bias=LogitBias(torch.arange(9)[:, None], torch.ones(9, 1)),
+            )
         strategy = support.create(setting)
         for rng in (support.streams(range(9)), 5, torch.Generator().manual_seed(1)):
             with NoWaiting():

@@ -18,9 +18,12 @@ from acceptlib.cli.options import (
     ConfigOption,
     DraftOption,
     FormatOption,
+    MinPOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
+    TopKOption,
+    TopPOption,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     prompts: Annotated[int, typer.Option(min=1, help="How many of the bundled prompts.")] = DEFAULT_NUM_PROMPTS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens a prompt.")] = DEFAULT_MAX_NEW_TOKENS,
     temperature: TemperatureOption = 1.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -63,7 +69,13 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     cases = _cases(strategies, config)
     pair = models.load(target, draft)
     settings = comparison.Settings(
-        prompts=_prompts(prompts), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+        prompts=_prompts(prompts),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
     )
     rows: list[Row] = []
     interrupted = False

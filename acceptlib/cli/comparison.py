@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.nn import functional
 
 from acceptlib import exact, registry
 from acceptlib.cli import models
+from acceptlib.engine.process import law
 from acceptlib.metrics import AcceptanceMetrics
+from acceptlib.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
@@ -39,8 +40,16 @@ class Settings:
 
     prompts: Sequence[str]
     max_new_tokens: int
-    temperature: float
-    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The parameters of both models."""
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class Row:
         num_steps: Steps behind the figures: those that drafted K tokens.
         num_prompts: Prompts.
         max_new_tokens: Most tokens a prompt.
-        temperature: Of both models.
+        temperature, top_k, top_p, min_p: Of both models.
         seed: Of the run.
         options: The strategy's options.
         error: Why there are no figures.
@@ -100,6 +109,9 @@ class Row:
     num_prompts: int = 0
     max_new_tokens: int = 0
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -131,7 +143,7 @@ def warm_up(pair: ModelPair, num_draft_tokens: int, settings: Settings) -> None:
     ids = models.encode(pair, settings.prompts[0])
     for _ in models.steps(
         pair, strategy, ids, num_draft_tokens=num_draft_tokens, max_new_tokens=WARM_UP_TOKENS,
-        temperature=settings.temperature, seed=settings.seed,
+        sampling=settings.sampling, seed=settings.seed,
     ):  # fmt: skip
         pass
 
@@ -155,6 +167,9 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
         num_prompts=len(settings.prompts),
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
         seed=settings.seed,
     )
     tally = _Tally()
@@ -171,10 +186,10 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
                 models.encode(pair, prompt),
                 num_draft_tokens=num_draft_tokens,
                 max_new_tokens=settings.max_new_tokens,
-                temperature=settings.temperature,
+                sampling=settings.sampling,
                 seed=settings.seed * SEEDS_PER_RUN + index,
             )
-            _add_prompt(tally, steps, num_draft_tokens, settings.temperature, strategy if has_law else None)
+            _add_prompt(tally, steps, num_draft_tokens, settings.sampling, strategy if has_law else None)
             advance()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a third party's rule may raise anything; the row says so
         row.error = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -184,7 +199,11 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
 
 
 def _add_prompt(
-    tally: _Tally, steps: Iterator[Step], num_draft_tokens: int, temperature: float, strategy: AcceptanceStrategy | None
+    tally: _Tally,
+    steps: Iterator[Step],
+    num_draft_tokens: int,
+    sampling: SamplingParams,
+    strategy: AcceptanceStrategy | None,
 ) -> None:
     before = (tally.metrics.num_steps, tally.metrics.num_emitted_tokens)
     while True:
@@ -200,16 +219,16 @@ def _add_prompt(
         tally.verify_seconds.append(step.verify_seconds)
         tally.metrics.update(step.result, torch.tensor([num_draft_tokens]))
         if strategy is not None:
-            _add_exact(tally, step, temperature, strategy)
+            _add_exact(tally, step, sampling, strategy)
     tally.per_prompt.append((tally.metrics.num_steps - before[0], tally.metrics.num_emitted_tokens - before[1]))
 
 
-def _add_exact(tally: _Tally, step: Step, temperature: float, strategy: AcceptanceStrategy) -> None:
+def _add_exact(tally: _Tally, step: Step, sampling: SamplingParams, strategy: AcceptanceStrategy) -> None:
     emitted = int(step.result.num_emitted)
     figures = exact.step_figures(
         strategy,
         step.draft_token_ids,
-        _processed(step.target_logits, temperature),
+        _normalized(law(step.target_logits[None], sampling)[0]),
         _normalized(step.draft_probs),
         emitted,
         step.state,
@@ -220,13 +239,6 @@ def _add_exact(tally: _Tally, step: Step, temperature: float, strategy: Acceptan
     tally.tv += figures.tv * emitted
     tally.kl += figures.kl * emitted
     tally.visited += emitted
-
-
-def _processed(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    logits = logits.to(torch.float64)
-    if temperature == 0:
-        return functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(torch.float64)
-    return (logits / temperature).softmax(-1)
 
 
 def _normalized(probs: torch.Tensor) -> torch.Tensor:

@@ -18,13 +18,17 @@ from acceptlib.cli.console import INTERRUPTED, complain, stdout
 from acceptlib.cli.options import (
     ConfigOption,
     DraftOption,
+    MinPOption,
     OptionOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
+    TopKOption,
+    TopPOption,
     strategy_of,
 )
 from acceptlib.metrics import AcceptanceMetrics
+from acceptlib.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from acceptlib.integrations.transformers import Step
@@ -90,12 +94,16 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, K.")] = 4,
     temperature: TemperatureOption = 1.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     target: TargetOption = None,
     draft: DraftOption = None,
 ) -> None:
     """Continue a text and show which tokens were accepted, recovered and bonus."""
     chosen = strategy_of(strategy, config, option or [], "rejection")
+    sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     text = sys.stdin.read() if prompt == "-" else prompt
     pair = models.load(target, draft)
     input_ids = models.encode(pair, text)
@@ -107,7 +115,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     try:
         steps = models.steps(
             pair, chosen, input_ids, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
-            temperature=temperature, seed=seed,
+            sampling=sampling, seed=seed,
         )  # fmt: skip
         while True:
             start = time.perf_counter()

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from acceptlib.cli.console import CommandError, require
-from acceptlib.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
     from acceptlib.integrations.transformers import Step
+    from acceptlib.sampling import SamplingParams
     from acceptlib.strategy import AcceptanceStrategy
 
 
@@ -51,7 +51,7 @@ def steps(  # noqa: PLR0913 - what one run is made of
     *,
     num_draft_tokens: int,
     max_new_tokens: int,
-    temperature: float,
+    sampling: SamplingParams,
     seed: int,
 ) -> Iterator[Step]:
     """Generate after a prompt and yield each verified step."""
@@ -62,7 +62,7 @@ def steps(  # noqa: PLR0913 - what one run is made of
         draft=pair.draft,
         strategy=strategy,
         num_draft_tokens=num_draft_tokens,
-        sampling=SamplingParams(temperature=temperature),
+        sampling=sampling,
         rng=seed,
     )
     return decoder.steps(input_ids, max_new_tokens, eos_token_ids=_end_of_text(pair))

@@ -29,6 +29,13 @@ ConfigOption: TypeAlias = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="File with a table `acceptance` (.toml, .json, .yaml).")
 ]
 TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Of both models; 0 is greedy.")]
+TopKOption: TypeAlias = Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 is off.")]
+TopPOption: TypeAlias = Annotated[
+    float, typer.Option(max=1.0, help="Keep the likeliest tokens with this share of the mass, above 0; 1 is off.")
+]
+MinPOption: TypeAlias = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Keep tokens with this share of the largest probability; 0 is off.")
+]
 SeedOption: TypeAlias = Annotated[int, typer.Option(help="Of the drafts and the decisions.")]
 TargetOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="PATH", help="Target model: folder or hub name. The bundled one if left out.")

@@ -154,7 +154,13 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
     """Return how well measured and expected tau agree, and what the table does not say of its settings."""
     first = rows[0]
     prompts = "1 prompt" if first.num_prompts == 1 else f"{first.num_prompts} prompts"
-    settings = f"up to {first.max_new_tokens} tokens each, temperature {first.temperature:g}, seed {first.seed}"
+    filters = "".join(
+        f", {name} {value:g}"
+        for name, value, off in (("top_k", first.top_k, 0), ("top_p", first.top_p, 1), ("min_p", first.min_p, 0))
+        if value != off
+    )
+    sampling = f"temperature {first.temperature:g}{filters}"
+    settings = f"up to {first.max_new_tokens} tokens each, {sampling}, seed {first.seed}"
     remarks = [f"{prompts}, {settings}; the same seeds for every row."]
     tested = [(abs(row.deviation), row) for row in rows if row.deviation]  # 0 where nothing is random
     if tested:

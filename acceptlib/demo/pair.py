@@ -10,7 +10,7 @@ import torch
 
 from acceptlib.demo import DRAFT, TARGET
 from acceptlib.errors import InputError
-from acceptlib.integrations.transformers import import_transformers
+from acceptlib.integrations.decoder import import_transformers
 
 
 @dataclass(frozen=True)

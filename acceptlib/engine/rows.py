@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -11,11 +12,12 @@ from torch.nn import functional
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words
+from acceptlib.engine.process import constrain, in_range, log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
-from acceptlib.inputs import Status
+from acceptlib.inputs import Rows, Status
 
 if TYPE_CHECKING:
-    from acceptlib.inputs import Inputs, Rows
+    from acceptlib.inputs import Inputs
 
 Model: TypeAlias = Literal["target", "draft"]
 
@@ -46,9 +48,8 @@ class Layout:
         self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
         self.faults = self.request * int(Status.OK)
         for rows in (inputs.target, inputs.draft):
-            if rows is not None and rows.temperature is not None:
-                insane = as_words(~((rows.temperature >= 0) & (rows.temperature < torch.inf)))
-                self.faults = self.faults * ~insane + insane * int(Status.INVALID_PARAMETER)
+            if rows is not None and not rows.is_plain:
+                self.faults = ops.where(in_range(rows, inputs.vocab_size), self.faults, int(Status.INVALID_PARAMETER))
         if inputs.cu_num_draft_tokens is None:
             self.start = None
             ids = drafted
@@ -119,9 +120,9 @@ class RowReader:
             chunk: Number of rows that may be processed at a time.
             model: Whose rows they are.
         """
+        self.given = rows
         self.raw = rows.data
         self.is_logits = rows.is_logits
-        self.temperature = rows.temperature
         self.layout = layout
         self.vocab_size = vocab_size
         self.chunk = chunk
@@ -142,13 +143,35 @@ class RowReader:
             return None
         end = int(row.max()) + 1 if isinstance(row, np.ndarray) else len(self._kept)
         if end > self.num_processed:
-            new = slice(self.num_processed, end)
-            temperature = self.temperature
-            if temperature is not None:
-                temperature = temperature[self.layout.request_of_rows(self.model)].reshape(-1)[new]
-            process(self.raw.reshape(self._kept.shape)[new], temperature, self._kept[new])
+            process(self._span(slice(self.num_processed, end)), self._kept[self.num_processed : end])
             self.num_processed = end
         return self._kept
+
+    def _span(self, some: slice) -> Rows:
+        """Return some of the caller's rows, counted through, as `process` takes them."""
+        data, bitmask = _count_through(self.raw, some), self.given.bitmask
+        if self.given.is_plain:
+            return Rows(data, self.is_logits)
+        return take(
+            self.given, self._request[some], data, bitmask if bitmask is None else _count_through(bitmask, some)
+        )
+
+    def _rows_at(self, request: Words, index: tuple[Words, ...]) -> Rows:
+        """Return rows of some requests as `process` takes them."""
+        data, bitmask = _select(self.raw, index, f"{self.model}-raw"), self.given.bitmask
+        if self.given.is_plain:
+            return Rows(data, self.is_logits)
+        mask = None if bitmask is None else bitmask[tuple(map(as_tensor, index))]
+        return take(self.given, as_tensor(request), data, mask)
+
+    @functools.cached_property
+    def _request(self) -> torch.Tensor:
+        return self.layout.request_of_rows(self.model).reshape(-1)
+
+    def _spans(self) -> Iterator[Rows]:
+        """Yield all of the caller's rows, a chunk at a time."""
+        for start in range(0, self.raw.shape[:-1].numel(), self.chunk):
+            yield self._span(slice(start, start + self.chunk))
 
     def rows(self, request: Words, position: Words) -> torch.Tensor:
         """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
@@ -159,9 +182,8 @@ class RowReader:
         elif (probs := self._processed(row)) is not None:
             rows = _select(probs, (row,), self.model)
         else:
-            temperature = None if self.temperature is None else self.temperature[as_tensor(request)]
-            rows = _select(self.raw, index, f"{self.model}-raw")
-            rows = process(rows, temperature, scratch(self.model, rows.shape, torch.float32, rows.device))
+            given = self._rows_at(request, index)
+            rows = process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
 
@@ -188,50 +210,56 @@ class RowReader:
         found = as_words(found.to(torch.float64))
         return found if width >= self.vocab_size else ops.where(ids < width, found, 0.0)
 
+    def raw_logprobs(self, last: Words, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities [B, K+1] float64 under the softmax of the caller's logits, before any parameter.
+
+        Args:
+            last: [B], the last position wanted; what is beyond repeats its row.
+            token_ids: [B, K+1]; negative ones count as 0.
+        """
+        position = as_tensor(ops.minimum(arange(token_ids.shape[1], last), last[:, None]))
+        request = as_tensor(self.layout.request)[:, None].expand_as(position)
+        index = self.layout.index(self.model, as_words(request), as_words(position))
+        row = as_tensor(_row_number(self.raw, index))
+        total = torch.cat([log_sum_exp(rows.data) for rows in self._spans()])
+        found = self.raw[(*map(as_tensor, index), token_ids.to(torch.int64).clamp(min=0))]
+        return found.to(torch.float64) - total[row]
+
     @functools.cached_property
     def best(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Argmax and largest value of every row, in the shape of the leading dimensions."""
-        token = self.raw.argmax(-1)
-        return token, self.raw.gather(-1, token[..., None])[..., 0]
+        if not self.given.is_constrained:
+            return _best(self.raw)
+        token, value = zip(*[_best(constrain(rows)) for rows in self._spans()], strict=True)
+        return torch.cat(token).view(self.raw.shape[:-1]), torch.cat(value).view(self.raw.shape[:-1])
 
     def argmax(self, request: Words, position: Words, *, every_row: bool) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
 
-        Taken from the caller's own values: rounding to probabilities could tie what was not. `every_row` finds it
-        for all rows at once, and keeps it.
+        Taken from the caller's own values, after bias and mask: rounding to probabilities could tie what was not.
+        `every_row` finds it for all rows at once, and keeps it.
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
             token, best = (found[tuple(map(as_tensor, index))] for found in self.best)
         else:
-            rows = _select(self.raw, index, f"{self.model}-raw")
-            token = rows.argmax(-1)
-            best = rows.gather(-1, token[:, None])[:, 0]
+            token, best = _best(constrain(self._rows_at(request, index)))
         has_law = best.isfinite() if self.is_logits else best.isfinite() & (best > 0)
         return as_words(token), as_words(has_law)
 
 
-def process(logits: torch.Tensor, temperature: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the law that rows of logits are sampled from.
+def _best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the argmax of rows [..., V], the lowest id among ties, and the value there, both [...]."""
+    token = rows.argmax(-1)
+    return token, rows.gather(-1, token[..., None])[..., 0]
 
-    Args:
-        logits: [..., V].
-        temperature: [...] float32, 0 for a one-hot row, or None for 1.
-        out: Where to put the result, [..., V] float32; a new tensor if None.
 
-    Returns:
-        [..., V] float32 probabilities; NaN throughout a row that has no law.
-    """
-    probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device) if out is None else out
-    if temperature is None:
-        return torch.softmax(logits, -1, dtype=torch.float32, out=probs)
-    greedy = (temperature == 0)[..., None]
-    scaled = scratch("logits", logits.shape, torch.float32, logits.device).copy_(logits)
-    # Less the maximum first: a quotient by a low temperature would lose digits, or overflow.
-    scaled.sub_(scaled.amax(-1, keepdim=True)).div_(temperature[..., None].masked_fill(greedy, 1))
-    torch.softmax(scaled, -1, out=probs)
-    probs.mul_(~greedy)  # NaN times 0 stays NaN, so that a greedy row without a law is still found
-    return probs.scatter_add_(-1, logits.argmax(-1, keepdim=True), greedy.to(torch.float32))
+def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
+    """Return some rows [n, V] of `data` [..., V], counted through; a view of it where one is possible."""
+    if data.ndim > 2 and not data.is_contiguous():  # noqa: PLR2004
+        number = torch.arange(data.shape[:-1].numel(), device=data.device)[some]
+        return data[number // data.shape[1], number % data.shape[1]]
+    return data.reshape(-1, data.shape[-1])[some] if data.ndim > 2 else data[some]  # noqa: PLR2004
 
 
 def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Tensor:

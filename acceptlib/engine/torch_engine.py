@@ -341,6 +341,11 @@ class _Step:
         tokens = as_words(out.output_token_ids)
         tokens[:] = ops.where(is_last, ops.where(emitted, token, PLACEHOLDER_TOKEN_ID)[:, None], PLACEHOLDER_TOKEN_ID)
         tokens[:, :most] = ops.where(stands, self.layout.ids, tokens[:, :most])
+        if out.logprobs is not None and out.raw_logprobs is not None:
+            out.raw_logprobs.copy_(out.logprobs)
+            if not self.inputs.target.is_plain:
+                raw = self.target.raw_logprobs(stop, out.output_token_ids)
+                out.raw_logprobs.copy_(raw.masked_fill(out.logprobs.isnan(), torch.nan))
         as_words(out.num_accepted)[:] = stop
         as_words(out.num_emitted)[:] = stop + emitted
         as_words(out.status)[:] = status

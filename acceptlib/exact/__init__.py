@@ -7,6 +7,7 @@ be too much to enumerate is an `EnumerationError`.
 
 from acceptlib.exact.enumeration import Acceptance, Model, Steps, acceptance, complete, law, verify_exactly
 from acceptlib.exact.figures import StepFigures, expected_tokens, kl, step_figures, tv
+from acceptlib.exact.oracle import processed
 
 __all__ = [
     "Acceptance",
@@ -18,6 +19,7 @@ __all__ = [
     "expected_tokens",
     "kl",
     "law",
+    "processed",
     "step_figures",
     "tv",
     "verify_exactly",

@@ -27,6 +27,9 @@ from acceptlib.strategy import AcceptanceStrategy
 TRUNCATED_VOCABULARY = 4
 TRUNCATED_LENGTH = 3
 
+ROUNDING = 1e-14
+"""Probability that may be rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
@@ -193,6 +196,8 @@ def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     p, q = p[: length + 1], q[:length]
     likeliest = torch.cat((p[:-1] + q, p[-1:])).topk(min(TRUNCATED_VOCABULARY, p.shape[1])).indices
     p, q = p.gather(1, likeliest), q.gather(1, likeliest[:-1])
+    # After top-k or top-p a model may give nothing to any of them: it is taken to agree with the other.
+    p[:-1], q = p[:-1].where(p[:-1].sum(1, keepdim=True) > 0, q), q.where(q.sum(1, keepdim=True) > 0, p[:-1])
     return p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True), likeliest[:-1]
 
 
@@ -216,4 +221,5 @@ def _tv(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _kl(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    found = found.where(found > ROUNDING, 0)  # outside of p's support, what rounding leaves would be infinite
     return float((torch.xlogy(found, found) - torch.xlogy(found, wanted)).sum())

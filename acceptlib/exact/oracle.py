@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,48 @@ def draft_rows(x: Sequence[int], p: torch.Tensor, q: torch.Tensor | None) -> tor
         else:
             rows[i, : q.shape[1]] = q[i, : p.shape[1]].nan_to_num(nan=0.0)
     return rows
+
+
+# The target's law
+
+
+def processed(  # noqa: PLR0913 - one argument a parameter
+    logits: Sequence[float],
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    allowed: Collection[int] | None = None,
+    bias: Mapping[int, float] | None = None,
+) -> torch.Tensor:
+    """Return the law [V] float64 that a row of logits is sampled from.
+
+    The parameters act in this order: bias; mask (`allowed` lists what it leaves); temperature, 0 for the argmax; top-k,
+    with all that equals the k-th; top-p, the fewest largest entries with that share of the mass left, of equal ones the
+    highest ids; min-p, what has that share of the largest probability.
+    """
+    V = len(logits)
+    L = [value + (bias or {}).get(v, 0.0) for v, value in enumerate(logits)]
+    L = [value if allowed is None or v in allowed else -math.inf for v, value in enumerate(L)]
+    if temperature == 0:
+        return one_hot(torch.tensor(L, dtype=torch.float64))
+    m = max(L)
+    w = [math.exp((value - m) / temperature) for value in L]
+    kept = sorted(range(V), key=lambda v: (L[v], v), reverse=True)
+    if 0 < top_k < V:
+        smallest = L[kept[top_k - 1]]
+        kept = [v for v in kept if L[v] >= smallest]
+    if top_p < 1:
+        target, mass, n = top_p * math.fsum(w[v] for v in kept), 0.0, 0
+        while n == 0 or mass < target:
+            mass += w[kept[n]]
+            n += 1
+        kept = kept[:n]
+    kept = [v for v in kept if w[v] >= min_p]
+    p = torch.zeros(V, dtype=torch.float64)
+    p[kept] = torch.tensor([w[v] for v in kept], dtype=torch.float64) / math.fsum(w[v] for v in kept)
+    return p
 
 
 # The draw

@@ -1,5 +1,6 @@
 """The conformance suite: one list of checks that a strategy must pass, for a function, a test class and a command."""
 
+from acceptlib.testing.q_contract import check_draft_contract
 from acceptlib.testing.subject import ConformanceError, Skipped, Subject
 from acceptlib.testing.suite import (
     Check,
@@ -17,6 +18,7 @@ __all__ = [
     "Skipped",
     "StrategyConformance",
     "Subject",
+    "check_draft_contract",
     "check_strategy",
     "checks_for",
     "run_check",

@@ -160,7 +160,7 @@ def same(
     Raises:
         ConformanceError: They differ.
     """
-    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs"):
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs"):
         one, other = getattr(left, name), getattr(right, name)
         if one is None and other is None:
             continue

@@ -183,7 +183,8 @@ def choose(
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if takes_best:
-                token = tl.min(tl.where(weights == most, entry, 2147483647), 0).to(tl.int64)
+                best = tl.min(tl.where(weights == most, entry, 2147483647), 0)
+                token = tl.where(from_target, target_law[2], best).to(tl.int64)
     token = tl.minimum(token, request[1] - 1)
     p = rows.prob_of(
         rows.load(target, stop, token, token >= 0, 0.0, CALL), token, token >= 0, target, target_law, CALL, TARGET

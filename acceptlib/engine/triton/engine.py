@@ -58,7 +58,10 @@ ROUNDS = 8
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
-    del inputs
+    if any(rows is not None and (rows.is_filtered or rows.is_constrained) for rows in (inputs.target, inputs.draft)):
+        return "the fused kernels know no sampling parameter but the temperature yet"
+    if inputs.logprobs and not inputs.target.is_plain:
+        return "the fused kernels do not return raw log-probabilities beside a temperature yet"
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
@@ -162,6 +165,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         else:
             grid, warps = num_requests * num_blocks * (last - first), tuning.reduce_warps
         launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
+    if out.logprobs is not None and out.raw_logprobs is not None:
+        out.raw_logprobs.copy_(out.logprobs)
     return out
 
 

@@ -227,7 +227,11 @@ def check_logprobs(subject: Subject) -> None:
             msg = f"{layout}: expected log-probabilities, got None"
             raise ConformanceError(msg)
         plain = subject.verify(requests, layout)
-        same(replace(result, logprobs=None), plain, what=f"{layout}, with log-probabilities and without")
+        same(
+            replace(result, logprobs=None, raw_logprobs=None),
+            plain,
+            what=f"{layout}, with log-probabilities and without",
+        )
         for index, request in enumerate(requests):
             emitted = tokens(result, index)
             wanted = torch.stack([request.p[row, token].log() for row, token in enumerate(emitted)])

@@ -1,0 +1,147 @@
+"""The q contract: honest drafts pass, and each way in which engines have broken it is seen."""
+
+from __future__ import annotations
+
+import pytest
+import support
+import torch
+
+from acceptlib import SamplingParams
+from acceptlib.engine.process import law
+from acceptlib.errors import ConformanceError, InputError
+from acceptlib.testing.q_contract import FALSE_ALARM_RATE, check_draft_contract
+
+VOCAB = 60
+
+
+def rows(count: int, seed: int = 0, vocab: int = VOCAB, sharpness: float = 2.0) -> torch.Tensor:
+    return sharpness * torch.randn(count, vocab, generator=support.generator(seed))
+
+
+def sample(probs: torch.Tensor, seed: int = 1) -> torch.Tensor:
+    return torch.multinomial(probs, 1, generator=support.generator(seed))[:, 0]
+
+
+PARAMS = {
+    "plain": None,
+    "temperature": SamplingParams(temperature=0.6),
+    "hot": SamplingParams(temperature=1.7),
+    "top-k": SamplingParams(top_k=8),
+    "top-p": SamplingParams(temperature=0.8, top_p=0.9),
+    "min-p": SamplingParams(min_p=0.1),
+    "greedy": SamplingParams(temperature=0.0),
+}
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS)
+def test_honest_drafts_pass(params: SamplingParams | None) -> None:
+    for seed in range(12):
+        logits = rows(2000, seed)
+        probs = law(logits, params)
+        ids = sample(probs, seed + 100)
+        check_draft_contract(ids, draft_logits=logits, sampling=params)
+        check_draft_contract(ids.view(500, 4), draft_probs=probs.view(500, 4, VOCAB))
+
+
+def test_expectation_under_honest_drafts_is_1() -> None:
+    """What the false-alarm rate rests on, exactly: the sum of g over a row is 1, for each bet and after any past."""
+    from acceptlib.testing.q_contract import _Bets  # noqa: PLC0415 - the part with a contract of its own
+
+    q = rows(1, 3, vocab=7).double().softmax(-1)
+    past = sample(rows(50, 4, vocab=7).softmax(-1))
+    sums: dict[str, float] = {}
+    for x in range(7):
+        bets = _Bets(7)
+        bets.place(rows(50, 4, vocab=7).softmax(-1).double(), past)
+        for name, g_x in bets._laws(q, torch.tensor([x])):
+            sums[name] = sums.get(name, 0.0) + float(g_x)
+    assert len(sums) > 15
+    assert sums == pytest.approx(dict.fromkeys(sums, 1.0), abs=1e-12)
+
+
+SHARED = rows(400)
+
+VIOLATIONS = {
+    "raw-rows-colder-draft": (lambda: sample(law(SHARED, SamplingParams(temperature=0.6))), "lower temperature"),
+    "raw-rows-hotter-draft": (lambda: sample(law(SHARED, SamplingParams(temperature=1.7))), "higher temperature"),
+    "raw-rows-top-k": (lambda: sample(law(SHARED, SamplingParams(top_k=5))), "top-k 5"),
+    "raw-rows-top-p": (lambda: sample(law(SHARED, SamplingParams(top_p=0.8))), "top-p 0.8"),
+    "greedy-with-softmax": (lambda: SHARED.argmax(-1), "greedy"),
+    "uniform": (lambda: torch.randint(VOCAB, (400,), generator=support.generator(2)), "rank|temperature"),
+    "next-row": (lambda: sample(SHARED.roll(1, 0).softmax(-1)), "rank|temperature"),
+    "low-ids": (lambda: sample(SHARED.softmax(-1) * torch.linspace(3, 0.1, VOCAB)), "id"),
+}
+
+
+@pytest.mark.parametrize(("draft", "named"), VIOLATIONS.values(), ids=VIOLATIONS)
+def test_a_broken_contract_is_seen(draft, named: str) -> None:  # noqa: ANN001
+    """By 400 tokens, and by its name."""
+    with pytest.raises(ConformanceError, match=f"What fits them best: .*({named})"):
+        check_draft_contract(draft(), draft_probs=SHARED.softmax(-1))
+
+
+def test_processed_rows_of_a_raw_draw() -> None:
+    """The other way round: a token that the filters exclude settles it alone."""
+    ids = sample(SHARED.softmax(-1))
+    with pytest.raises(ConformanceError, match="no probability in its declared row"):
+        check_draft_contract(ids, draft_logits=SHARED, sampling=SamplingParams(top_k=5))
+
+
+def test_sampled_drafts_taken_for_one_hot() -> None:
+    probs = rows(3, 5).softmax(-1)
+    repeats = torch.stack([sample(probs, seed) for seed in range(20)])
+    with pytest.raises(ConformanceError, match="3 of 3 positions differ"):
+        check_draft_contract(repeats)
+    check_draft_contract(probs.argmax(-1).expand(20, -1))
+    one_hot = torch.nn.functional.one_hot(probs.argmax(-1), VOCAB).float().expand(20, -1, -1)
+    with pytest.raises(ConformanceError, match="no probability"):
+        check_draft_contract(repeats, draft_probs=one_hot)
+
+
+def test_a_cdf_in_bfloat16_is_seen() -> None:
+    """Behind half of the mass its steps are 2^-8 wide: of a thousand entries most are never drawn, others too often."""
+    probs = rows(600, 6, vocab=1000, sharpness=1.0).softmax(-1)
+    u = torch.rand(600, 1, generator=support.generator(7))
+    edges = probs.cumsum(1).bfloat16()
+    ids = torch.searchsorted(edges.float(), u * edges[:, -1:].float()).clamp(max=999)[:, 0]
+    with pytest.raises(ConformanceError, match="inverse CDF in bfloat16"):
+        check_draft_contract(ids, draft_probs=probs)
+
+
+def test_rounded_rows_are_declared_as_they_are() -> None:
+    """bfloat16 rows are fine if they are what tokens were drawn from."""
+    probs = rows(3000, 8).softmax(-1).bfloat16()
+    check_draft_contract(sample(probs.float()), draft_probs=probs)
+
+
+def test_chunks_and_placeholders_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = sample(law(SHARED, SamplingParams(temperature=0.8)))
+    ids[::7] = -1
+    messages = []
+    for entries in (1 << 22, 3 * VOCAB):
+        monkeypatch.setattr("acceptlib.testing.q_contract.CHUNK_ENTRIES", entries)
+        monkeypatch.setattr("acceptlib.testing.q_contract.FALSE_ALARM_RATE", 1.0)
+        with pytest.raises(ConformanceError) as caught:
+            check_draft_contract(ids, draft_probs=SHARED.softmax(-1))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"{int((ids >= 0).sum())} drafted tokens")
+    assert FALSE_ALARM_RATE == 1e-9
+
+
+def test_nothing_drafted_passes() -> None:
+    check_draft_contract(torch.empty(0, dtype=torch.int64), draft_probs=torch.empty(0, VOCAB))
+    check_draft_contract(torch.full((3,), -1), draft_probs=SHARED[:3].softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"draft_probs": SHARED, "draft_logits": SHARED}, "at most one"),
+        ({"draft_probs": SHARED, "sampling": SamplingParams(top_k=3)}, "draft_logits"),
+        ({"draft_probs": SHARED[:5]}, r"expected \[5\], a token a row, got \[400\]"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_draft_contract(SHARED.argmax(-1), **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,640 @@
+"""Sampling parameters inside verification: kept sets, order, ties, masks, bad values, and the law that comes out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import support
+import torch
+import transformers
+from support import FAITHFUL, Request, layouts, settings
+
+import acceptlib
+from acceptlib import LogitBias, SamplingParams, VerifyResult, exact
+from acceptlib.engine import process
+from acceptlib.engine.process import law
+from acceptlib.errors import InputError, StatusError
+from acceptlib.exact import oracle
+from acceptlib.testing.simulation import FALSE_ALARM_Z, chi_square_z, counts
+
+CPU = torch.device("cpu")
+VOCAB = 200
+LOSSLESS = [name for name in acceptlib.available() if acceptlib.create(name).traits.guarantee == "lossless"]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return standard normal numbers."""
+    return torch.randn(*shape, generator=support.generator(seed))
+
+
+def nearly_one_hot() -> torch.Tensor:
+    """Return rows with one large entry among equal ones, among random ones, and among impossible ones."""
+    rows = torch.stack([torch.zeros(VOCAB), normal(VOCAB), torch.full((VOCAB,), -torch.inf)])
+    rows[:, 17] = torch.tensor([30.0, 12.0, 0.0])
+    return rows
+
+
+ROWS = {
+    "random": 3 * normal(6, VOCAB),
+    "bfloat16": (3 * normal(6, VOCAB, seed=1)).bfloat16().float(),
+    "tied": (2 * normal(6, VOCAB, seed=2)).round(),
+    # 128 equal entries, and 32, have dyadic masses: top-p 1/2 is met exactly and not within rounding.
+    "constant": torch.tensor([[0.0], [-7.0], [3.5]]).expand(-1, 128).contiguous(),
+    "nearly-one-hot": nearly_one_hot(),
+    "signed-zeros": torch.tensor([0.0, -0.0, 1.0, -1.0]).repeat(2, 32),
+}
+FILTERS = list(itertools.product((1.0, 0.7, 1.6), (0, 1, 5, 50, 199, 300), (1.0, 0.97, 0.5, 0.125), (0.0, 0.05, 1.0)))
+
+
+FILTERED = [values for values in FILTERS if values[1] in {1, 5, 50} or values[2:] != (1.0, 0.0)]
+
+
+def warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Return the law under transformers' own processors, built and ordered as `generate` does, in float64."""
+    processors = transformers.LogitsProcessorList()
+    if temperature != 1:
+        processors.append(transformers.TemperatureLogitsWarper(temperature))
+    if top_k:
+        processors.append(transformers.TopKLogitsWarper(top_k))
+    if top_p < 1:
+        processors.append(transformers.TopPLogitsWarper(top_p))
+    processors.append(transformers.MinPLogitsWarper(min_p))
+    return processors(torch.zeros(len(logits), 1, dtype=torch.int64), logits.double()).softmax(-1)
+
+
+# The kept set
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_kept_set_is_that_of_transformers(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stable sort, which transformers has on a GPU: then its own order of ties is definite."""
+    sort = torch.sort
+    monkeypatch.setattr(torch, "sort", lambda scores, descending: sort(scores, descending=descending, stable=True))
+    for values in FILTERS:
+        found, wanted = law(ROWS[rows], params(*values)), warped(ROWS[rows], *values)
+        # float32 has no entry below 1e-45, and such a one is kept or not without a trace.
+        assert torch.equal(found > 0, wanted.float() > 0), values
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_as_many_of_equal_logits_are_kept_as_in_transformers(rows: str) -> None:
+    """Its sort on the CPU leaves open which of equal logits are kept, but not how many."""
+    for values in FILTERS:
+        found, wanted = law(ROWS[rows], params(*values)), warped(ROWS[rows], *values)
+        for row, ours, theirs in zip(ROWS[rows], found > 0, wanted.float() > 0, strict=True):
+            assert torch.equal(row[ours].sort().values, row[theirs].sort().values), values
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_oracle(rows: str) -> None:
+    for row, values in itertools.product(ROWS[rows][:3], FILTERS):
+        temperature, top_k, top_p, min_p = values
+        wanted = oracle.processed(row.tolist(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        found = law(row[None], params(*values))[0]
+        assert torch.equal(found > 0, wanted.float() > 0), values
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def params(temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+
+
+def per_request(count: int, values: tuple[float, int, float, float]) -> SamplingParams:
+    """Return the same parameters as tensors."""
+    temperature, top_k, top_p, min_p = values
+    return SamplingParams(
+        temperature=torch.full((count,), temperature),
+        top_k=torch.full((count,), top_k, dtype=torch.int32),
+        top_p=torch.full((count,), top_p, dtype=torch.float64),
+        min_p=torch.full((count,), min_p, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_way_to_the_kept_set_gives_the_same_bits(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates, digits of the logits, with k known or not: which is taken must not show."""
+    for values in FILTERED:
+        quick = law(ROWS[rows], params(*values))
+        assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "MOST_CANDIDATES", 60)
+            patch.setattr(process, "BLOCK", 4)
+            assert torch.equal(quick, law(ROWS[rows], params(*values))), values
+            assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
+            patch.setattr(process, "_readable", lambda _tensor: False)
+            assert torch.equal(quick, law(ROWS[rows], params(*values))), values
+            assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
+
+
+def test_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where candidates are found by blocks, and a row is a chunk of its own; half precision ties many entries."""
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = (3 * normal(3, 50_000)).to(dtype)
+        for values in ((0.7, 50, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 1024, 1.0, 0.01), (0.8, 1025, 0.99, 0.0)):
+            found = law(logits, params(*values))
+            wanted = [oracle.processed(row.tolist(), **named(values)) for row in logits]
+            assert torch.equal(found > 0, torch.stack(wanted) > 0), values
+            with monkeypatch.context() as patch:
+                patch.setattr(process, "_readable", lambda _tensor: False)
+                patch.setattr(process, "CHUNK_BYTES", 1)
+                assert torch.equal(found, law(logits, params(*values))), values
+
+
+def named(values: tuple[float, int, float, float]) -> dict[str, Any]:
+    return dict(zip(("temperature", "top_k", "top_p", "min_p"), values, strict=True))
+
+
+def test_requests_do_not_see_each_others_parameters() -> None:
+    """A mixture of every kind in one batch is each request's own law, in any order, bit for bit."""
+    chosen = FILTERED[::5]
+    logits = ROWS["tied"].repeat(len(chosen) // 6 + 1, 1)[: len(chosen)]
+    columns = [torch.tensor(column) for column in zip(*chosen, strict=True)]
+    mixed = SamplingParams(
+        temperature=columns[0], top_k=columns[1], top_p=columns[2].double(), min_p=columns[3].double()
+    )
+    alone = torch.cat([law(row[None], per_request(1, values)) for row, values in zip(logits, chosen, strict=True)])
+    order = torch.randperm(len(chosen), generator=support.generator(3))
+    shuffled = SamplingParams(
+        temperature=columns[0][order],
+        top_k=columns[1][order],
+        top_p=columns[2].double()[order],
+        min_p=columns[3].double()[order],
+    )
+    # float32 tensors hold 0.97 as another number than float64 ones do; here both hold float32's.
+    for found, wanted in ((law(logits, mixed), alone), (law(logits[order], shuffled), alone[order])):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
+    assert torch.equal(law(logits, mixed)[order], law(logits[order], shuffled))
+
+
+def test_temperature_0_ignores_the_filters() -> None:
+    """Lowest id among equal logits, of which top-p would keep the highest."""
+    found = law(ROWS["tied"], params(0.0, 5, 0.1, 0.5))
+    assert torch.equal(found, torch.nn.functional.one_hot(ROWS["tied"].argmax(-1), VOCAB).float())
+
+
+def test_a_temperature_does_not_tie_what_differs() -> None:
+    """Two logits that one division makes equal stay two: the k-th is cut where the caller's logits differ."""
+    logits = torch.tensor([[1.5 + 2**-23, 1.5 + 2**-22, 0.0]])
+    assert (logits / 1.5)[0, :2].unique().numel() == 1
+    assert (law(logits, SamplingParams(temperature=1.5, top_k=1)) > 0).tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rows_are_their_values_in_float32(dtype: torch.dtype) -> None:
+    half = ROWS["random"].to(dtype)
+    for values in FILTERS[::7]:
+        assert torch.equal(law(half, params(*values)), law(half.float(), params(*values)))
+
+
+# Bias and mask
+
+
+def packed(allowed: torch.Tensor) -> torch.Tensor:
+    """Return bools [..., V] as xgrammar packs them: bit v % 32 of word v // 32."""
+    padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    words = (padded.to(torch.int64) << torch.arange(32)).sum(-1)
+    return words.to(torch.int32)
+
+
+def test_bitmask_and_bias_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = support.generator(5)
+    for rows, values in itertools.product(("random", "tied"), [(0.0, 0, 1.0, 0.0), *FILTERS[::11]]):
+        logits = ROWS[rows]
+        allowed = torch.rand(logits.shape, generator=generator) < 0.3
+        ids = torch.stack([torch.randperm(VOCAB, generator=generator)[:4] for _ in logits])
+        bias = 4 * torch.randn(ids.shape, generator=generator).round()
+        bias[:, 0] = -torch.inf
+        ids[0, 2:] = -1  # padding
+        sampling = SamplingParams(
+            **named(values), allowed_token_bitmask=packed(allowed), logit_bias=LogitBias(ids, bias)
+        )
+        found = law(logits, sampling)
+        for b, row in enumerate(logits):
+            biases = dict(zip(ids[b].tolist(), bias[b].tolist(), strict=True))
+            kept = set(allowed[b].nonzero()[:, 0].tolist())
+            wanted = oracle.processed(row.tolist(), **named(values), allowed=kept, bias=biases)
+            assert torch.equal(found[b] > 0, wanted.float() > 0), values
+            torch.testing.assert_close(found[b].double(), wanted, rtol=1e-5, atol=1e-7)
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "_readable", lambda _tensor: False)
+            assert torch.equal(found, law(logits, sampling))
+
+
+def test_nan_under_a_mask_is_no_fault() -> None:
+    logits, allowed = ROWS["random"].clone(), torch.ones(6, VOCAB, dtype=torch.bool)
+    logits[:, 3], allowed[:, 3] = torch.nan, False
+    found = law(logits, SamplingParams(top_p=0.9, allowed_token_bitmask=packed(allowed)))
+    assert not found.isnan().any()
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "all masked"])
+def test_a_row_without_a_law_is_nan_throughout(bad: float | str, top_k: int) -> None:
+    logits = ROWS["random"].clone()
+    logits[1, slice(None) if isinstance(bad, str) else 7] = -torch.inf if isinstance(bad, str) else bad
+    for sampling in (SamplingParams(top_k=top_k, top_p=0.9), SamplingParams(min_p=0.1, temperature=0.0)):
+        found = law(logits, sampling)
+        assert found[1].isnan().all()
+        assert not found[[0, 2, 3, 4, 5]].isnan().any()
+
+
+ADVERSARIAL_VOCAB = 33
+
+
+def adversarial_masks() -> torch.Tensor:
+    """Return masks [n, V] that leave little, or what the target avoids; each leaves something."""
+    ids = torch.arange(ADVERSARIAL_VOCAB)
+    masks = [ids == 0, ids == ADVERSARIAL_VOCAB - 1, ids == 31, ids % 2 == 0, ids % 2 == 1, ids >= 31]
+    masks += [ids < 3, ids != 0, ids != ADVERSARIAL_VOCAB - 1, ids > -1]
+    return torch.stack(masks)
+
+
+@pytest.mark.parametrize("setting", FAITHFUL)
+def test_no_draw_returns_a_masked_token(setting: str) -> None:
+    """Millions of draws: a leak of any weight onto forbidden tokens, or a draw that takes an empty cell, would show."""
+    masks = adversarial_masks()
+    generator = support.generator(9)
+    count, most = 100_000, 1
+    target = torch.randn(count, most + 1, ADVERSARIAL_VOCAB, generator=generator) * 4
+    choice = torch.randint(len(masks), (count, most + 1), generator=generator)
+    allowed = masks[choice]
+    target[: count // 3] = torch.where(allowed[: count // 3], target[: count // 3] - 200, target[: count // 3])
+    target[count // 3 : count // 2] = target[count // 3 : count // 2].round()
+    draft = target[:, :most] + torch.randn(count, most, ADVERSARIAL_VOCAB, generator=generator)
+    ids = torch.randint(ADVERSARIAL_VOCAB, (count, most), generator=generator)
+    emitted = 0
+    for sampling in (
+        SamplingParams(allowed_token_bitmask=packed(allowed)),
+        SamplingParams(allowed_token_bitmask=packed(allowed), temperature=0.0),
+        SamplingParams(allowed_token_bitmask=packed(allowed), temperature=1.5, top_k=3, top_p=0.9),
+        SamplingParams(allowed_token_bitmask=packed(allowed), top_p=0.999999, min_p=1e-6),
+    ):
+        result = support.create(setting).verify(
+            ids, target_logits=target, draft_logits=draft, sampling=sampling, rng=generator
+        )
+        assert not result.status.any()
+        tokens = result.output_token_ids.long()
+        stands = allowed.gather(2, tokens.clamp(min=0)[..., None])[..., 0]
+        assert bool((stands | (tokens < 0)).all())
+        emitted += int(result.num_emitted.sum())
+    assert emitted > 4 * count
+
+
+# Verification
+
+
+def batch(count: int, vocab: int = VOCAB, seed: int = 0) -> list[Request]:
+    """Return requests of 0 to 3 drafted tokens, drawn from their own draft."""
+    return [support.ordinary(b % 4, vocab, seed=seed + b) for b in range(count)]
+
+
+def mixture(requests: list[Request], layout: str) -> dict[str, SamplingParams]:
+    """Return parameters of every kind, different in each request, for both models."""
+    count = len(requests)
+    rows = {
+        model: [support.generator(b).manual_seed(70 * b + len(model)) for b in range(count)]
+        for model in ("target", "draft")
+    }
+    vocab = requests[0].p.shape[1]
+    masks = {}
+    for model, extra in (("target", 1), ("draft", 0)):
+        per = [torch.rand(r.n + extra, vocab, generator=g) < 0.7 for r, g in zip(requests, rows[model], strict=True)]
+        if layout == "ragged":
+            masks[model] = packed(torch.cat(per))
+        else:
+            most = max(r.n for r in requests) + extra
+            masks[model] = packed(torch.stack([torch.nn.functional.pad(m, (0, 0, 0, most - len(m))) for m in per]))
+    generator = support.generator(8)
+    shared: dict[str, Any] = {
+        "temperature": torch.linspace(0, 2, count),
+        "top_k": torch.arange(count) * 3,
+        "top_p": torch.linspace(0.3, 1, count),
+        "min_p": torch.linspace(0, 0.2, count),
+        "logit_bias": LogitBias(
+            torch.randint(-1, vocab, (count, 2), generator=generator).sort(1).values, torch.ones(count, 2)
+        ),
+    }
+    return {
+        "sampling": SamplingParams(**shared, allowed_token_bitmask=masks["target"]),
+        "draft_sampling": SamplingParams(**shared, allowed_token_bitmask=masks["draft"]),
+    }
+
+
+def processed(requests: list[Request], sampling: dict[str, SamplingParams]) -> list[Request]:
+    """Return requests whose rows are the laws, taken one request at a time from ragged parameters."""
+    laws, target_row, draft_row = [], 0, 0
+    for b, request in enumerate(requests):
+        target = law_of(request.p.log(), sampling["sampling"], b, target_row)
+        draft = law_of(request.q.log(), sampling["draft_sampling"], b, draft_row) if request.n else request.q
+        laws.append(Request(request.ids, target, draft))
+        target_row, draft_row = target_row + request.n + 1, draft_row + request.n
+    return laws
+
+
+def law_of(logits: torch.Tensor, sampling: SamplingParams, b: int, row: int) -> torch.Tensor:
+    one = {name: getattr(sampling, name)[b : b + 1] for name in ("temperature", "top_k", "top_p", "min_p")}
+    bias = LogitBias(sampling.logit_bias.token_ids[b : b + 1], sampling.logit_bias.values[b : b + 1])
+    mask = sampling.allowed_token_bitmask[None, row : row + len(logits)]
+    return law(logits[None], SamplingParams(**one, logit_bias=bias, allowed_token_bitmask=mask))[0]
+
+
+@layouts
+@settings
+def test_verification_is_that_of_the_processed_rows(setting: str, layout: str) -> None:
+    """From logits with parameters as from the laws themselves, token for token and bit for bit."""
+    if setting == "greedy":
+        return  # its argmax is that of the logits, filters aside
+    requests = batch(16)
+    laws = processed(requests, mixture(requests, "ragged"))
+    found = support.verify(setting, requests, layout, "logits", **mixture(requests, layout), logprobs=True)
+    wanted = support.verify(setting, laws, layout, "probs", logprobs=True)
+    for name in ("output_token_ids", "num_accepted", "num_emitted", "status"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    torch.testing.assert_close(found.logprobs, wanted.logprobs, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@settings
+def test_ragged_is_padded(setting: str) -> None:
+    requests = batch(16)
+    support.same(
+        support.verify(setting, requests, "ragged", "logits", **mixture(requests, "ragged"), logprobs=True),
+        support.verify(setting, requests, "padded", "logits", **mixture(requests, "padded"), logprobs=True),
+    )
+
+
+@pytest.mark.parametrize("setting", ["rejection", "block", "fly"])
+def test_memory_does_not_matter(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows processed all at once or a chunk at a time, where they lie or gathered, contiguous or not."""
+    requests = batch(16)
+    sampling = mixture(requests, "padded")
+    wanted = support.verify(setting, requests, "padded", "logits", **sampling, logprobs=True)
+    for module in ("rows", "torch_engine"):
+        monkeypatch.setattr(f"acceptlib.engine.{module}.KEPT_BYTES", 0)
+    monkeypatch.setattr("acceptlib.engine.torch_engine.SCRATCH_BYTES", 3 * 4 * VOCAB)
+    support.same(support.verify(setting, requests, "padded", "logits", **sampling, logprobs=True), wanted)
+    arguments = support.lay_out(requests, "padded", "logits")
+    for name in ("target_logits", "draft_logits"):
+        arguments[name] = arguments[name].transpose(0, 2).contiguous().transpose(0, 2)
+    result = support.create(setting).verify(**arguments, **sampling, logprobs=True, rng=support.streams(range(16)))
+    support.same(result, wanted)
+
+
+def test_the_draft_shares_the_parameters_but_for_the_mask() -> None:
+    requests = batch(16)
+    both = mixture(requests, "ragged")
+    unmasked = {
+        name: getattr(both["sampling"], name) for name in ("temperature", "top_k", "top_p", "min_p", "logit_bias")
+    }
+    shared = support.verify("rejection", requests, "ragged", "logits", sampling=both["sampling"])
+    stated = support.verify(
+        "rejection",
+        requests,
+        "ragged",
+        "logits",
+        sampling=both["sampling"],
+        draft_sampling=SamplingParams(**unmasked),
+    )
+    support.same(shared, stated)
+
+
+def test_argmax_is_that_of_the_biased_and_masked_logits() -> None:
+    requests = batch(12)
+    sampling = mixture(requests, "ragged")["sampling"]
+    result = support.verify("greedy", requests, "ragged", "logits", sampling=sampling)
+    row = 0
+    for b, request in enumerate(requests):
+        greedy = SamplingParams(
+            temperature=torch.zeros(1), top_k=sampling.top_k[b : b + 1], top_p=sampling.top_p[b : b + 1],
+            min_p=sampling.min_p[b : b + 1], allowed_token_bitmask=sampling.allowed_token_bitmask,
+            logit_bias=LogitBias(sampling.logit_bias.token_ids[b : b + 1], sampling.logit_bias.values[b : b + 1]),
+        )  # fmt: skip
+        best = []
+        for i in range(request.n + 1):
+            mask = sampling.allowed_token_bitmask[row + i][None]
+            one = SamplingParams(temperature=0.0, allowed_token_bitmask=mask, logit_bias=greedy.logit_bias)
+            best.append(int(law(request.p[i : i + 1].log(), one).argmax()))
+        row += request.n + 1
+        emitted = support.tokens(result, b)
+        assert emitted == best[: len(emitted)]
+
+
+@pytest.mark.parametrize("width", [VOCAB - 40, VOCAB + 24])
+def test_a_draft_of_another_vocabulary(width: int) -> None:
+    """Its rows are processed at their own width, and a bias for what it lacks is passed over."""
+    requests = [support.ordinary(2, VOCAB, seed=b) for b in range(8)]
+    logits = 3 * normal(8, 2, width)
+    sampling = SamplingParams(
+        top_k=180, top_p=0.9, logit_bias=LogitBias(torch.tensor([[5, VOCAB - 1]]).repeat(8, 1), torch.ones(8, 2))
+    )
+    arguments = support.lay_out(requests, "padded", "logits") | {"draft_logits": logits, "sampling": sampling}
+    q = law(logits, sampling)
+    given = {**arguments, "draft_logits": None, "draft_probs": q}
+    results = [
+        acceptlib.create("rejection").verify(**each, rng=support.streams(range(8))) for each in (arguments, given)
+    ]
+    support.same(*results)
+    assert not results[0].status.any()
+
+
+# Log-probabilities
+
+
+@layouts
+def test_raw_and_processed_logprobs(layout: str) -> None:
+    requests = batch(16)
+    sampling = mixture(requests, "ragged")
+    laws = processed(requests, sampling)
+    result = support.verify("rejection", requests, layout, "logits", **mixture(requests, layout), logprobs=True)
+    for b, request in enumerate(requests):
+        emitted = support.tokens(result, b)
+        at = (range(len(emitted)), emitted)
+        raw = request.p.log().double().log_softmax(-1)[at]
+        torch.testing.assert_close(result.raw_logprobs[b, : len(emitted)].double(), raw, rtol=0, atol=3e-6)
+        torch.testing.assert_close(result.logprobs[b, : len(emitted)], laws[b].p[at].log(), rtol=0, atol=1e-6)
+        assert result.raw_logprobs[b, len(emitted) :].isnan().all()
+
+
+@pytest.mark.parametrize("form", ["probs", "logits"])
+def test_without_parameters_raw_and_processed_are_one(form: str) -> None:
+    result = support.verify("rejection", batch(8), "ragged", form, logprobs=True)
+    assert torch.equal(result.logprobs.nan_to_num(), result.raw_logprobs.nan_to_num())
+
+
+def test_a_raw_logprob_does_not_underflow() -> None:
+    """A mask can leave what the raw row all but excludes."""
+    logits = torch.tensor([[[0.0, -400.0]]])
+    sampling = SamplingParams(allowed_token_bitmask=torch.tensor([[[2]]], dtype=torch.int32))
+    ids = torch.empty(1, 0, dtype=torch.int64)
+    result = acceptlib.create("rejection").verify(ids, target_logits=logits, sampling=sampling, rng=0, logprobs=True)
+    assert (result.logprobs.item(), result.raw_logprobs.item()) == (0.0, -400.0)
+
+
+# The law
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("values", [(0.7, 3, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (1.3, 0, 1.0, 0.3), (0.8, 3, 0.7, 0.1)])
+def test_lossless_rules_have_exactly_the_law_of_the_processed_target(
+    name: str, values: tuple[float, int, float, float]
+) -> None:
+    for seed, allowed in ((1, None), (2, {0, 1, 3}), (3, {2, 4})):
+        target, draft = (3 * normal(3, 5, seed=seed)).round(), (3 * normal(2, 5, seed=seed + 10)).round()
+        p = torch.stack([oracle.processed(row.tolist(), **named(values), allowed=allowed) for row in target])
+        q = torch.stack([oracle.processed(row.tolist(), **named(values)) for row in draft])
+        found = exact.complete(exact.law(acceptlib.create(name), p, q), p, 3)
+        wanted = p[0][:, None, None] * p[1][:, None] * p[2]
+        assert float((found - wanted).abs().max()) < 1e-12
+        assert wanted[wanted > 0].numel() < 125  # something was filtered
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_emitted_tokens_follow_the_processed_target(name: str) -> None:
+    """Chi-square of the engine, joint over a step's tokens and plain samples after it."""
+    trials, vocab = 60_000, 6
+    target, draft = 2 * normal(3, vocab, seed=31), 2 * normal(2, vocab, seed=32)
+    values = (1.4, 5, 0.93, 0.02)
+    sampling = params(*values)
+    q = law(draft[None], sampling)[0]
+    generator = support.generator(33)
+    ids = torch.stack([torch.multinomial(row, trials, replacement=True, generator=generator) for row in q], 1)
+    result = acceptlib.create(name).verify(
+        ids,
+        target_logits=target.expand(trials, -1, -1),
+        draft_logits=draft.expand(trials, -1, -1),
+        sampling=sampling,
+        rng=generator,
+    )
+    tokens = result.output_token_ids.long()
+    p = torch.stack([oracle.processed(row.tolist(), **named(values)) for row in target])
+    for position in range(3):  # a step that stopped is continued by plain sampling
+        fresh = torch.multinomial(p[position], trials, replacement=True, generator=generator)
+        tokens[:, position] = torch.where(tokens[:, position] < 0, fresh, tokens[:, position])
+    wanted = p[0][:, None, None] * p[1][:, None] * p[2]
+    assert chi_square_z(counts(tokens, vocab), wanted) < FALSE_ALARM_Z
+    unprocessed = target.double().softmax(-1)
+    wrong = unprocessed[0][:, None, None] * unprocessed[1][:, None] * unprocessed[2]
+    assert chi_square_z(counts(tokens, vocab), wrong) > FALSE_ALARM_Z
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("top_k", -1, "an int >= 0"),
+        ("top_k", 2.5, "an int >= 0"),
+        ("top_p", 0.0, r"in \(0, 1\]"),
+        ("top_p", 1.01, r"in \(0, 1\]"),
+        ("top_p", math.nan, r"in \(0, 1\]"),
+        ("min_p", -0.1, r"in \[0, 1\]"),
+        ("min_p", 1.1, r"in \[0, 1\]"),
+        ("min_p", "much", r"in \[0, 1\]"),
+    ],
+)
+def test_a_number_out_of_range_is_an_error(name: str, value: Any, expected: str) -> None:
+    with pytest.raises(InputError, match=f"{name}: expected .*{expected}.*tensor.*, got {value!r}"):
+        SamplingParams(**{name: value})
+
+
+I32, I64 = torch.int32, torch.int64
+WRONG = {
+    "top_k-shape": (SamplingParams(top_k=torch.ones(3, dtype=I64)), ["sampling.top_k", "[2]", "[3]"]),
+    "top_k-dtype": (SamplingParams(top_k=torch.ones(2)), ["sampling.top_k", "int32 or int64", "float32"]),
+    "top_p-shape": (SamplingParams(top_p=torch.ones(2, 1)), ["sampling.top_p", "[2]", "[2, 1]"]),
+    "min_p-dtype": (SamplingParams(min_p=torch.ones(2, dtype=I64)), ["sampling.min_p", "float32", "int64"]),
+    "min_p-device": (SamplingParams(min_p=torch.ones(2, device="meta")), ["sampling.min_p", "cpu", "meta"]),
+    "mask-shape": (
+        SamplingParams(allowed_token_bitmask=torch.zeros(5, 1, dtype=I32)),
+        ["sampling.allowed_token_bitmask", "[5, 2]", "[5, 1]"],
+    ),
+    "mask-dtype": (
+        SamplingParams(allowed_token_bitmask=torch.zeros(5, 2, dtype=torch.bool)),
+        ["sampling.allowed_token_bitmask", "int32", "bool"],
+    ),
+    "bias-type": (SamplingParams(logit_bias={5: 1.0}), ["sampling.logit_bias", "LogitBias", "dict"]),  # type: ignore[arg-type]
+    "bias-ids": (
+        SamplingParams(logit_bias=LogitBias(torch.zeros(3, 1, dtype=I64), torch.zeros(3, 1))),
+        ["sampling.logit_bias.token_ids", "[2, any]", "[3, 1]"],
+    ),
+    "bias-values": (
+        SamplingParams(logit_bias=LogitBias(torch.zeros(2, 1, dtype=I64), torch.zeros(2, 2))),
+        ["sampling.logit_bias.values", "[2, 1]", "[2, 2]"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("sampling", "words"), WRONG.values(), ids=WRONG)
+def test_what_does_not_fit_is_an_error(sampling: SamplingParams, words: list[str]) -> None:
+    requests = [support.ordinary(2, 37, 0), support.ordinary(1, 37, 1)]
+    with pytest.raises(InputError) as caught:
+        support.verify("rejection", requests, "ragged", "logits", sampling=sampling)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize("side", ["sampling", "draft_sampling"])
+def test_parameters_beside_probabilities_are_an_error(side: str) -> None:
+    requests = [support.ordinary(2, 37, 0)]
+    mask = torch.full((3 if side == "sampling" else 2, 2), -1, dtype=I32)
+    with pytest.raises(InputError, match=f"{side} acts on"):
+        support.verify("rejection", requests, "ragged", **{side: SamplingParams(allowed_token_bitmask=mask)})
+
+
+BAD_ENTRIES = {
+    "top_k": torch.tensor([3, -1, 0, -7]),
+    "top_p": torch.tensor([0.5, 0.0, 1.0, math.nan]),
+    "top_p-large": torch.tensor([0.5, 1.1, 1.0, -math.inf]),
+    "min_p": torch.tensor([0.5, -0.1, 0.0, math.nan]),
+    "min_p-large": torch.tensor([0.5, 1.1, 1.0, math.inf]),
+    "logit_bias": LogitBias(torch.tensor([[36], [37], [-1], [2**31 - 1]]), torch.ones(4, 1)),
+}
+
+
+@layouts
+@pytest.mark.parametrize("side", ["sampling", "draft_sampling"])
+@pytest.mark.parametrize("name", BAD_ENTRIES)
+def test_a_bad_entry_marks_its_request(name: str, side: str, layout: str) -> None:
+    requests = batch(4, vocab=37)
+    bad = BAD_ENTRIES[name]
+    result = support.verify(
+        "rejection", requests, layout, "logits", **{side: SamplingParams(**{name.split("-", maxsplit=1)[0]: bad})}
+    )
+    assert result.status.tolist() == [0, 5, 0, 5]
+    assert result.num_emitted.tolist()[1::2] == [0, 0]
+    with pytest.raises(StatusError, match="request 1, position 0: a sampling parameter is out of range; request 3"):
+        result.raise_for_status()
+    good = (
+        LogitBias(bad.token_ids.clamp(max=36), bad.values) if isinstance(bad, LogitBias) else bad[[0, 0, 2, 2]].clone()
+    )
+    wanted = support.verify(
+        "rejection", requests, layout, "logits", **{side: SamplingParams(**{name.split("-", maxsplit=1)[0]: good})}
+    )
+    support.same(result, wanted, rows=[0, 2], to=[0, 2])
+
+
+@layouts
+@settings
+def test_an_all_masked_row_marks_its_request(setting: str, layout: str) -> None:
+    requests = [support.standing(2, 37, seed=b) for b in range(3)]
+    allowed = torch.ones(3, 3, 37, dtype=torch.bool)
+    allowed[1, 1] = False
+    mask = packed(allowed)
+    mask = mask if layout == "padded" else mask.flatten(0, 1)
+    for filters in ({}, {"top_k": 5}, {"top_p": 0.9}):
+        sampling = SamplingParams(allowed_token_bitmask=mask, **filters)
+        result = support.verify(setting, requests, layout, "logits", sampling=sampling, uniforms=support.fixed(3, 2))
+        unread = setting == "synthetic"  # rows that a rule never reads are not checked
+        assert result.status.tolist() == [0, 0 if unread else 1, 0], filters
+        assert result.num_accepted.tolist() == [2, 2 if unread else 1, 2]
+        assert result.num_emitted.tolist() == [3, 3 if unread else 1, 3]
+
+
+def test_out_needs_both_kinds_of_logprobs() -> None:
+    out = VerifyResult.empty(1, 2, CPU, logprobs=True)
+    lacking = VerifyResult(out.output_token_ids, out.num_accepted, out.num_emitted, out.status, out.logprobs)
+    with pytest.raises(InputError, match=r"out\.raw_logprobs: expected a tensor"):
+        support.verify("rejection", [support.ordinary(2, 37, 0)], logprobs=True, out=lacking)
