@@ -155,6 +155,7 @@ def test_public_names_are_pinned() -> None:
         "expected_tokens",
         "kl",
         "law",
+        "processed",
         "step_figures",
         "tv",
         "verify_exactly",

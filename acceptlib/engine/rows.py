@@ -272,7 +272,9 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     if isinstance(row, np.ndarray) and row[-1] - row[0] == len(row) - 1 and (np.diff(row) == 1).all():
         return flat[row[0] : row[-1] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
-    return torch.index_select(flat, 0, as_tensor(row), out=rows)
+    # Unlike `index_select`, each thread copies the rows that it will work on.
+    torch.ops.aten.index.Tensor_out(flat, [as_tensor(row)], out=rows)
+    return rows
 
 
 def _row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:
