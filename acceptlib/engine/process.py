@@ -2,7 +2,7 @@
 
 Nothing sorts a vocabulary. top-k finds its cut with `topk` where k is known without waiting for a device; top-p, and
 top-k elsewhere, by the digits of the logits: a histogram of integer mass over the leading eleven bits picks a bucket,
-the next eleven and the last ten pick the logit. On the CPU and with a small k, what follows `topk` sees k entries only.
+the next eleven and the last ten pick the logit. On the CPU and with a small k, NumPy does what follows, on k entries.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ Model: TypeAlias = Literal["target", "draft"]
 KEPT_BYTES = 8 << 20
 """Size of float32 rows up to which all of a model's rows are kept for the call once they are processed."""
 
+SHARED_ROW = 1 << 15
+"""Entries from which on threads share in `index_select`'s copy of one row."""
+
 
 class Layout:
     """Positions of a batch: as a grid [B, K], and flat, [N], without the holes of the ragged layout.
@@ -272,7 +275,9 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     if isinstance(row, np.ndarray) and row[-1] - row[0] == len(row) - 1 and (np.diff(row) == 1).all():
         return flat[row[0] : row[-1] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
-    # Unlike `index_select`, each thread copies the rows that it will work on.
+    if not data.is_cpu or data.shape[-1] < SHARED_ROW or torch.get_num_threads() == 1:
+        return torch.index_select(flat, 0, as_tensor(row), out=rows)
+    # More work, but each thread copies the rows that it will process, and finds them in its own core's cache.
     torch.ops.aten.index.Tensor_out(flat, [as_tensor(row)], out=rows)
     return rows
 
