@@ -283,7 +283,9 @@ def main(mode: str, path: str) -> None:
     if mode == "interpreted":
         # Small blocks, so that small vocabularies have several too.
         engine.BLOCK = 256
-        engine.SMALL, engine.LARGE = (tuning._replace(emit_block=128, emit_part=32) for tuning in (engine.SMALL, engine.LARGE))
+        engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
+            tuning._replace(emit_block=128, emit_part=32) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
+        )
         for shape, sizes in SHAPES.items():
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():

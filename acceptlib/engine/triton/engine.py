@@ -40,13 +40,18 @@ class Tuning(NamedTuple):
     lazy: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=256, loops=False, decides_first=False, lazy=False)
+SMALL = Tuning(
+    reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=512, loops=False, decides_first=False, lazy=False
+)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=2048, emit_part=256, loops=True, decides_first=True, lazy=True)
+SMALL_PROBS = SMALL._replace(emit_warps=4)
+"""The same from probabilities, which need no law of a row."""
+
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, emit_part=1024, loops=True, decides_first=True, lazy=True)
 """For throughput."""
 
-LARGE_BLOCKS = 128
+LARGE_BLOCKS = 512
 """Blocks of stopping rows, BLOCK entries each, from which on a batch is large."""
 
 OVERLAP_BLOCKS = 4096
@@ -93,7 +98,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     ragged = cu is not None
     num_positions = ids.shape[0] if ragged else num_requests * most
     num_blocks = triton.cdiv(max(target.shape[-1], rows.shape[-1]), BLOCK)
-    tuning = LARGE if num_requests * num_blocks >= LARGE_BLOCKS else SMALL
+    tuning = LARGE
+    if num_requests * num_blocks < LARGE_BLOCKS:
+        tuning = SMALL if inputs.target.is_logits else SMALL_PROBS
     num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
     rules, tables = bound(plan, device)
     call = compiled_for(
@@ -112,7 +119,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
-    blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1)
+    blocks_per_program = min(
+        max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1
+    )
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
     state = [inputs.state[name] for name in plan.traits.state]
@@ -184,7 +193,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
 _KERNELS: dict[tuple[Any, ...], Any] = {}
 
 
-def launch(key: tuple[Any, ...], grid: tuple[int, int, int], warps: int, arguments: tuple[Any, ...], call: Call) -> None:
+def launch(
+    key: tuple[Any, ...], grid: tuple[int, int, int], warps: int, arguments: tuple[Any, ...], call: Call
+) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
@@ -232,7 +243,11 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
-    return partials * num_blocks + per_position * num_positions + 2 * num_requests * num_emit_blocks * (1 + call.emit_parts)
+    return (
+        partials * num_blocks
+        + per_position * num_positions
+        + 2 * num_requests * num_emit_blocks * (1 + call.emit_parts)
+    )
 
 
 @functools.lru_cache
@@ -392,6 +407,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
         carry_scalar=at("carry before"),
         carry_value=len(QUANTITIES) + at("carry before"),
         mass_scalar=at("next_residual_mass"),
+        mass_value=len(QUANTITIES) + at("next_residual_mass"),
         flags_scalar=at("flags"),
         sums_scalar=0,
         needs_sums=bool(plan.used_row_sums) or "target_top_entropy" in plan.reads,

@@ -52,6 +52,7 @@ class Call:
     carry_scalar: int
     carry_value: int
     mass_scalar: int
+    mass_value: int
     flags_scalar: int
     sums_scalar: int
     needs_sums: bool
@@ -80,6 +81,11 @@ class Call:
     def emit_parts(self) -> int:
         """Parts of a block of the last stage."""
         return self.emit_block // self.emit_part
+
+    @property
+    def spares_masses(self) -> bool:
+        """Whether no mass is needed before a position that is accepted."""
+        return self.stop == "last_acceptance" and not self.counts_passed
 
     @property
     def counts_rows(self) -> bool:
@@ -173,6 +179,8 @@ def verify_kernel(
     program = tl.program_id(0)
     number = tl.program_id(1).to(tl.int64)
     position = first_position + tl.program_id(2)
+    if STAGE == "mass":  # later rows first: their decisions may spare those before
+        position = max_num_draft_tokens - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
@@ -256,10 +264,10 @@ def verify_kernel(
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "carry":
-        decide.carry(count, request, target, draft, CALL)
+        decide.carry(count, request, target, draft, stop_ptr, CALL)
     elif STAGE == "mass":
         arrived_ptr += 2 * (max_num_draft_tokens + 1)
-        reduce.sum_residual(position, count, program, request, target, draft, partials, arrived_ptr, CALL)
+        reduce.sum_residual(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "decide":
         if CALL.stop == "first_rejection":
             stop, _, _ = decide.first_rejection(count, request, target, draft, CALL)
