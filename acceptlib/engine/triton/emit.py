@@ -238,20 +238,20 @@ def write(stop, ids, token, p, fault, request, target, out, most, CALL: tl.const
     """Write one request's result; `ids` are the drafted tokens of its first `WRITTEN` positions."""
     token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr, _ = out
     # A fault of the whole request, found before any decision, keeps nothing.
-    position = tl.arange(0, WRITTEN)
     for base in range(0, most + 1, WRITTEN):
+        place = base + tl.arange(0, WRITTEN)
         if base > 0:
-            ids = decide.tokens_at(request, base + position, base + position < stop, -1)
-        found = tl.where((base + position == stop) & (fault == 0), token, ids)
-        tl.store(token_ids_ptr + base + position, found.to(tl.int32), mask=base + position <= most)
+            ids = decide.tokens_at(request, place, place < stop, -1)
+        found = tl.where((place == stop) & (fault == 0), token, ids)
+        tl.store(token_ids_ptr + place, found.to(tl.int32), mask=place <= most)
     if CALL.logprobs:
         for base in range(0, most + 1, decide.LANES):
             position = base + tl.arange(0, decide.LANES)
             accepted = position < stop
-            ids = decide.tokens_at(request, position, accepted, 0)
+            tokens = decide.tokens_at(request, position, accepted, 0)
             law = rows.law(target, rows.load_parts(target, position, accepted, request[2], CALL, TARGET), CALL, TARGET)
-            entries = rows.load(target, position, ids, accepted, 0.0, CALL)
-            probs = rows.prob_of(entries, ids, accepted, target, law, CALL, TARGET)
+            entries = rows.load(target, position, tokens, accepted, 0.0, CALL)
+            probs = rows.prob_of(entries, tokens, accepted, target, law, CALL, TARGET)
             probs = tl.where(position == stop, tl.where(fault == 0, p, float("nan")), probs)
             logs = tl.where(position <= stop, tl.log(probs), float("nan"))
             tl.store(logprobs_ptr + position, logs.to(tl.float32), mask=position <= most)
