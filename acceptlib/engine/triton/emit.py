@@ -58,7 +58,7 @@ def emit(
     largest_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32))
     masses_ptr = largest_ptr + num_parts
     partials = (partials_ptr, largest_ptr, masses_ptr)
-    w_mass = tl.zeros(raw[1].shape, tl.float32)
+    w_mass = tl.arange(0, CALL.emit_parts) * 0.0
     p_mass = w_mass
     q_mass = w_mass
     # The argmax of a row of the target is in its law: nothing is left to reduce.
@@ -67,21 +67,18 @@ def emit(
             following = reduce.load_block(
                 block + num_programs, stop, stop < length, request, target, draft, CALL.emit_block, CALL
             )
-            weights, p, q = reduce_block(block, raw, is_bonus, row, request, target, draft, partials, CALL)
+            w, p, q = reduce_block(block, raw, is_bonus, row, request, target, draft, partials, CALL)
             raw = following
-            w_mass += weights
+            w_mass += w
             p_mass += p
             q_mass += q
     elif not known:
         w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, request, target, draft, partials, CALL)
     if not known:
+        tl.store(masses_ptr + program, tl.sum(w_mass, 0))
         if CALL.given_probs:
-            w_total, p_total, q_total = tl.reduce((w_mass, p_mass, q_mass), 0, _add_three)
-            tl.store(masses_ptr + num_programs + program, p_total)
-            tl.store(masses_ptr + 2 * num_programs + program, q_total)
-        else:
-            w_total = tl.sum(w_mass, 0)
-        tl.store(masses_ptr + program, w_total)
+            tl.store(masses_ptr + num_programs + program, tl.sum(p_mass, 0))
+            tl.store(masses_ptr + 2 * num_programs + program, tl.sum(q_mass, 0))
     if reduce.arrive(arrived_ptr, num_programs):
         # On its way while the token is found.
         ids = decide.tokens_at(request, lane, lane < stop, -1)
@@ -127,15 +124,24 @@ def emit(
 
 @triton.jit
 def reduce_block(block, raw, from_target, row, request, target, draft, partials, CALL: tl.constexpr):
-    """Store what the draw needs of a loaded block; return the draw's weights, p and q, [BLOCK]."""
+    """Store what the draw needs of a loaded block; return the sums of the draw's weights, p and q, [PARTS]."""
     partials_ptr, largest_ptr, _ = partials
     _, p, q, weights = weigh(raw, from_target, row, request, target, draft, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
-    tl.store(partials_ptr + at, tl.sum(tl.reshape(rows.fixed(weights), shape), 1))
     if CALL.recovered == "argmax":
         tl.store(largest_ptr + at, tl.max(tl.reshape(weights, shape), 1))
-    return weights, p, q
+    terms = (tl.reshape(rows.fixed(weights), shape), tl.reshape(weights, shape))
+    if CALL.given_probs:
+        total, w_mass, p_mass, q_mass = tl.reduce(
+            (terms[0], terms[1], tl.reshape(p, shape), tl.reshape(q, shape)), 1, _add_four
+        )
+    else:
+        total, w_mass = tl.reduce(terms, 1, _add_two)
+        p_mass = w_mass
+        q_mass = w_mass
+    tl.store(partials_ptr + at, total)
+    return w_mass, p_mass, q_mass
 
 
 @triton.jit
@@ -258,6 +264,18 @@ def write(stop, ids, token, p, fault, request, target, out, most, CALL: tl.const
     tl.store(num_accepted_ptr, stop)
     tl.store(num_emitted_ptr, stop + (fault == 0).to(tl.int32))
     tl.store(status_ptr, fault.to(tl.int8))
+
+
+@triton.jit
+def _add_two(a, b, c, d):
+    """Add two pairs."""
+    return a + c, b + d
+
+
+@triton.jit
+def _add_four(a, b, c, d, e, f, g, h):
+    """Add two quadruples."""
+    return a + e, b + f, c + g, d + h
 
 
 @triton.jit
