@@ -10,8 +10,10 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, Rows, VerifyResult
 from acceptlib.rules import ELEMENTS, Rule
+from acceptlib.workspace import Workspace
 
 BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
@@ -76,6 +78,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
     if not num_requests:
         return out
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # kernels are launched on the current one
+            return verify(plan, inputs)
     target, ids, cu = inputs.target.data, inputs.draft_token_ids, inputs.cu_num_draft_tokens
     draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.numel() else None
     rows = target if draft is None else draft.data
@@ -94,17 +99,15 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks.bit_length(),
         num_emit_blocks.bit_length(),
     )
-    counters, workspace = _scratch(
-        device,
-        torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
-        (num_requests * (3 * most + 5)).bit_length(),
-        words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
+    memory = _memory(
+        inputs,
+        counters(num_requests, most),
+        words(plan, rules, num_requests, num_positions, num_blocks, num_emit_blocks),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
     blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
-    state = [inputs.state[name] for name in plan.traits.state]
     arguments = (
         out.output_token_ids,
         out.num_accepted,
@@ -112,8 +115,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.status,
         out.logprobs if out.logprobs is not None else out.num_accepted,
         out.num_passed if out.num_passed is not None else out.num_accepted,
-        counters,
-        workspace,
+        memory.counters,
+        memory.words,
         target,
         0 if ragged else target.stride(0),
         target.stride(-2),
@@ -137,7 +140,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
         tables,
         tables.shape[1],
-        _stacked(state) if state else tables,
+        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else tables,
         num_requests,
         ids.shape[0] if ragged else 0,
         num_positions,
@@ -216,20 +219,57 @@ def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
     return [*found, ("emit", 0, 0)]
 
 
-def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
-    """Return the size of a call's workspace in 64-bit words."""
+def words(
+    plan: Plan, rules: "_Rules", num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int
+) -> int:
+    """Return how many 64-bit words of its workspace a call of any form uses, at most."""
     partials = 2 * (2 * num_positions + num_requests)
-    planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
-    per_position = planes * num_blocks + len(call.scalars)
-    return partials * num_blocks + per_position * num_positions + 3 * num_requests * num_emit_blocks
+    planes = len(rules["sums"]) + rules["top_k"] + (rules["mass_scalar"] >= 0)
+    per_position = planes * num_blocks + len(rules["scalars"])
+    per_request = 3 * num_emit_blocks + len(plan.traits.state)
+    return partials * num_blocks + per_position * num_positions + per_request * num_requests
+
+
+def counters(num_requests: int, most: int) -> int:
+    """Return how many counters of its workspace a call uses."""
+    return num_requests * (3 * most + 5)
+
+
+def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
+    """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
+    rules, _ = bound(plan, device)
+    num_blocks = triton.cdiv(vocab_size, BLOCK)
+    num_emit_blocks = triton.cdiv(vocab_size, min(SMALL.emit_block, LARGE.emit_block))
+    num_words = words(plan, rules, num_requests, num_requests * most, num_blocks, num_emit_blocks)
+    return Workspace.allocate(counters(num_requests, most), num_words, device)
+
+
+def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
+    """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
+    given, device, stream = inputs.workspace, inputs.device, 0
+    if given is not None:
+        found = (given.counters.numel(), given.words.numel(), given.words.device)
+        if found[0] < num_counters or found[1] < num_words or found[2] != device:
+            msg = (
+                f"workspace: expected at least {num_counters} counters and {num_words} words on {device}, got "
+                f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
+                "many requests, drafted tokens and vocabulary entries as any call has."
+            )
+            raise InputError(msg)
+        return given
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            # It belongs to the graph, whose replays zero the counters: no other call may find it.
+            return Workspace.allocate(num_counters, num_words, device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return _scratch(device, stream, num_counters.bit_length(), num_words.bit_length())
 
 
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, counters_bits: int, workspace_bits: int) -> tuple[torch.Tensor, ...]:
-    """Return counters and workspace for calls on one stream, which run one after the other; sizes in bits."""
+def _scratch(device: torch.device, stream: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory for the calls on one stream; sizes in bits."""
     del stream
-    counters = torch.zeros(1 << counters_bits, dtype=torch.int32, device=device)
-    return counters, torch.empty(1 << workspace_bits, dtype=torch.int64, device=device)
+    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
 
 
 def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) -> tuple[Any, ...]:
@@ -258,9 +298,12 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
     )
 
 
-def _stacked(state: list[torch.Tensor]) -> torch.Tensor:
-    """Return the caller's state as [n, B] float64."""
-    return torch.stack([values.to(torch.float64) for values in state])
+def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+    """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
+    stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
+    for row, values in zip(stacked, state, strict=True):
+        row.copy_(values)
+    return stacked
 
 
 class _Rules(dict[str, Any]):
