@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import engine
@@ -46,6 +46,7 @@ NOTHING = dict.fromkeys(
         "bonus_token_ids",
         "uniforms",
         "out",
+        "workspace",
         "state",
     ]
 )
@@ -231,6 +232,13 @@ def run(
     return result if moved else f"offsets {rng.offsets.tolist()}"
 
 
+def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory whose words are NaN, and no counts."""
+    workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    workspace.words.fill_(-1)
+    return workspace
+
+
 def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str, object]) -> str:
     """Return an empty string if every stage of a call compiles to a binary."""
     launched: list[tuple[object, ...]] = []
@@ -284,6 +292,7 @@ def main(mode: str, path: str) -> None:
         # Small blocks, so that small vocabularies have several too.
         engine.BLOCK = 256
         engine.SMALL, engine.LARGE = (tuning._replace(emit_block=128) for tuning in (engine.SMALL, engine.LARGE))
+        engine._scratch = poisoned  # what one call leaves behind must not help the next
         for shape, sizes in SHAPES.items():
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():

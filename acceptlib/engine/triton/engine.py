@@ -82,7 +82,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         with torch.cuda.device(device):  # kernels are launched on the current one
             return verify(plan, inputs)
     target, ids, cu = inputs.target.data, inputs.draft_token_ids, inputs.cu_num_draft_tokens
-    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.numel() else None
+    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1] else None
     rows = target if draft is None else draft.data
     ragged = cu is not None
     num_positions = ids.shape[0] if ragged else num_requests * most
@@ -155,8 +155,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
         # What Triton compiles for besides: which pointers and numbers are multiples of 16, and which numbers are 1.
-        *(target.data_ptr() % 16, rows.data_ptr() % 16, target.stride(-1) == 1, rows.stride(-1) == 1),
+        *(target.data_ptr() % 16, rows.data_ptr() % 16),
         *((size % 16 == 0, size == 1) for size in (target.shape[-1], rows.shape[-1])),
+        *((stride % 16 == 0, stride == 1) for stride in (target.stride(-1), rows.stride(-1))),
     )
     found = stages(call, most)
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
@@ -337,9 +338,9 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
     *form, tuning, block, blocks_bits, emit_blocks_bits = form
     given = dict(zip(FORM, form, strict=True))
-    # A stop is found as rows are read, so only where they are.
+    # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
-    leaves_rows_out = rules["stop"] == "first_rejection" and not given["counts_passed"]
+    leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not given["counts_passed"]
     return Call(
         **rules,
         **given,
