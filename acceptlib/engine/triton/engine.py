@@ -154,10 +154,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
-        # What Triton compiles for besides: which pointers and numbers are multiples of 16, and which numbers are 1.
+        # What Triton compiles for besides: which pointers and numbers are multiples of 16, which numbers are 1 or large.
         *(target.data_ptr() % 16, rows.data_ptr() % 16),
-        *((size % 16 == 0, size == 1) for size in (target.shape[-1], rows.shape[-1])),
-        *((stride % 16 == 0, stride == 1) for stride in (target.stride(-1), rows.stride(-1))),
+        *(target.shape[-1], rows.shape[-1], target.stride(-1), rows.stride(-1)),
     )
     found = stages(call, most)
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
