@@ -154,7 +154,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
-        # What Triton compiles for besides: which pointers and numbers are multiples of 16, which numbers are 1 or large.
+        # What Triton compiles for besides: which of these are multiples of 16, which are 1, which need 64 bits.
         *(target.data_ptr() % 16, rows.data_ptr() % 16),
         *(target.shape[-1], rows.shape[-1], target.stride(-1), rows.stride(-1)),
     )
