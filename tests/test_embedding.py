@@ -6,13 +6,9 @@ import collections
 import copy
 import dataclasses
 import functools
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -41,12 +37,12 @@ from acceptlib.engine.triton import kernel as kernels
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, str]:
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what is wrong in interpreted kernels, by case."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", str(Path(memory.__file__))]
-    run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)  # noqa: S603 - ourselves
-    return json.loads(run.stdout)  # type: ignore[no-any-return]
+    # Workers share the folder above their own, which is this run's.
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return cases.run_apart("interpreted", folder / "memory.json", memory.__file__)
 
 
 @pytest.mark.parametrize("case", memory.CASES)

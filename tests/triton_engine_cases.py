@@ -274,13 +274,13 @@ def labels(mode: str) -> list[str]:
     return [f"{name}-{call}" for name in strategies() for call in COMPILED]
 
 
-def run_apart(mode: str, path: Path) -> dict[str, str]:
-    """Run this script in a process of its own, once for all workers; return what is wrong by case."""
+def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
+    """Run this script, or one like it, in a process of its own, once for all workers; return what is wrong by case."""
     with FileLock(f"{path}.lock"):
         if not path.exists():
             environment = {**os.environ, "TRITON_INTERPRET": "1" if mode == "interpreted" else "0"}
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-            subprocess.run([sys.executable, __file__, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
+            subprocess.run([sys.executable, script, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
