@@ -13,13 +13,13 @@ from acceptlib.engine.plan import Constant, Plan, Traits
 from acceptlib.errors import OptionError, StrategyDefinitionError, suggest
 from acceptlib.inputs import VerifyResult, prepare
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
+from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from acceptlib.rng import Rng, Uniforms
     from acceptlib.sampling import SamplingParams
-    from acceptlib.workspace import Workspace
 
 __all__ = ["INTERFACE_VERSION", "AcceptanceStrategy", "Options", "Traits"]
 
@@ -267,7 +267,8 @@ class AcceptanceStrategy:
     ) -> Workspace:
         """Allocate memory for `verify`, enough for every call of up to these sizes.
 
-        With `out` and a workspace, a call that the fused kernels run allocates nothing on the device.
+        With `out` and a workspace, a call that the fused kernels run allocates nothing on the device. Where they run
+        none it is empty, as for a strategy with a `verify` of its own, which overrides this if it needs one.
 
         Args:
             num_requests: B.
@@ -275,6 +276,8 @@ class AcceptanceStrategy:
             vocab_size: V, the larger one where the draft's differs.
             device: Where the rows are.
         """
+        if type(self).verify is not AcceptanceStrategy.verify:
+            return Workspace.allocate(0, 0, device)
         sizes = (num_requests, max_num_draft_tokens, vocab_size)
         return backends.workspace(self.backend, self.plan, *sizes, torch.device(device))
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, VerifyResult, Workspace
+from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace
 from acceptlib.engine import custom_op
 from acceptlib.errors import InputError
 from acceptlib.testing.batches import Request, lay_out, ordinary
@@ -51,7 +51,18 @@ def test_memory(case: str, interpreted: dict[str, str]) -> None:
     assert interpreted[case] == ""
 
 
-def test_torch_engine_needs_no_workspace() -> None:
+class Whole(AcceptanceStrategy):
+    """Overrides `verify`."""
+
+    name = "whole"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    def verify(self, draft_token_ids: torch.Tensor, **_: Any) -> VerifyResult:  # type: ignore[override]
+        return VerifyResult.empty(len(draft_token_ids), 0, draft_token_ids.device)
+
+
+def test_what_needs_no_workspace() -> None:
+    assert Whole().workspace(8, 4, 1000, "cpu").words.numel() == 0
     strategy = acceptlib.create("block")
     workspace = strategy.workspace(8, 4, 1000, "cpu")
     assert (workspace.counters.numel(), workspace.words.numel()) == (0, 0)
