@@ -129,7 +129,9 @@ def main(_mode: str, path: str) -> None:
     torch.set_num_threads(1)
     # Small blocks, so that small vocabularies have several too.
     engine.BLOCK = 32
-    engine.SMALL, engine.LARGE = (tuning._replace(emit_block=32) for tuning in (engine.SMALL, engine.LARGE))
+    engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
+        tuning._replace(emit_block=32, emit_part=16) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
+    )
     strategies = cases.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}

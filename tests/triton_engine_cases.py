@@ -7,6 +7,7 @@ python triton_engine_cases.py cuda:80 results.json
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -56,6 +57,7 @@ WHOLE = ("rejection", "cautious")  # strategies that go through every call; the 
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
+COMPILED_TOO = ("logits", "passed", "ragged-explicit", "ragged-given")  # what else a kernel may hold, for one strategy
 KINDS = {
     torch.int8: "*i8",
     torch.int32: "*i32",
@@ -271,7 +273,12 @@ def labels(mode: str) -> list[str]:
             for call in calls(sizes)
             if name in WHOLE or call in CORE
         ]
-    return [f"{name}-{call}" for name in strategies() for call in COMPILED]
+    return [f"{name}-{call}" for name, call in compiled()]
+
+
+def compiled() -> list[tuple[str, str]]:
+    """Return what is compiled: strategies and calls."""
+    return [*itertools.product(strategies(), COMPILED), *(("cautious", call) for call in COMPILED_TOO)]
 
 
 def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
@@ -291,7 +298,9 @@ def main(mode: str, path: str) -> None:
     if mode == "interpreted":
         # Small blocks, so that small vocabularies have several too.
         engine.BLOCK = 256
-        engine.SMALL, engine.LARGE = (tuning._replace(emit_block=128) for tuning in (engine.SMALL, engine.LARGE))
+        engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
+            tuning._replace(emit_block=128, emit_part=32) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
+        )
         engine._scratch = poisoned  # what one call leaves behind must not help the next
         for shape, sizes in SHAPES.items():
             for call, arguments in calls(sizes).items():
@@ -299,10 +308,9 @@ def main(mode: str, path: str) -> None:
                     if name in WHOLE or call in CORE:
                         results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
     else:
-        for call in COMPILED:
-            arguments = calls(SHAPES["B3-K3-V50"])[call]
-            for name, strategy in strategies().items():
-                results[f"{name}-{call}"] = compile_only(strategy, mode, arguments)
+        given, found = calls(SHAPES["B3-K3-V50"]), strategies()
+        for name, call in compiled():
+            results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

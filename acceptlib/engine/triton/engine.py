@@ -26,23 +26,34 @@ class Tuning(NamedTuple):
         reduce_warps: Warps of a program that reduces rows.
         emit_warps: Warps of a program of the last stage.
         emit_block: Entries that such a program weighs at a time.
-        decides_first: Whether the stop is found before the last stage, as rows are read or by a stage of its own,
-            rather than by every program of the last stage. Rows beyond the stop are then left out.
+        emit_part: Entries that are summed up apart, of which the draw searches one part.
+        loops: Whether it goes through several blocks where there are more than fill the device.
+        decides_first: Whether the stop is found before the last stage rather than by every program of it.
+        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
+            own.
     """
 
     reduce_warps: int
     emit_warps: int
     emit_block: int
+    emit_part: int
+    loops: bool
     decides_first: bool
+    lazy: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=1024, decides_first=False)
+SMALL = Tuning(
+    reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=512, loops=False, decides_first=False, lazy=False
+)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, decides_first=True)
+SMALL_PROBS = SMALL._replace(emit_warps=4)
+"""The same from probabilities, which need no law of a row."""
+
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, emit_part=1024, loops=True, decides_first=True, lazy=True)
 """For throughput."""
 
-LARGE_BLOCKS = 128
+LARGE_BLOCKS = 512
 """Blocks of stopping rows, BLOCK entries each, from which on a batch is large."""
 
 OVERLAP_BLOCKS = 4096
@@ -54,6 +65,9 @@ ENOUGH_PROGRAMS = 528
 MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
+MOST_REQUESTS = 65535
+"""Requests of a call, at most: what a grid's second dimension holds."""
+
 ROUNDS = 8
 """Launches at most for row sums that are found lazily."""
 
@@ -64,6 +78,8 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
         return "the fused kernels know no sampling parameter but the temperature yet"
     if inputs.logprobs and not inputs.target.is_plain:
         return "the fused kernels do not return raw log-probabilities beside a temperature yet"
+    if inputs.num_requests > MOST_REQUESTS:
+        return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
@@ -87,7 +103,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     ragged = cu is not None
     num_positions = ids.shape[0] if ragged else num_requests * most
     num_blocks = triton.cdiv(max(target.shape[-1], rows.shape[-1]), BLOCK)
-    tuning = LARGE if num_requests * num_blocks >= LARGE_BLOCKS else SMALL
+    tuning = LARGE
+    if num_requests * num_blocks < LARGE_BLOCKS:
+        tuning = SMALL if inputs.target.is_logits else SMALL_PROBS
     num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
     rules, tables = bound(plan, device)
     call = compiled_for(
@@ -96,16 +114,18 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_passed is not None,
         tuning,
         BLOCK,
-        num_blocks.bit_length(),
-        num_emit_blocks.bit_length(),
+        (num_blocks - 1).bit_length(),
+        (num_emit_blocks - 1).bit_length(),
     )
     memory = _memory(
         inputs,
         counters(num_requests, most),
-        words(plan, rules, num_requests, num_positions, num_blocks, num_emit_blocks),
+        words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
-    blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
+    blocks_per_program = min(
+        max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1
+    )
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
     arguments = (
@@ -162,11 +182,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         if stage == "emit":
-            grid, warps = num_requests * num_programs, tuning.emit_warps
+            grid, warps = (num_programs, num_requests, 1), tuning.emit_warps
         elif first == last:
-            grid, warps = num_requests, 4
+            grid, warps = (1, num_requests, 1), 4
         else:
-            grid, warps = num_requests * num_blocks * (last - first), tuning.reduce_warps
+            grid, warps = (num_blocks, num_requests, last - first), tuning.reduce_warps
         launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
     if out.logprobs is not None and out.raw_logprobs is not None:
         out.raw_logprobs.copy_(out.logprobs)
@@ -176,15 +196,17 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
 _KERNELS: dict[tuple[Any, ...], Any] = {}
 
 
-def launch(key: tuple[Any, ...], grid: int, warps: int, arguments: tuple[Any, ...], call: Call) -> None:
+def launch(
+    key: tuple[Any, ...], grid: tuple[int, int, int], warps: int, arguments: tuple[Any, ...], call: Call
+) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid, 1, 1](*arguments, *constants)
+        kernel[grid](*arguments, *constants)
         return
-    _KERNELS[key] = verify_kernel[grid, 1, 1](
+    _KERNELS[key] = verify_kernel[grid](
         *arguments,
         *constants,
         num_warps=warps,
@@ -219,14 +241,12 @@ def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
     return [*found, ("emit", 0, 0)]
 
 
-def words(
-    plan: Plan, rules: "_Rules", num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int
-) -> int:
-    """Return how many 64-bit words of its workspace a call of any form uses, at most."""
+def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
+    """Return how many 64-bit words of its workspace a call uses."""
     partials = 2 * (2 * num_positions + num_requests)
-    planes = len(rules["sums"]) + rules["top_k"] + (rules["mass_scalar"] >= 0)
-    per_position = planes * num_blocks + len(rules["scalars"])
-    per_request = 3 * num_emit_blocks + len(plan.traits.state)
+    planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
+    per_position = planes * num_blocks + len(call.scalars)
+    per_request = 2 * num_emit_blocks * (1 + call.emit_parts) + len(call.state)
     return partials * num_blocks + per_position * num_positions + per_request * num_requests
 
 
@@ -238,9 +258,13 @@ def counters(num_requests: int, most: int) -> int:
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
     """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
     rules, _ = bound(plan, device)
-    num_blocks = triton.cdiv(vocab_size, BLOCK)
-    num_emit_blocks = triton.cdiv(vocab_size, min(SMALL.emit_block, LARGE.emit_block))
-    num_words = words(plan, rules, num_requests, num_requests * most, num_blocks, num_emit_blocks)
+    pairs = {name: (True, True) for name, kind in Call.__annotations__.items() if kind == tuple[bool, bool]}
+    form = {**dict.fromkeys(FORM, True), **pairs, "state": (True,) * len(plan.traits.state)}  # of what needs most
+    num_blocks, num_words = triton.cdiv(vocab_size, BLOCK), 0
+    for tuning in (SMALL, SMALL_PROBS, LARGE):
+        call = compiled_for(rules, *(form[name] for name in FORM), tuning, BLOCK, 0, 0)
+        num_emit_blocks = triton.cdiv(vocab_size, tuning.emit_block)
+        num_words = max(num_words, words(call, num_requests, num_requests * most, num_blocks, num_emit_blocks))
     return Workspace.allocate(counters(num_requests, most), num_words, device)
 
 
@@ -343,11 +367,13 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     return Call(
         **rules,
         **given,
-        lazy=tuning.decides_first and reads_rows and leaves_rows_out,
+        lazy=tuning.lazy and reads_rows and leaves_rows_out,
         decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,
+        loops=tuning.loops,
         emit_block=tuning.emit_block,
+        emit_part=tuning.emit_part,
         max_emit_blocks=1 << emit_blocks_bits,
     )
 
@@ -416,11 +442,13 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
         reads_target_max="target_max_prob" in plan.reads,
         reads_draft_max="draft_max_prob" in plan.reads,
         reads_argmax="is_target_argmax" in plan.reads,
+        reads_length=not plan.reads.isdisjoint({"num_draft_tokens", "is_last"}),
         scalars=tuple(scalars),
         tables=tables,
         carry_scalar=at("carry before"),
         carry_value=len(QUANTITIES) + at("carry before"),
         mass_scalar=at("next_residual_mass"),
+        mass_value=len(QUANTITIES) + at("next_residual_mass"),
         flags_scalar=at("flags"),
         sums_scalar=0,
         needs_sums=bool(plan.used_row_sums) or "target_top_entropy" in plan.reads,

@@ -45,12 +45,14 @@ class Call:
     reads_target_max: bool
     reads_draft_max: bool
     reads_argmax: bool
+    reads_length: bool
     scalars: tuple[str, ...]
     tables: tuple[str, ...]
     state: tuple[bool, ...]
     carry_scalar: int
     carry_value: int
     mass_scalar: int
+    mass_value: int
     flags_scalar: int
     sums_scalar: int
     needs_sums: bool
@@ -70,8 +72,20 @@ class Call:
     decided: bool
     block: int
     max_blocks: int
+    loops: bool
     emit_block: int
+    emit_part: int
     max_emit_blocks: int
+
+    @property
+    def emit_parts(self) -> int:
+        """Parts of a block of the last stage."""
+        return self.emit_block // self.emit_part
+
+    @property
+    def spares_masses(self) -> bool:
+        """Whether no mass is needed before a position that is accepted."""
+        return self.stop == "last_acceptance" and not self.counts_passed
 
     @property
     def counts_rows(self) -> bool:
@@ -162,18 +176,11 @@ def verify_kernel(
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
     """Run one stage for one request."""
-    if STAGE == "emit":
-        program = tl.program_id(0) % num_programs
-        number = (tl.program_id(0) // num_programs).to(tl.int64)
-        position = 0
-    elif STAGE == "carry" or STAGE == "decide":  # noqa: PLR1714 - what Triton compiles
-        program = 0
-        number = tl.program_id(0).to(tl.int64)
-        position = 0
-    else:
-        program = tl.program_id(0) % num_blocks
-        number = ((tl.program_id(0) // num_blocks) % num_requests).to(tl.int64)
-        position = first_position + tl.program_id(0) // num_blocks // num_requests
+    program = tl.program_id(0)
+    number = tl.program_id(1).to(tl.int64)
+    position = first_position + tl.program_id(2)
+    if STAGE == "mass":  # later rows first: their decisions may spare those before
+        position = max_num_draft_tokens - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
@@ -186,7 +193,7 @@ def verify_kernel(
     own_ptr = (
         sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
     )
-    own_ptr += number * 3 * num_emit_blocks
+    own_ptr += number * 2 * num_emit_blocks * (1 + CALL.emit_parts)
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
     target, target_fault = rows.open_model(
@@ -257,10 +264,10 @@ def verify_kernel(
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "carry":
-        decide.carry(count, request, target, draft, CALL)
+        decide.carry(count, request, target, draft, stop_ptr, CALL)
     elif STAGE == "mass":
         arrived_ptr += 2 * (max_num_draft_tokens + 1)
-        reduce.sum_residual(position, count, program, request, target, draft, partials, arrived_ptr, CALL)
+        reduce.sum_residual(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "decide":
         if CALL.stop == "first_rejection":
             stop, _, _ = decide.first_rejection(count, request, target, draft, CALL)
