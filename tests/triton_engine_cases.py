@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import engine
@@ -47,6 +47,7 @@ NOTHING = dict.fromkeys(
         "bonus_token_ids",
         "uniforms",
         "out",
+        "workspace",
         "state",
     ]
 )
@@ -233,6 +234,13 @@ def run(
     return result if moved else f"offsets {rng.offsets.tolist()}"
 
 
+def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory whose words are NaN, and no counts."""
+    workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    workspace.words.fill_(-1)
+    return workspace
+
+
 def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str, object]) -> str:
     """Return an empty string if every stage of a call compiles to a binary."""
     launched: list[tuple[object, ...]] = []
@@ -273,13 +281,13 @@ def compiled() -> list[tuple[str, str]]:
     return [*itertools.product(strategies(), COMPILED), *(("cautious", call) for call in COMPILED_TOO)]
 
 
-def run_apart(mode: str, path: Path) -> dict[str, str]:
-    """Run this script in a process of its own, once for all workers; return what is wrong by case."""
+def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
+    """Run this script, or one like it, in a process of its own, once for all workers; return what is wrong by case."""
     with FileLock(f"{path}.lock"):
         if not path.exists():
             environment = {**os.environ, "TRITON_INTERPRET": "1" if mode == "interpreted" else "0"}
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-            subprocess.run([sys.executable, __file__, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
+            subprocess.run([sys.executable, script, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -293,6 +301,7 @@ def main(mode: str, path: str) -> None:
         engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
             tuning._replace(emit_block=128, emit_part=32) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
         )
+        engine._scratch = poisoned  # what one call leaves behind must not help the next
         for shape, sizes in SHAPES.items():
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():

@@ -10,8 +10,10 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, Rows, VerifyResult
 from acceptlib.rules import ELEMENTS, Rule
+from acceptlib.workspace import Workspace
 
 BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
@@ -92,8 +94,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
     if not num_requests:
         return out
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # kernels are launched on the current one
+            return verify(plan, inputs)
     target, ids, cu = inputs.target.data, inputs.draft_token_ids, inputs.cu_num_draft_tokens
-    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.numel() else None
+    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1] else None
     rows = target if draft is None else draft.data
     ragged = cu is not None
     num_positions = ids.shape[0] if ragged else num_requests * most
@@ -112,11 +117,10 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         (num_blocks - 1).bit_length(),
         (num_emit_blocks - 1).bit_length(),
     )
-    counters, workspace = _scratch(
-        device,
-        torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
-        (num_requests * (3 * most + 5)).bit_length(),
-        words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
+    memory = _memory(
+        inputs,
+        counters(num_requests, most),
+        words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
     blocks_per_program = min(
@@ -124,7 +128,6 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     )
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
-    state = [inputs.state[name] for name in plan.traits.state]
     arguments = (
         out.output_token_ids,
         out.num_accepted,
@@ -132,8 +135,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.status,
         out.logprobs if out.logprobs is not None else out.num_accepted,
         out.num_passed if out.num_passed is not None else out.num_accepted,
-        counters,
-        workspace,
+        memory.counters,
+        memory.words,
         target,
         0 if ragged else target.stride(0),
         target.stride(-2),
@@ -157,7 +160,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
         tables,
         tables.shape[1],
-        _stacked(state) if state else tables,
+        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else tables,
         num_requests,
         ids.shape[0] if ragged else 0,
         num_positions,
@@ -171,9 +174,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
-        # What Triton compiles for besides: which pointers and numbers are multiples of 16, and which numbers are 1.
-        *(target.data_ptr() % 16, rows.data_ptr() % 16, target.stride(-1) == 1, rows.stride(-1) == 1),
-        *((size % 16 == 0, size == 1) for size in (target.shape[-1], rows.shape[-1])),
+        # What Triton compiles for besides: which of these are multiples of 16, which are 1, which need 64 bits.
+        *(target.data_ptr() % 16, rows.data_ptr() % 16),
+        *(target.shape[-1], rows.shape[-1], target.stride(-1), rows.stride(-1)),
     )
     found = stages(call, most)
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
@@ -239,23 +242,58 @@ def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
 
 
 def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
-    """Return the size of a call's workspace in 64-bit words."""
+    """Return how many 64-bit words of its workspace a call uses."""
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
-    return (
-        partials * num_blocks
-        + per_position * num_positions
-        + 2 * num_requests * num_emit_blocks * (1 + call.emit_parts)
-    )
+    per_request = 2 * num_emit_blocks * (1 + call.emit_parts) + len(call.state)
+    return partials * num_blocks + per_position * num_positions + per_request * num_requests
+
+
+def counters(num_requests: int, most: int) -> int:
+    """Return how many counters of its workspace a call uses."""
+    return num_requests * (3 * most + 5)
+
+
+def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
+    """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
+    rules, _ = bound(plan, device)
+    pairs = {name: (True, True) for name, kind in Call.__annotations__.items() if kind == tuple[bool, bool]}
+    form = {**dict.fromkeys(FORM, True), **pairs, "state": (True,) * len(plan.traits.state)}  # of what needs most
+    num_blocks, num_words = triton.cdiv(vocab_size, BLOCK), 0
+    for tuning in (SMALL, SMALL_PROBS, LARGE):
+        call = compiled_for(rules, *(form[name] for name in FORM), tuning, BLOCK, 0, 0)
+        num_emit_blocks = triton.cdiv(vocab_size, tuning.emit_block)
+        num_words = max(num_words, words(call, num_requests, num_requests * most, num_blocks, num_emit_blocks))
+    return Workspace.allocate(counters(num_requests, most), num_words, device)
+
+
+def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
+    """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
+    given, device, stream = inputs.workspace, inputs.device, 0
+    if given is not None:
+        found = (given.counters.numel(), given.words.numel(), given.words.device)
+        if found[0] < num_counters or found[1] < num_words or found[2] != device:
+            msg = (
+                f"workspace: expected at least {num_counters} counters and {num_words} words on {device}, got "
+                f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
+                "many requests, drafted tokens and vocabulary entries as any call has."
+            )
+            raise InputError(msg)
+        return given
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            # It belongs to the graph, whose replays zero the counters: no other call may find it.
+            return Workspace.allocate(num_counters, num_words, device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return _scratch(device, stream, num_counters.bit_length(), num_words.bit_length())
 
 
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, counters_bits: int, workspace_bits: int) -> tuple[torch.Tensor, ...]:
-    """Return counters and workspace for calls on one stream, which run one after the other; sizes in bits."""
+def _scratch(device: torch.device, stream: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory for the calls on one stream; sizes in bits."""
     del stream
-    counters = torch.zeros(1 << counters_bits, dtype=torch.int32, device=device)
-    return counters, torch.empty(1 << workspace_bits, dtype=torch.int64, device=device)
+    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
 
 
 def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) -> tuple[Any, ...]:
@@ -284,9 +322,12 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
     )
 
 
-def _stacked(state: list[torch.Tensor]) -> torch.Tensor:
-    """Return the caller's state as [n, B] float64."""
-    return torch.stack([values.to(torch.float64) for values in state])
+def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+    """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
+    stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
+    for row, values in zip(stacked, state, strict=True):
+        row.copy_(values)
+    return stacked
 
 
 class _Rules(dict[str, Any]):
@@ -320,9 +361,9 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
     *form, tuning, block, blocks_bits, emit_blocks_bits = form
     given = dict(zip(FORM, form, strict=True))
-    # A stop is found as rows are read, so only where they are.
+    # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
-    leaves_rows_out = rules["stop"] == "first_rejection" and not given["counts_passed"]
+    leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not given["counts_passed"]
     return Call(
         **rules,
         **given,

@@ -137,22 +137,22 @@ def verify_kernel(
     counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `engine.words` counts them
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
-    target_request_stride,
-    target_row_stride,
+    target_request_stride: tl.int64,
+    target_row_stride: tl.int64,
     target_stride,
     target_temperature_ptr,  # [B] float32
     draft_ptr,  # [B, K, V'] or [T, V']
-    draft_request_stride,
-    draft_row_stride,
+    draft_request_stride: tl.int64,
+    draft_row_stride: tl.int64,
     draft_stride,
     draft_temperature_ptr,  # [B] float32
     ids_ptr,  # [B, K] or [T]
-    ids_request_stride,
-    ids_stride,
+    ids_request_stride: tl.int64,
+    ids_stride: tl.int64,
     cu_ptr,  # [B+1]
     accept_ptr,  # [B, K] or [T] float64
-    accept_request_stride,
-    accept_stride,
+    accept_request_stride: tl.int64,
+    accept_stride: tl.int64,
     emit_ptr,  # [B] int64
     seeds_ptr,  # [B] int64
     offsets_ptr,  # [B] int64, advanced by 1

@@ -98,7 +98,7 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr):
     if not CALL.has_bonus_rows:
         mask = mask & (position < rows_here)
     mask = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < width)
-    return tl.load(rows_ptr + row + entry * stride, mask=mask, other=other).to(tl.float32)
+    return tl.load(rows_ptr + row + entry.to(tl.int64) * stride, mask=mask, other=other).to(tl.float32)
 
 
 @triton.jit
