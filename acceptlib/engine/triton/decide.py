@@ -105,6 +105,7 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
         q_max = zero + 1.0
         if CALL.has_draft:
             q_max = rows.largest_prob(draft, draft_law, CALL, DRAFT)
+            q_max = tl.where(q_max > 0, q_max, 0.0)
     if CALL.reads_argmax:
         is_best = ids == target_law[2]
     is_last = position == length - 1

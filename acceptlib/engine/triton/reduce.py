@@ -30,6 +30,8 @@ def reduce_rows(position, count, block, request, target, draft, stop_ptr, arrive
         x = rows.load(target, position, entry, position <= count, float("-inf"), CALL)
         if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
             y = rows.load(draft, position, entry, position < count, float("-inf"), CALL)
+            if not CALL.logits[DRAFT]:
+                y = tl.where(y > 0, y, 0.0)  # NaN counts as 0
             rows.reduce_block(y, entry, draft, position, block, num_blocks, position < count, CALL, DRAFT)
         if CALL.logits[TARGET] or CALL.best[TARGET]:
             rows.reduce_block(x, entry, target, position, block, num_blocks, position <= count, CALL, TARGET)

@@ -156,7 +156,7 @@ def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     first = tl.min(tl.where(maxima == maximum[:, None], best, 2147483647), 1)
     if CALL.logits[MODEL]:
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
-    elif CALL.best[MODEL]:
+    elif CALL.best[MODEL] and MODEL == TARGET:
         maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
     return (maximum, inverse, first)
 
