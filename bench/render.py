@@ -5,7 +5,7 @@ made from `bench/results/NAME.json`, and a test fails where it is not. The figur
 
 `compare.json` is what `acceptlib compare --output` writes. Any other record says machine, versions and commit, and has
 `rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does. Of a row, `path`,
-`name`, `B`, `K` and `microseconds` are needed; `peer` marks another library; `vocab_size`, `dtype`, `read_floor`,
+`name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, `goal` is what the ratio should be; `vocab_size`, `dtype`, `read_floor`,
 `rows_read`, `host_microseconds`, `mean_emitted` and `match` are shown where they are.
 """
 
@@ -89,6 +89,8 @@ def _times(rows: list[Record]) -> str:
     for peer in peers:
         header += [f"{peer} us", "times ours"]
     lines = []
+    goals = any(row.get("goal") for row in ours)
+    header += ["goal"] * goals
     for row in sorted(ours, key=lambda row: (row["B"], row["K"])):
         time, floor = row["microseconds"], row.get("read_floor")
         cells = [f"{row['B']}, {row['K']}", *[f"`{row['name']}`"] * several]
@@ -97,7 +99,7 @@ def _times(rows: list[Record]) -> str:
         for peer in peers:
             other = theirs.get((peer, row["B"], row["K"]))
             cells += [_number(other, ".1f"), _number(other / time if other and time else None, ".2f")]
-        lines.append(cells)
+        lines.append([*cells, *[_number(row.get("goal"), "g")] * goals])
     return _table(header, lines)
 
 

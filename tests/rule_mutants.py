@@ -60,6 +60,18 @@ class RecoversFromTarget(Rejection):
     residual = None
 
 
+@rules("acceptance_grows_with_mass")
+class FallsWithMass(Block):
+    """Acceptance falls as the next row's residual mass grows."""
+
+    name = "falls-with-mass"
+    traits = replace(UNBOUNDED, stop="last_acceptance")
+
+    @rule
+    def accept(carry: Value, next_residual_mass: Value, is_last: Value) -> Value:
+        return ops.where(is_last, carry, carry / (1.0 + next_residual_mass))
+
+
 @rules("lossless_law")
 class TokenResidual(Block):
     """Block's acceptance with the token rule's residual."""

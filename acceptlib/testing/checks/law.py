@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import exact, registry
+from acceptlib.engine.plan import call
 from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mixed, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect
 
@@ -84,6 +85,26 @@ def check_acceptance_is_probability(subject: Subject) -> None:
             h = exact.acceptance(subject.plan, ids, p.expand(len(ids), -1, -1), rows, subject.state([0])).h
             # NaN compares as false.
             expect(bool(((h >= 0) & (h <= 1 + EXACT)).all()), f"rows {name!r}: accept returns {h.tolist()}")
+
+
+def check_acceptance_grows_with_mass(subject: Subject) -> None:
+    """Where the rule reads the next row's residual mass, a larger mass never makes acceptance less likely.
+
+    Catches a rule that an engine may decide wrongly: masses are found only where they can still change the decision.
+    """
+    plan = subject.plan
+    if "next_residual_mass" not in plan.accept.names:
+        msg = "the rule does not read the next row's residual mass"
+        raise Skipped(msg)
+    random = generator(5)
+    constants = {name: value[0] if isinstance(value, tuple) else value for name, value in plan.constants.items()}
+    values: dict[str, torch.Tensor] = {}
+    for name in {*plan.accept.names} - constants.keys():
+        drawn = torch.rand(64, 1, generator=random, dtype=torch.float64)
+        values[name] = drawn < 1 / 2 if name.startswith("is_") else drawn
+    values["next_residual_mass"] = torch.linspace(0, 4, 65, dtype=torch.float64)
+    h = call(plan.accept, values, constants).expand(64, 65)
+    expect(bool((h.diff(dim=1) >= -EXACT).all()), f"accept falls as next_residual_mass grows: {h.tolist()}")
 
 
 def check_lossless_law(subject: Subject) -> None:
