@@ -5,8 +5,9 @@ made from `bench/results/NAME.json`, and a test fails where it is not. The figur
 
 `compare.json` is what `acceptlib compare --output` writes. Any other record says machine, versions and commit, and has
 `rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does. Of a row, `path`,
-`name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, `goal` is what the ratio should be; `vocab_size`, `dtype`, `read_floor`,
-`rows_read`, `host_microseconds`, `mean_emitted` and `match` are shown where they are.
+`name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, and `goal` is what the ratio to it should
+be; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match` are shown where
+they are.
 """
 
 from __future__ import annotations
