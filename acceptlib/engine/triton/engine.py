@@ -10,6 +10,7 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.engine.triton.select import WIDTH
 from acceptlib.inputs import Inputs, Rows, VerifyResult
 from acceptlib.rules import ELEMENTS, Rule
 
@@ -52,16 +53,18 @@ ENOUGH_PROGRAMS = 528
 MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
+TILE = 64
+"""Sub-blocks of a row that may hold what a filter keeps, for its cut to be found in registers."""
+
+SELECT_WARPS = 8
+"""Warps of a program that reduces filtered rows."""
+
 ROUNDS = 8
 """Launches at most for row sums that are found lazily."""
 
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
-    if any(rows is not None and (rows.is_filtered or rows.is_constrained) for rows in (inputs.target, inputs.draft)):
-        return "the fused kernels know no sampling parameter but the temperature yet"
-    if inputs.logprobs and not inputs.target.is_plain:
-        return "the fused kernels do not return raw log-probabilities beside a temperature yet"
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
@@ -93,6 +96,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         BLOCK,
         num_blocks.bit_length(),
         num_emit_blocks.bit_length(),
+        (num_blocks - 1).bit_length(),
+        TILE,
     )
     counters, workspace = _scratch(
         device,
@@ -111,6 +116,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_emitted,
         out.status,
         out.logprobs if out.logprobs is not None else out.num_accepted,
+        out.raw_logprobs if out.raw_logprobs is not None else out.num_accepted,
         out.num_passed if out.num_passed is not None else out.num_accepted,
         counters,
         workspace,
@@ -119,11 +125,13 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         target.stride(-2),
         target.stride(-1),
         target if inputs.target.temperature is None else inputs.target.temperature,
+        *_parameters(inputs.target),
         rows,
         0 if ragged else rows.stride(0),
         rows.stride(-2),
         rows.stride(-1),
         target if draft is None or draft.temperature is None else draft.temperature,
+        *_parameters(draft or inputs.target),
         ids,
         0 if ragged else ids.stride(0),
         ids.stride(-1),
@@ -149,6 +157,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     )
     key = (
         *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
+        *(_dtypes(inputs.target), None if draft is None else _dtypes(draft)),
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
         # What Triton compiles for besides: which pointers and numbers are multiples of 16, and which numbers are 1.
@@ -164,10 +173,39 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
             grid, warps = num_requests, 4
         else:
             grid, warps = num_requests * num_blocks * (last - first), tuning.reduce_warps
+            if stage == "reduce" and call.selects:
+                grid, warps = 2 * grid, SELECT_WARPS
         launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
-    if out.logprobs is not None and out.raw_logprobs is not None:
+    if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs)
     return out
+
+
+def _parameters(rows: Rows) -> tuple[torch.Tensor | int, ...]:
+    """Return sampling parameters but the temperature as the kernel takes them; some tensor where there is none."""
+    data, mask = rows.data, rows.bitmask
+    if rows.is_plain:
+        return data, data, data, data, 0, 0, 0, data, data, 0
+    return (
+        data if rows.top_k is None else rows.top_k,
+        data if rows.top_p is None else rows.top_p,
+        data if rows.min_p is None else rows.min_p,
+        data if mask is None else mask,
+        0 if mask is None else mask.stride(0),
+        0 if mask is None else mask.stride(-2),
+        0 if mask is None else mask.stride(-1),
+        data if rows.bias_token_ids is None else rows.bias_token_ids,
+        data if rows.bias_values is None else rows.bias_values,
+        0 if rows.bias_token_ids is None else rows.bias_token_ids.shape[1],
+    )
+
+
+def _dtypes(rows: Rows) -> tuple[torch.dtype | None, ...] | None:
+    """Return the dtypes of sampling parameters that may have several, None if there are no parameters."""
+    if rows.is_plain:
+        return None
+    given = (rows.top_k, rows.top_p, rows.min_p, rows.bias_token_ids)
+    return tuple(None if values is None else values.dtype for values in given)
 
 
 _KERNELS: dict[tuple[Any, ...], Any] = {}
@@ -221,7 +259,11 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
-    return partials * num_blocks + per_position * num_positions + 3 * num_requests * num_emit_blocks
+    cut_words = 4 + call.tile // 2 + num_blocks * (call.block // WIDTH.value // 2)
+    num_rows = num_positions + num_requests
+    cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
+    raw = 2 * call.raw * num_rows * num_blocks
+    return partials * num_blocks + per_position * num_positions + 3 * num_requests * num_emit_blocks + cuts + raw
 
 
 @functools.lru_cache
@@ -245,9 +287,13 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
         uniforms is not None,
         uniforms is not None and uniforms.accept.ndim == 1,
         inputs.logprobs,
+        inputs.logprobs and not target.is_plain,
         all(stride % 16 == 0 for stride in strides),
         (target.is_logits, draft is not None and draft.is_logits),
-        (target.temperature is not None, draft is not None and draft.temperature is not None),
+        *(
+            (getattr(target, name) is not None, draft is not None and getattr(draft, name) is not None)
+            for name in ("temperature", "top_k", "top_p", "min_p", "bitmask", "bias_token_ids")
+        ),
         (
             "is_target_argmax" in plan.reads
             or "argmax" in {traits.recovered, traits.bonus}
@@ -280,9 +326,15 @@ FORM = (
     "explicit",
     "flat_uniforms",
     "logprobs",
+    "raw",
     "aligned",
     "logits",
     "temperature",
+    "top_ks",
+    "top_ps",
+    "min_ps",
+    "masked",
+    "biased",
     "best",
     "state",
     "counts_passed",
@@ -292,11 +344,12 @@ FORM = (
 @functools.lru_cache(maxsize=1024)
 def compiled_for(rules: _Rules, *form: Any) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
-    *form, tuning, block, blocks_bits, emit_blocks_bits = form
+    *form, tuning, block, blocks_bits, emit_blocks_bits, rows_bits, tile = form
     given = dict(zip(FORM, form, strict=True))
     # A stop is found as rows are read, so only where they are.
     reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
     leaves_rows_out = rules["stop"] == "first_rejection" and not given["counts_passed"]
+    filtered = any(map(any, (given["top_ks"], given["top_ps"], given["min_ps"])))
     return Call(
         **rules,
         **given,
@@ -306,6 +359,8 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
         max_blocks=1 << blocks_bits,
         emit_block=tuning.emit_block,
         max_emit_blocks=1 << emit_blocks_bits,
+        tile=tile if filtered else 0,
+        max_sub_blocks=(block // WIDTH.value) << rows_bits if filtered else 0,
     )
 
 
