@@ -49,12 +49,22 @@ NOTHING = dict.fromkeys(
         "state",
     ]
 )
-SHAPES = {"B3-K3-V50": (3, 3, 50), "B2-K4-V601": (2, 4, 601), "B3-K0-V7": (3, 0, 7), "B2-K70-V11": (2, 70, 11)}
+FILTERED_SHAPE = (3, 2, 150)  # of the calls with top-k and the like
+SHAPES = {
+    "B3-K3-V50": (3, 3, 50),
+    "B2-K4-V601": (2, 4, 601),
+    "B3-K0-V7": (3, 0, 7),
+    "B2-K70-V11": (2, 70, 11),
+    "B3-K2-V150": FILTERED_SHAPE,
+}
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
+# Strategies that go through "filtered": each way to decide and to sum over rows once, for its searches take long.
+FILTERED = ("rejection", "block", "fly", "typical", "likeliest", "entropy-scaled")
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
+COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
 KINDS = {
     torch.int8: "*i8",
     torch.int32: "*i32",
@@ -186,7 +196,74 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
+        if shape == FILTERED_SHAPE:
+            return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
+
+
+def filtered(
+    both: dict[str, torch.Tensor], rows: torch.Tensor, kept: torch.Tensor, ragged: dict[str, object]
+) -> dict[str, dict[str, object]]:
+    """Return calls with every sampling parameter; logits are rounded, so that many are equal."""
+    ids, logits, draft = both["ids"], (both["target_logits"] * 2).round() / 2, (both["draft_logits"] * 2).round() / 2
+    (num_requests, most), vocab_size = ids.shape, logits.shape[-1]
+    generator = torch.Generator().manual_seed(vocab_size)
+    words = -(-vocab_size // 32)
+    masks = {
+        length: torch.randint(-(2**31), 2**31 - 1, (2, num_requests, length, words), generator=generator)
+        .int()
+        .bitwise_or_(1)
+        for length in (most, most + 1)
+    }
+    target_mask, draft_mask = masks[most + 1].transpose(0, 1)[:, 0], masks[most][0]
+    target_mask[-1, 0] = 0
+    bias = torch.stack([torch.randperm(vocab_size, generator=generator)[:3] for _ in range(num_requests)])
+    bias[0, -1] = -1
+    request = torch.arange(num_requests)
+    several = acceptlib.SamplingParams(
+        temperature=(request + 1) % 3 * 0.6,
+        top_k=(request * 9 + 4).int(),
+        top_p=0.9 - request * 0.2,
+        min_p=request.double() * 0.03,
+    )
+    other = acceptlib.SamplingParams(top_p=0.8)
+    shared = {"ids": ids, "target_logits": logits, "draft_logits": draft}
+    constrained = acceptlib.SamplingParams(
+        allowed_token_bitmask=target_mask, logit_bias=acceptlib.LogitBias(bias, torch.full(bias.shape, 2.5))
+    )
+    both_masked = {
+        "sampling": dataclasses.replace(several, allowed_token_bitmask=target_mask),
+        "draft_sampling": dataclasses.replace(several, allowed_token_bitmask=draft_mask, temperature=1.3),
+    }
+    return {
+        "filtered": {**shared, "sampling": several},
+        "filtered-target": {**shared, "sampling": several, "draft_sampling": acceptlib.SamplingParams()},
+        "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
+        "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
+        "constrained": {**shared, "sampling": constrained, "logprobs": True},
+        "filtered-constrained": {**shared, **both_masked, "logprobs": True},
+        "filtered-one-hot": {"ids": ids, "target_logits": logits.half(), "sampling": several},
+        "bad-parameters": {
+            **shared,
+            "sampling": dataclasses.replace(
+                several, top_k=request - 1, top_p=torch.where(request == 1, math.nan, 0.5), logit_bias=None
+            ),
+        },
+        "bad-bias": {
+            **shared,
+            "sampling": acceptlib.SamplingParams(
+                logit_bias=acceptlib.LogitBias(bias.where(request[:, None] > 0, vocab_size), torch.ones(bias.shape))
+            ),
+        },
+        "filtered-ragged": {
+            **ragged,
+            "ids": ids[kept],
+            "target_logits": logits[rows],
+            "draft_logits": draft[kept],
+            "sampling": dataclasses.replace(several, allowed_token_bitmask=target_mask[rows]),
+            "logprobs": True,
+        },
+    }
 
 
 def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
@@ -204,6 +281,7 @@ def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
             torch.testing.assert_close(found.num_passed, expected.num_passed, rtol=0, atol=0)
         if expected.logprobs is not None and found.logprobs is not None:
             torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5, equal_nan=True)
+            torch.testing.assert_close(found.raw_logprobs, expected.raw_logprobs, rtol=0, atol=2e-5, equal_nan=True)
     return ""
 
 
@@ -261,9 +339,15 @@ def labels(mode: str) -> list[str]:
             for name in strategies()
             for shape, sizes in SHAPES.items()
             for call in calls(sizes)
-            if name in WHOLE or call in CORE
+            if goes_through(name, call)
         ]
-    return [f"{name}-{call}" for name in strategies() for call in COMPILED]
+    found = [f"{name}-{call}" for name in strategies() for call in COMPILED]
+    return [*found, *(f"{name}-filtered-constrained" for name in COMPILED_FILTERED)]
+
+
+def goes_through(name: str, call: str) -> bool:
+    """Return whether a strategy goes through a call when interpreted."""
+    return name in FILTERED if call == "filtered" else name in WHOLE or call in CORE
 
 
 def run_apart(mode: str, path: Path) -> dict[str, str]:
@@ -285,15 +369,20 @@ def main(mode: str, path: str) -> None:
         engine.BLOCK = 256
         engine.SMALL, engine.LARGE = (tuning._replace(emit_block=128) for tuning in (engine.SMALL, engine.LARGE))
         for shape, sizes in SHAPES.items():
+            if sizes == FILTERED_SHAPE:  # rows of several blocks, not all of which fit into a tile
+                engine.BLOCK, engine.TILE = 64, 2
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():
-                    if name in WHOLE or call in CORE:
+                    if goes_through(name, call):
                         results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
     else:
         for call in COMPILED:
             arguments = calls(SHAPES["B3-K3-V50"])[call]
             for name, strategy in strategies().items():
                 results[f"{name}-{call}"] = compile_only(strategy, mode, arguments)
+        for name in COMPILED_FILTERED:
+            arguments = calls(FILTERED_SHAPE)["filtered-constrained"]
+            results[f"{name}-filtered-constrained"] = compile_only(strategies()[name], mode, arguments)
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -59,6 +59,9 @@ TILE = 64
 SELECT_WARPS = 8
 """Warps of a program that reduces filtered rows."""
 
+SELECT_REGISTERS = 64
+"""Registers of a thread of such a program. One in many of them looks for a cut, and takes what the others would not."""
+
 ROUNDS = 8
 """Launches at most for row sums that are found lazily."""
 
@@ -215,6 +218,7 @@ def launch(key: tuple[Any, ...], grid: int, warps: int, arguments: tuple[Any, ..
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
+    bounded = stage == "reduce" and call.selects and torch.version.hip is None
     kernel = _KERNELS.get(key)
     if kernel is not None:
         kernel[grid, 1, 1](*arguments, *constants)
@@ -226,6 +230,7 @@ def launch(key: tuple[Any, ...], grid: int, warps: int, arguments: tuple[Any, ..
         # The weights' bits are part of the specification: a contracted a * b - c would change them.
         enable_fp_fusion=False,
         **({"launch_pdl": not first} if overlap else {}),
+        **({"maxnreg": SELECT_REGISTERS} if bounded else {}),
     )
 
 

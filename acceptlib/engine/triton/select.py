@@ -20,6 +20,9 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET
 WIDTH = tl.constexpr(32)
 """Entries of a sub-block."""
 
+STEPS = tl.constexpr(4)
+"""Parts in which a block is looked at where it is not in a tile."""
+
 MASS_SCALE = tl.constexpr(4398046511104.0)
 """2^42, of masses relative to the largest entry."""
 
@@ -122,7 +125,7 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
         high = key_of(maximum).to(tl.int64) + 1
         low, index, few = candidates(row, top_k, top_p, target, least, high, CALL, MODEL)
         if few:
-            entry = index.to(tl.int64)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+            entry = index[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
             x = rows.load(model, position, entry, index[:, None] >= 0, float("-inf"), CALL, MODEL)
             tile = (key_of(x), mass_of(x, maximum, factor), entry)
             cut, first, normaliser = cut_row(row, tile, low, high, top_k, top_p, target, least, False, CALL, MODEL)
@@ -155,18 +158,25 @@ def candidates(row, top_k, top_p, target, least, high, CALL: tl.constexpr, MODEL
     )
     key = key_of(maxima)
     low = tl.full((), LOWEST, tl.int64)
-    if CALL.top_ks[MODEL] or CALL.top_ps[MODEL]:
-        mass = tl.full(key.shape, 1, tl.int64)
-        if CALL.top_ps[MODEL]:
-            mass = tl.where(index * 0 + top_k > 0, 1, mass_of(maxima, maximum, factor))
-        wanted = tl.where(top_k > 0, top_k, target)
-        if (top_k > 0) | (top_p < 1):
-            above = high
-            count = tl.full((), CALL.tile + 1, tl.int32)
+    above = high
+    count = tl.full((), CALL.tile + 1, tl.int32)
+    if CALL.top_ks[MODEL]:
+        if top_k > 0:
+            while (above - low > 1) & (count > CALL.tile):
+                middle = low + (above - low) // 2
+                found = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
+                if found >= top_k:
+                    low = middle
+                    count = found
+                else:
+                    above = middle
+    if CALL.top_ps[MODEL]:
+        if (top_k == 0) & (top_p < 1):
+            mass = mass_of(maxima, maximum, factor)
             while (above - low > 1) & (count > CALL.tile):
                 middle = low + (above - low) // 2
                 reaches = key >= middle.to(tl.int32)
-                if tl.sum(tl.where(reaches, mass, 0), 0) >= wanted:
+                if tl.sum(tl.where(reaches, mass, 0), 0) >= target:
                     low = middle
                     count = tl.sum(reaches.to(tl.int32), 0)
                 else:
@@ -176,7 +186,7 @@ def candidates(row, top_k, top_p, target, least, high, CALL: tl.constexpr, MODEL
         bound = key_of(maximum + tl.div_rn(tl.log2(least) - 0.001, factor)).to(tl.int64)
         if (top_k == 0) | (top_p == 1):
             low = tl.maximum(low, bound)
-    reaches = key >= low.to(tl.int32)
+    reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
     number = tl.sum(reaches.to(tl.int32), 0)
     list_ptr = (model[10][3] + position.to(tl.int64) * model[10][4] + 4).to(tl.pointer_type(tl.int32))
     place = tl.cumsum(reaches.to(tl.int32), 0) - 1
@@ -257,8 +267,8 @@ def measure(
     if WHOLE:
         position, num_blocks, model, maximum = row
         found = tl.full((), 0, tl.int64)
-        for block in range(num_blocks):
-            entry = block * CALL.block + tl.arange(0, CALL.block).to(tl.int64)
+        for block in range(num_blocks * STEPS):
+            entry = block * (CALL.block // STEPS) + tl.arange(0, CALL.block // STEPS)
             x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
             mass = mass_of(x, maximum, model[4])
             found += tl.sum(measured(key_of(x), mass, entry, bound, cut, KIND), 0)
@@ -275,7 +285,7 @@ def measured(key, mass, entry, bound, cut, KIND: tl.constexpr):
     elif KIND == MASS:
         return tl.where(key >= bound.to(tl.int32), mass, 0)
     else:
-        return ((key == cut.to(tl.int32)) & (entry >= bound)).to(tl.int64)
+        return ((key == cut.to(tl.int32)) & (entry >= bound.to(tl.int32))).to(tl.int64)
 
 
 @triton.jit
