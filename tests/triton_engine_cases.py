@@ -14,10 +14,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 import triton
+import triton.language as tl
 from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -25,10 +27,11 @@ from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
-from acceptlib.engine import torch_engine
+from acceptlib.engine import process, torch_engine
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, select
 from acceptlib.engine.triton import kernel as kernels
+from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 
@@ -49,19 +52,19 @@ NOTHING = dict.fromkeys(
         "state",
     ]
 )
-FILTERED_SHAPE = (3, 2, 150)  # of the calls with top-k and the like
+FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
 SHAPES = {
     "B3-K3-V50": (3, 3, 50),
     "B2-K4-V601": (2, 4, 601),
     "B3-K0-V7": (3, 0, 7),
     "B2-K70-V11": (2, 70, 11),
-    "B3-K2-V150": FILTERED_SHAPE,
+    "B3-K2-V100": FILTERED_SHAPE,
 }
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 # Strategies that go through "filtered": each way to decide and to sum over rows once, for its searches take long.
-FILTERED = ("rejection", "block", "fly", "typical", "likeliest", "entropy-scaled")
+FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
 COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
@@ -285,6 +288,115 @@ def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
     return ""
 
 
+def law_rows() -> dict[str, torch.Tensor]:
+    """Return rows [V] of logits by what they are like."""
+    vocab_size = FILTERED_SHAPE[2]
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(vocab_size, generator=generator)
+    found = {
+        "random": 3 * normal,
+        "tied": (2 * normal).round(),
+        "constant": torch.full((vocab_size,), -7.0),
+        "flat": normal / 100,
+        "nearly-one-hot": torch.where(torch.arange(vocab_size) == 17, 12.0, normal),  # noqa: PLR2004
+        "masked": torch.where(torch.arange(vocab_size) % 3 == 0, normal.bfloat16().float(), -math.inf),
+        "one-left": torch.where(torch.arange(vocab_size) == 17, 0.0, -math.inf),  # noqa: PLR2004
+        "signed-zeros": torch.tensor([0.0, -0.0, 1.0, -1.0]).repeat(vocab_size // 4),
+        "no-law": torch.full((vocab_size,), -math.inf),
+    }
+    return found
+
+
+LAWS = (
+    (0.7, 5, 0.9, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.0, 50, 1.0, 0.02),
+    (1.6, 0, 1.0, 0.1),
+    (1.0, 70, 0.5, 0.3),
+    (1, 0, 1, 0),
+)
+"""Temperature, top-k, top-p and min-p."""
+
+
+def compare_laws(logits: torch.Tensor) -> str:
+    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*LAWS, strict=True))
+    sampling = acceptlib.SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p.double(), min_p=min_p.double()
+    )
+    rows = logits.expand(len(LAWS), -1).contiguous()
+    expected = process.law(rows, sampling)
+    launched: list[tuple[Any, ...]] = []
+    ids = torch.zeros(len(rows), 0, dtype=torch.int64)
+    with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
+        run(
+            engine.verify, strategies()["rejection"], {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
+        )
+    found = torch.empty_like(rows)
+    call, num_blocks = launched[0][-1], -(-rows.shape[1] // engine.BLOCK)
+    words = torch.zeros(engine.words(call, len(rows), 0, num_blocks, 0), dtype=torch.int64)
+    parameters = (temperature, top_k, top_p.double(), min_p.double())
+    counters = torch.zeros(len(rows), dtype=torch.int32)
+    law_kernel[(len(rows),)](found, rows, *parameters, words, counters, len(rows), rows.shape[1], num_blocks, call)
+    different = (found > 0) != (expected > 0)
+    if different.any():
+        return f"kept otherwise: {different.nonzero().tolist()}"
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+    return ""
+
+
+@triton.jit
+def law_kernel(
+    probs_ptr,  # [n, V] float32
+    rows_ptr,  # [n, V]
+    temperature_ptr,  # [n] each
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    workspace_ptr,
+    counters_ptr,  # [n] int32
+    num_rows,
+    width,
+    num_blocks,
+    CALL: tl.constexpr,
+):
+    """Store the law of one row, found as a row of the target is."""
+    number = tl.program_id(0).to(tl.int64)
+    zero = (number * 0).to(tl.int32)
+    nothing = (rows_ptr, zero, zero, zero, rows_ptr, rows_ptr, zero)
+    model, _ = kernel_rows.open_model(
+        rows_ptr,
+        width,
+        zero,
+        1,
+        width,
+        temperature_ptr,
+        workspace_ptr,
+        num_rows,
+        number,
+        number,
+        zero,
+        1,
+        num_blocks,
+        (top_k_ptr, top_p_ptr, min_p_ptr) + nothing,  # noqa: RUF005 - what Triton compiles
+        workspace_ptr + 2 * num_rows * num_blocks,
+        4 + CALL.tile // 2 + num_blocks * (CALL.block // select.WIDTH // 2),
+        workspace_ptr,
+        width,
+        CALL,
+        kernel_rows.TARGET,
+    )
+    request = (number, width, num_blocks)
+    for block in range(num_blocks):
+        select.reduce_row(zero, zero == 0, block, request, model, counters_ptr + number, CALL, kernel_rows.TARGET)
+    found = kernel_rows.law_at(model, zero, zero == 0, num_blocks, CALL, kernel_rows.TARGET)
+    for block in range(num_blocks):
+        entry = block * CALL.block + tl.arange(0, CALL.block)
+        x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
+        p = kernel_rows.prob(x, entry, model, found, CALL, kernel_rows.TARGET)
+        tl.store(probs_ptr + number * width + entry, p, mask=entry < width)
+
+
 def run(
     verify: Callable[[Plan, Inputs], VerifyResult], strategy: AcceptanceStrategy, arguments: dict[str, object]
 ) -> VerifyResult | str:
@@ -339,15 +451,17 @@ def labels(mode: str) -> list[str]:
             for name in strategies()
             for shape, sizes in SHAPES.items()
             for call in calls(sizes)
-            if goes_through(name, call)
-        ]
+            if goes_through(name, sizes, call)
+        ] + [f"law-{kind}" for kind in law_rows()]
     found = [f"{name}-{call}" for name in strategies() for call in COMPILED]
     return [*found, *(f"{name}-filtered-constrained" for name in COMPILED_FILTERED)]
 
 
-def goes_through(name: str, call: str) -> bool:
+def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     """Return whether a strategy goes through a call when interpreted."""
-    return name in FILTERED if call == "filtered" else name in WHOLE or call in CORE
+    if shape == FILTERED_SHAPE:
+        return name == "rejection" or (call == "filtered" and name in FILTERED)
+    return name in WHOLE or call in CORE
 
 
 def run_apart(mode: str, path: Path) -> dict[str, str]:
@@ -373,8 +487,9 @@ def main(mode: str, path: str) -> None:
                 engine.BLOCK, engine.TILE = 64, 2
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():
-                    if goes_through(name, call):
+                    if goes_through(name, sizes, call):
                         results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
+        results |= {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
     else:
         for call in COMPILED:
             arguments = calls(SHAPES["B3-K3-V50"])[call]

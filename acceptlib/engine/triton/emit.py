@@ -187,7 +187,13 @@ def choose(
                 token = tl.where(from_target, target_law[2], best).to(tl.int64)
     token = tl.minimum(token, request[1] - 1)
     p = rows.prob_of(
-        rows.load(target, stop, token, token >= 0, 0.0, CALL, TARGET), token, token >= 0, target, target_law, CALL, TARGET
+        rows.load(target, stop, token, token >= 0, 0.0, CALL, TARGET),
+        token,
+        token >= 0,
+        target,
+        target_law,
+        CALL,
+        TARGET,
     )
     return token, row_fault, p
 

@@ -20,9 +20,6 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET
 WIDTH = tl.constexpr(32)
 """Entries of a sub-block."""
 
-STEPS = tl.constexpr(4)
-"""Parts in which a block is looked at where it is not in a tile."""
-
 MASS_SCALE = tl.constexpr(4398046511104.0)
 """2^42, of masses relative to the largest entry."""
 
@@ -49,7 +46,9 @@ def reduce_rows(position, count, program, request, target, draft, stop_ptr, arri
                 done = reduce_row(position, position <= count, program, request, target, arrived_ptr, CALL, TARGET)
         elif position < count:
             if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
-                done = reduce_row(position, position < count, program - num_blocks, request, draft, arrived_ptr, CALL, DRAFT)
+                done = reduce_row(
+                    position, position < count, program - num_blocks, request, draft, arrived_ptr, CALL, DRAFT
+                )
         if CALL.lazy and not CALL.needs_sums:
             if done:
                 num_models: tl.constexpr = CALL.num_reduced
@@ -260,15 +259,13 @@ def search(
 
 
 @triton.jit
-def measure(
-    row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr
-):
+def measure(row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the number or mass of entries of which the key reaches a bound, or of those at the cut whose id does."""
     if WHOLE:
         position, num_blocks, model, maximum = row
         found = tl.full((), 0, tl.int64)
-        for block in range(num_blocks * STEPS):
-            entry = block * (CALL.block // STEPS) + tl.arange(0, CALL.block // STEPS)
+        for block in range(num_blocks):
+            entry = block * CALL.block + tl.arange(0, CALL.block)
             x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
             mass = mass_of(x, maximum, model[4])
             found += tl.sum(measured(key_of(x), mass, entry, bound, cut, KIND), 0)
