@@ -380,7 +380,7 @@ def law_kernel(
         num_blocks,
         (top_k_ptr, top_p_ptr, min_p_ptr) + nothing,  # noqa: RUF005 - what Triton compiles
         workspace_ptr + 2 * num_rows * num_blocks,
-        4 + CALL.tile // 2 + num_blocks * (CALL.block // select.WIDTH // 2),
+        4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2),
         workspace_ptr,
         width,
         CALL,

@@ -264,7 +264,7 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
-    cut_words = 4 + call.tile // 2 + num_blocks * (call.block // WIDTH.value // 2)
+    cut_words = 4 + call.tile * WIDTH.value // 2 + num_blocks * (call.block // WIDTH.value // 2)
     num_rows = num_positions + num_requests
     cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
     raw = 2 * call.raw * num_rows * num_blocks

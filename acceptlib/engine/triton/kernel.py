@@ -245,7 +245,7 @@ def verify_kernel(
         sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
     )
     cuts_ptr = own_ptr + num_requests.to(tl.int64) * 3 * num_emit_blocks
-    cut_words = 4 + CALL.tile // 2 + num_blocks * (CALL.block // select.WIDTH // 2)
+    cut_words = 4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2)
     draft_cuts_ptr = cuts_ptr
     if CALL.filtered[TARGET]:
         draft_cuts_ptr += num_rows * cut_words

@@ -26,6 +26,9 @@ MASS_SCALE = tl.constexpr(4398046511104.0)
 LOWEST = tl.constexpr(-2139095041)
 """The key of minus infinity."""
 
+TRIES = tl.constexpr(4)
+"""Passes over a row at most in search of a pool."""
+
 COUNT = tl.constexpr(0)
 MASS = tl.constexpr(1)
 TIES = tl.constexpr(2)
@@ -90,9 +93,15 @@ def arrive(counter_ptr, expected, SHIFT: tl.constexpr):
 
 @triton.jit
 def sub_maxima(model, position, CALL: tl.constexpr):
-    """Return where the maxima of a row's sub-blocks are: after its law, 4 words, and its tile's sub-blocks."""
-    words_ptr = model[10][3] + position.to(tl.int64) * model[10][4] + 4 + CALL.tile // 2
+    """Return where the maxima of a row's sub-blocks are: after its law, 4 words, and its list."""
+    words_ptr = model[10][3] + position.to(tl.int64) * model[10][4] + 4 + CALL.tile * WIDTH // 2
     return words_ptr.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def list_of(model, position):
+    """Return where a program lists what its tile is made of: sub-blocks, or entries of a pool."""
+    return (model[10][3] + position.to(tl.int64) * model[10][4] + 4).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
@@ -107,14 +116,16 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float64)
     least = tl.full((), 0.0, tl.float32)
-    target = tl.full((), 1, tl.int64)
+    total = tl.full((), 1, tl.int64)
+    target = total
     if CALL.top_ks[MODEL]:
         top_k = tl.load(top_k_ptr).to(tl.int64)
         top_k = tl.where((top_k > 0) & (top_k < width), top_k, 0)
     if CALL.top_ps[MODEL]:
         top_p = tl.load(top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
-        target = mass_to_keep(top_p, tl.sum(rows.total_of(parts[0], parts[1], maxima, factor), 0) >> 2)
+        total = tl.sum(rows.total_of(parts[0], parts[1], maxima, factor), 0) >> 2
+        target = mass_to_keep(top_p, total)
     if CALL.min_ps[MODEL]:
         least = at_least(tl.load(min_p_ptr))
     cut = tl.full((), float("-inf"), tl.float32)
@@ -123,13 +134,23 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
         row = (position, num_blocks, model, maximum)
         high = key_of(maximum).to(tl.int64) + 1
         low, index, few = candidates(row, top_k, top_p, target, least, high, CALL, MODEL)
+        entry = index[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        above = tl.full((), 0, tl.int64)
+        if few == 0:
+            low, high, above, count = pool(row, low, high, top_k, top_p, target, total, least, CALL, MODEL)
+            few = count <= CALL.tile * WIDTH
+            # What is above the pool has to stay: min-p must not cut there.
+            if least > 0:
+                few = few & (tl.exp2((logit_of(high - 1) - maximum) * factor) >= least)
+            place = tl.arange(0, CALL.tile)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+            pool_ptr = list_of(model, position)
+            entry = tl.load(pool_ptr + place, mask=place < count, other=-1, cache_modifier=".cg")
         if few:
-            entry = index[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-            x = rows.load(model, position, entry, index[:, None] >= 0, float("-inf"), CALL, MODEL)
-            tile = (key_of(x), mass_of(x, maximum, factor), entry)
+            x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
+            tile = (key_of(x), mass_of(x, maximum, factor), entry, above)
             cut, first, normaliser = cut_row(row, tile, low, high, top_k, top_p, target, least, False, CALL, MODEL)
         else:
-            nothing = (low, low, low)
+            nothing = (low, low, low, low)
             cut, first, normaliser = cut_row(row, nothing, low, high, top_k, top_p, target, least, True, CALL, MODEL)
     numbers_ptr = (cuts_ptr + position.to(tl.int64) * cut_words).to(tl.pointer_type(tl.float32))
     ids_ptr = numbers_ptr.to(tl.pointer_type(tl.int32))
@@ -187,12 +208,94 @@ def candidates(row, top_k, top_p, target, least, high, CALL: tl.constexpr, MODEL
             low = tl.maximum(low, bound)
     reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
     number = tl.sum(reaches.to(tl.int32), 0)
-    list_ptr = (model[10][3] + position.to(tl.int64) * model[10][4] + 4).to(tl.pointer_type(tl.int32))
+    list_ptr = list_of(model, position)
     place = tl.cumsum(reaches.to(tl.int32), 0) - 1
     tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile))
     tl.debug_barrier()
     lane = tl.arange(0, CALL.tile)
     return low, tl.load(list_ptr + lane, mask=lane < number, other=-1, cache_modifier=".cg"), number <= CALL.tile
+
+
+@triton.jit
+def pool(row, low, high, top_k, top_p, target, total, least, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """List the entries from which on a cut may lie; return [low, high) of their keys, the mass above, their number.
+
+    Where top-p alone cuts, a sample of the row says where to look: a pass over the row then lists what is there, and
+    tells whether the cut is. The bracket returned holds the cut in any case, but only if the number is no larger than
+    a tile is everything listed.
+    """
+    position, num_blocks, model, maximum = row
+    factor = model[4]
+    room: tl.constexpr = CALL.tile * WIDTH
+    by_mass = (top_k == 0) & (top_p < 1)
+    count = tl.full((), room + 1, tl.int64)
+    above = tl.full((), 0, tl.int64)
+    rank = tl.full((), 0, tl.int64)
+    spread = tl.full((), room // 128 + 1, tl.int64)
+    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
+    entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    sampled = rows.load(model, position, entry, by_mass | (entry < 0), float("-inf"), CALL, MODEL)
+    key = key_of(sampled)
+    tile = (key, mass_of(sampled, maximum, factor), entry, above)
+    if by_mass:
+        whole = tl.sum(tile[1])
+        share = tl.sum((entry < model[3]).to(tl.int32)).to(tl.float64) / model[3]
+        # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
+        wanted = tl.maximum(whole - ((total - target).to(tl.float64) * share).to(tl.int64), 1)
+        center = search(row, tile, low, high, low, wanted, MASS, False, CALL, MODEL)
+        rank = tl.sum((key >= center.to(tl.int32)).to(tl.int64))
+    tries = 0
+    while (count > room) & (tries < TRIES):
+        start = low
+        end = high
+        if by_mass & ((tries > 0) | (least == 0)):
+            start = search(row, tile, low, high, low, rank + spread, COUNT, False, CALL, MODEL)
+            if rank > spread:
+                end = search(row, tile, low, high, low, rank - spread, COUNT, False, CALL, MODEL) + 1
+            end = tl.maximum(end, start + 1)
+        count, above, mass = collect(row, start, end, CALL, MODEL)
+        tries += 1
+        if (start == low) & (end == high):
+            if (by_mass == 0) | (mass < target):  # nothing but top-p can be narrowed down, and only where it cuts
+                tries = TRIES
+        else:
+            if above >= target:
+                low = end
+                rank -= 2 * spread
+                count = tl.full((), room + 1, tl.int64)
+            elif mass + above < target:
+                high = start
+                rank += 2 * spread
+                count = tl.full((), room + 1, tl.int64)
+            else:
+                low = start
+                high = end
+                spread = (spread + 1) // 2
+    return low, high, above, count
+
+
+@triton.jit
+def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """List the entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
+    position, num_blocks, model, maximum = row
+    pool_ptr = list_of(model, position)
+    count = tl.full((), 0, tl.int64)
+    above = tl.full((), 0, tl.int64)
+    inside = tl.full((), 0, tl.int64)
+    tl.debug_barrier()
+    for block in range(num_blocks):
+        entry = block * CALL.block + tl.arange(0, CALL.block)
+        x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
+        key = key_of(x)
+        mass = mass_of(x, maximum, model[4])
+        listed = (key >= low.to(tl.int32)) & (key < high.to(tl.int32)) & (key > LOWEST)
+        place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
+        tl.store(pool_ptr + place, entry, mask=listed & (place < CALL.tile * WIDTH))
+        count += tl.sum(listed.to(tl.int32), 0)
+        above += tl.sum(tl.where(key >= high.to(tl.int32), mass, 0), 0)
+        inside += tl.sum(tl.where(listed, mass, 0), 0)
+    tl.debug_barrier()
+    return count, above, inside
 
 
 @triton.jit
@@ -232,7 +335,7 @@ def cut_row(
                 first = search(row, tile, first, first + row[2][3], cut, wanted, TIES, WHOLE, CALL, MODEL)
     if CALL.min_ps[MODEL]:
         if least > 0:
-            lowest = lightest(cut, high, maximum, factor, least)
+            lowest = lightest(cut, key_of(maximum).to(tl.int64), maximum, factor, least)
             first = tl.where(lowest > cut, 0, first)
             cut = lowest
     kept = measure(row, tile, cut + 1, cut, MASS, WHOLE, CALL, MODEL)
@@ -271,7 +374,10 @@ def measure(row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL
             found += tl.sum(measured(key_of(x), mass, entry, bound, cut, KIND), 0)
         return found
     else:
-        return tl.sum(measured(tile[0], tile[1], tile[2], bound, cut, KIND))
+        found = tl.sum(measured(tile[0], tile[1], tile[2], bound, cut, KIND))
+        if KIND == MASS:
+            found += tile[3]
+        return found
 
 
 @triton.jit
@@ -287,9 +393,8 @@ def measured(key, mass, entry, bound, cut, KIND: tl.constexpr):
 
 @triton.jit
 def lightest(low, high, maximum, factor, least):
-    """Return the lowest key in [low, high) whose weight is not below `least`."""
+    """Return the lowest key in [low, high] whose weight is not below `least`, as that of `high` is not."""
     low = low - 1
-    high = high - 1  # the maximum weighs 1
     while high - low > 1:
         middle = low + (high - low) // 2
         if tl.exp2((logit_of(middle) - maximum) * factor) >= least:
