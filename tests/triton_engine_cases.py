@@ -4,6 +4,8 @@ TRITON_INTERPRET=1 python triton_engine_cases.py interpreted results.json
 python triton_engine_cases.py cuda:80 results.json
 """
 
+# ruff: noqa: ANN001, ANN201, N803, PLR0917 - jit functions; their constants are in capitals
+
 from __future__ import annotations
 
 import dataclasses
@@ -293,18 +295,17 @@ def law_rows() -> dict[str, torch.Tensor]:
     vocab_size = FILTERED_SHAPE[2]
     generator = torch.Generator().manual_seed(1)
     normal = torch.randn(vocab_size, generator=generator)
-    found = {
+    return {
         "random": 3 * normal,
         "tied": (2 * normal).round(),
         "constant": torch.full((vocab_size,), -7.0),
         "flat": normal / 100,
-        "nearly-one-hot": torch.where(torch.arange(vocab_size) == 17, 12.0, normal),  # noqa: PLR2004
+        "nearly-one-hot": torch.where(torch.arange(vocab_size) == 17, 12.0, normal),
         "masked": torch.where(torch.arange(vocab_size) % 3 == 0, normal.bfloat16().float(), -math.inf),
-        "one-left": torch.where(torch.arange(vocab_size) == 17, 0.0, -math.inf),  # noqa: PLR2004
+        "one-left": torch.where(torch.arange(vocab_size) == 17, 0.0, -math.inf),
         "signed-zeros": torch.tensor([0.0, -0.0, 1.0, -1.0]).repeat(vocab_size // 4),
         "no-law": torch.full((vocab_size,), -math.inf),
     }
-    return found
 
 
 LAWS = (

@@ -74,7 +74,7 @@ def _triton_unavailable(plan: Plan, inputs: Inputs) -> str | None:
         return "the package triton is not installed (pip install acceptlib[triton])"
     from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
 
-    return engine.unsupported(plan, inputs)
+    return engine.unsupported(plan)
 
 
 def _triton_verify(plan: Plan, inputs: Inputs) -> VerifyResult:

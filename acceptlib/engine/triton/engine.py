@@ -66,7 +66,7 @@ ROUNDS = 8
 """Launches at most for row sums that are found lazily."""
 
 
-def unsupported(plan: Plan, inputs: Inputs) -> str | None:
+def unsupported(plan: Plan) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)

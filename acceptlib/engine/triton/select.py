@@ -9,7 +9,7 @@ Cuts are found by bisection over the logits' bits, which order like them, and al
 the layout of a program, on sizes of blocks, or on who is last.
 """
 
-# ruff: noqa: N803, RET505 - jit functions; their constants are in capitals, their branches known when compiling
+# ruff: noqa: FBT003, N803, PLR5501, RET505 - jit functions; constants in capitals, branches known when compiling
 
 import triton
 import triton.language as tl
@@ -276,18 +276,20 @@ def pool(row, low, high, top_k, top_p, target, total, least, CALL: tl.constexpr,
 
 @triton.jit
 def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List the entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
+    """List entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
     position, num_blocks, model, maximum = row
     pool_ptr = list_of(model, position)
     count = tl.full((), 0, tl.int64)
     above = tl.full((), 0, tl.int64)
     inside = tl.full((), 0, tl.int64)
     tl.debug_barrier()
+    x = rows.load(model, position, tl.arange(0, CALL.block), position >= 0, float("-inf"), CALL, MODEL)
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
-        x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
+        following = rows.load(model, position, entry + CALL.block, position >= 0, float("-inf"), CALL, MODEL)
         key = key_of(x)
         mass = mass_of(x, maximum, model[4])
+        x = following
         listed = (key >= low.to(tl.int32)) & (key < high.to(tl.int32)) & (key > LOWEST)
         place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
         tl.store(pool_ptr + place, entry, mask=listed & (place < CALL.tile * WIDTH))
