@@ -2,11 +2,13 @@
 
 Every block of a row leaves the maxima of its sub-blocks of WIDTH entries. Whatever is kept reaches a bound that these
 maxima alone give (the k-th largest of them is no larger than the k-th largest entry), so that few sub-blocks can hold
-any of it: they become one tile in registers, and the cut is found there. Where they are too many, as in a flat row, the
-row's blocks take the tile's place, one after the other.
+any of it: they become one tile in registers, and the cut is found there. Where they are too many, as in a flat row,
+passes over the row list a pool of entries that the cut is among, and these become the tile. Where even that fails, as
+among thousands of equal entries, each step of the search goes through the row.
 
-Cuts are found by bisection over the logits' bits, which order like them, and all sums are integers: nothing depends on
-the layout of a program, on sizes of blocks, or on who is last.
+A row that nobody else has to wait for keeps nobody waiting: the other programs go on to other rows. Cuts are found by
+bisection over the logits' bits, which order like them, and all sums are integers, so that neither the layout of a
+program, nor a sample, nor who is last changes a bit of them.
 """
 
 # ruff: noqa: FBT003, N803, PLR5501, RET505 - jit functions; constants in capitals, branches known when compiling
