@@ -10,6 +10,7 @@ from acceptlib.rng import Rng, Uniforms
 from acceptlib.rules import row_sum, rule
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.strategy import AcceptanceStrategy, Options, Traits
+from acceptlib.workspace import Workspace
 
 __all__ = [
     "PLACEHOLDER_TOKEN_ID",
@@ -22,6 +23,7 @@ __all__ = [
     "Traits",
     "Uniforms",
     "VerifyResult",
+    "Workspace",
     "available",
     "create",
     "from_config",

@@ -12,6 +12,7 @@ import torch
 from acceptlib.errors import InputError, StatusError
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.workspace import Workspace
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -166,6 +167,7 @@ class Inputs:
         state: What rules read of each request by name, [B]; empty for most strategies.
         logprobs: Whether to return log-probabilities.
         out: Result to write in place, or None.
+        workspace: The caller's memory for the fused kernels, or None.
     """
 
     draft_token_ids: torch.Tensor
@@ -180,6 +182,7 @@ class Inputs:
     state: Mapping[str, torch.Tensor]
     logprobs: bool
     out: VerifyResult | None
+    workspace: Workspace | None
 
     @property
     def device(self) -> torch.device:
@@ -217,6 +220,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     state_names: tuple[str, ...],
     logprobs: bool,
     out: VerifyResult | None,
+    workspace: Workspace | None,
 ) -> Inputs:
     """Validate the arguments of `verify`, and `Traits.state` as `state_names`, without waiting for the device.
 
@@ -240,6 +244,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         ("uniforms", uniforms, Uniforms),
         ("state", state, Mapping),
         ("out", out, VerifyResult),
+        ("workspace", workspace, Workspace),
         ("max_num_draft_tokens", max_num_draft_tokens, int),
     ):
         if value is not None and not isinstance(value, kind):
@@ -257,12 +262,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     else:
         _expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
         num_requests, most = _ragged(
-            draft_token_ids,
-            target_data,
-            draft_data,
-            cu_num_draft_tokens,
-            max_num_draft_tokens,
-            bonus_rows=bonus_rows,
+            draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens, bonus_rows=bonus_rows
         )
     vocab_size = target_data.shape[-1]
     if vocab_size == 0:
@@ -306,6 +306,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         state={name: value.contiguous() for name, value in state.items()},
         logprobs=logprobs,
         out=out,
+        workspace=workspace,
     )
 
 

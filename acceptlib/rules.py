@@ -25,7 +25,8 @@ SCALARS: Final[dict[str, str]] = {
     "num_draft_tokens": "drafted tokens of this request, n_b",
     "is_last": "whether this is the request's last drafted token",
     "carry": "the running scalar; `carry` sees it before this position, `accept` after it, and `residual` before it",
-    "next_residual_mass": "sum of max(residual, 0) over the next row; 0 at the last drafted token",
+    "next_residual_mass": "sum of max(residual, 0) over the next row; 0 at the last drafted token; `accept` must not "
+    "fall as it grows, so that it is found only where it decides",
 }
 """Per drafted position, float64 (booleans where named `is_`); of rows after sampling parameters."""
 

@@ -6,17 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pydantic
+import torch
 
-from acceptlib.engine import backends
+from acceptlib.engine import backends, custom_op
 from acceptlib.engine.plan import Constant, Plan, Traits
 from acceptlib.errors import OptionError, StrategyDefinitionError, suggest
 from acceptlib.inputs import VerifyResult, prepare
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
+from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from acceptlib.rng import Rng, Uniforms
     from acceptlib.sampling import SamplingParams
@@ -126,6 +126,13 @@ class AcceptanceStrategy:
                 constants=self.constants(),
                 traits=self.resolve_traits(),
             )
+            self._key = custom_op.register(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a copy, which graphs know by a key of its own."""
+        self.__dict__ |= state
+        if "_key" in state:
+            self._key = custom_op.register(self)
 
     def constants(self) -> dict[str, Constant]:
         """Return what rules may read beside quantities: by default every numeric option.
@@ -189,6 +196,7 @@ class AcceptanceStrategy:
         state: Mapping[str, torch.Tensor] | None = None,
         logprobs: bool = False,
         out: VerifyResult | None = None,
+        workspace: Workspace | None = None,
     ) -> VerifyResult:
         """Verify one step of drafted tokens for a batch of B requests.
 
@@ -221,6 +229,8 @@ class AcceptanceStrategy:
             logprobs: Also return the log-probability of each emitted token under the processed target row and under the
                 raw one, before `sampling`.
             out: An earlier result of the same shapes, or `VerifyResult.empty`, written in place and returned.
+            workspace: What `self.workspace` returned, so that the fused kernels use that memory and allocate none.
+                The torch engine does without.
 
         Returns:
             The emitted tokens, [B, K+1] int32 padded with -1, counts and status. Bad values inside tensors are
@@ -230,25 +240,46 @@ class AcceptanceStrategy:
             InputError: Shapes, dtypes, devices or the combination of arguments do not fit.
             BackendError: The requested backend cannot run this call.
         """
-        inputs = prepare(
-            draft_token_ids,
-            target_logits=target_logits,
-            target_probs=target_probs,
-            draft_logits=draft_logits,
-            draft_probs=draft_probs,
-            cu_num_draft_tokens=cu_num_draft_tokens,
-            max_num_draft_tokens=max_num_draft_tokens,
-            sampling=sampling,
-            draft_sampling=draft_sampling,
-            rng=rng,
-            bonus_token_ids=bonus_token_ids,
-            uniforms=uniforms,
-            state=state,
-            state_names=self.plan.traits.state,
-            logprobs=logprobs,
-            out=out,
-        )
+        arguments: dict[str, Any] = {
+            "target_logits": target_logits,
+            "target_probs": target_probs,
+            "draft_logits": draft_logits,
+            "draft_probs": draft_probs,
+            "cu_num_draft_tokens": cu_num_draft_tokens,
+            "max_num_draft_tokens": max_num_draft_tokens,
+            "sampling": sampling,
+            "draft_sampling": draft_sampling,
+            "rng": rng,
+            "bonus_token_ids": bonus_token_ids,
+            "uniforms": uniforms,
+            "state": state,
+            "logprobs": logprobs,
+            "out": out,
+            "workspace": workspace,
+        }
+        if torch.compiler.is_compiling():
+            return custom_op.verify(self._key, draft_token_ids, **arguments)
+        inputs = prepare(draft_token_ids, state_names=self.plan.traits.state, **arguments)
         return backends.resolve(self.backend, self.plan, inputs).verify(self.plan, inputs)
+
+    def workspace(
+        self, num_requests: int, max_num_draft_tokens: int, vocab_size: int, device: torch.device | str
+    ) -> Workspace:
+        """Allocate memory for `verify`, enough for every call of up to these sizes.
+
+        With `out` and a workspace, a call that the fused kernels run allocates nothing on the device. Where they run
+        none it is empty, as for a strategy with a `verify` of its own, which overrides this if it needs one.
+
+        Args:
+            num_requests: B.
+            max_num_draft_tokens: K.
+            vocab_size: V, the larger one where the draft's differs.
+            device: Where the rows are.
+        """
+        if type(self).verify is not AcceptanceStrategy.verify:
+            return Workspace.allocate(0, 0, device)
+        sizes = (num_requests, max_num_draft_tokens, vocab_size)
+        return backends.workspace(self.backend, self.plan, *sizes, torch.device(device))
 
     @classmethod
     def _row_sums(cls) -> dict[str, RowSum]:

@@ -1,175 +1,166 @@
-"""The fused kernel on a GPU beside the read floor: `python bench/gpu.py RECORD.json`.
+"""The step on a GPU beside the read floor, vLLM and FlashInfer, in one process: `python bench/gpu.py RECORD.json`.
 
-Every shape is first checked against the torch engine on the CPU, token for token. Times are of CUDA-graph replay over
-input sets larger than the L2 cache together, median; ratios are within the run.
+Every result is checked against the oracle before it is timed. vLLM's step is imported from where vLLM has
+it, FlashInfer from its package; what cannot be imported is left out, and said. `--shapes 1x3,8x3` and `--paths`
+measure less.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import functools
 import json
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 import torch
-import triton
-import triton.language as tl
 from tabulate import tabulate
 
 import acceptlib
-from acceptlib.engine.triton import engine
+from acceptlib import AcceptanceStrategy, Traits, ops, rule
+from acceptlib.benchmarks import measure
+from acceptlib.benchmarks.measure import Row
+from acceptlib.benchmarks.peers import PEERS, Peer, vllm
+from acceptlib.benchmarks.workloads import Workload
+from acceptlib.ops import Value
 
-VOCAB_SIZE = 128256
-SHAPES = ((1, 3), (8, 3), (32, 3), (64, 5), (128, 7), (256, 7))
-FLOOR_BLOCK = 4096
-SET_BYTES = 200_000_000  # of all sets together: an H200 caches 60 MB
-STRATEGY = acceptlib.create("rejection", backend="triton")
-REFERENCE = acceptlib.create("rejection", backend="torch")
-
-
-class Batch(NamedTuple):
-    """One set of inputs, with what a call writes."""
-
-    ids: torch.Tensor
-    target: torch.Tensor
-    draft: torch.Tensor
-    rng: acceptlib.Rng
-    out: acceptlib.VerifyResult
+SHAPES: Final = ((1, 3), (8, 3), (32, 3), (64, 5), (128, 7), (256, 7))
+FILTERS: Final[dict[str, Any]] = {"temperature": 0.7, "top_k": 50, "top_p": 0.9}
 
 
-def batch(num_requests: int, length: int, seed: int) -> Batch:
-    """Return random rows on the GPU, and tokens drafted from them."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    logits = torch.randn(num_requests, length + 1, VOCAB_SIZE, device="cuda", generator=generator) * 3
-    noise = torch.randn(num_requests, length, VOCAB_SIZE, device="cuda", generator=generator)
-    draft = (logits[:, :length] + noise).softmax(-1)
-    # An exponential race draws from each row; torch.multinomial is limited to smaller vocabularies a call.
-    race = torch.empty_like(draft).exponential_(generator=generator)
-    return Batch(
-        (draft / race).argmax(-1),
-        logits.softmax(-1),
-        draft,
-        streams(num_requests, "cuda"),
-        acceptlib.VerifyResult.empty(num_requests, length, draft.device, logprobs=False),
-    )
+class Stranger(AcceptanceStrategy):
+    """Rejection sampling as a third party would write it, through the public interface: what a plugin costs."""
+
+    name = "stranger"
+    traits = Traits(guarantee="lossless")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        """Return h."""
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return p - q
 
 
-def streams(num_requests: int, device: str) -> acceptlib.Rng:
-    """Return fresh streams."""
-    seeds = torch.arange(num_requests, device=device)
-    return acceptlib.Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: what is timed, beside which peer, and how many times faster it should be.
+
+    Attributes:
+        strategy: Makes it.
+        workload: What of the workload is not the default.
+        peer: The library to compare with, or None.
+        goals: Times the peer's speed, for `SHAPES`.
+    """
+
+    strategy: Callable[[], AcceptanceStrategy]
+    workload: Mapping[str, Any]
+    peer: Peer | None = None
+    goals: tuple[float, ...] = ()
 
 
-def verify(inputs: Batch) -> None:
-    """Run one step."""
-    STRATEGY.verify(inputs.ids, target_probs=inputs.target, draft_probs=inputs.draft, rng=inputs.rng, out=inputs.out)
+def named(name: str) -> Callable[[], AcceptanceStrategy]:
+    """Return what makes a strategy of the registry."""
+    return functools.partial(acceptlib.create, name, backend="triton")
 
 
-def check(inputs: Batch) -> None:
-    """Compare a step with the torch engine's on the CPU."""
-    verify(inputs)
-    expected = REFERENCE.verify(
-        inputs.ids.cpu(),
-        target_probs=inputs.target.cpu(),
-        draft_probs=inputs.draft.cpu(),
-        rng=streams(len(inputs.ids), "cpu"),
-    )
-    assert torch.equal(inputs.out.output_token_ids.cpu(), expected.output_token_ids)
-    inputs.out.raise_for_status()
+def like_vllm(**options: Any) -> Peer:
+    """Return vLLM with other options of its step."""
+    return dataclasses.replace(PEERS["vllm"], bind=functools.partial(vllm, **options))
 
 
-@triton.jit
-def floor_kernel(out_ptr, target_ptr, draft_ptr, target_stride, draft_stride, vocab_size, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201, N803, PLR0913, PLR0917
-    """Sum a block of the first row of target and draft: two rows a request, read once."""
-    request = tl.program_id(1).to(tl.int64)
-    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    p = tl.load(target_ptr + request * target_stride + entry, mask=entry < vocab_size, other=0.0)
-    q = tl.load(draft_ptr + request * draft_stride + entry, mask=entry < vocab_size, other=0.0)
-    tl.store(out_ptr + request * tl.num_programs(0) + tl.program_id(0), tl.sum(p + q, 0))
+PATHS: Final = {
+    "probabilities": Case(named("rejection"), {"kind": "probs"}, PEERS["flashinfer"], (10, 9, 5, 3.4, 2.2, 2.15)),
+    "logits, T = 0.7": Case(named("rejection"), {"temperature": 0.7}, PEERS["vllm"], (2.3, 2.4, 3, 4, 5, 5.5)),
+    "logits": Case(named("rejection"), {}, PEERS["vllm"], (1.8, 1.5, 1.4, 1.6, 1.9, 2)),
+    "logits, block": Case(named("block"), {}, like_vllm(use_block_verification=True), (1.8, 1.8, 1.7, 1.7, 1.7, 1.8)),
+    "logits, greedy": Case(named("greedy"), {"temperature": 0.0}, PEERS["vllm"], (1.5, 1.4, 1.2, 1.2, 1.5, 1.6)),
+    "logits, one-hot draft": Case(named("rejection"), {"kind": "one-hot"}, PEERS["vllm"], (1.5, 1.5, 1.5, 1.7, 2, 2.2)),
+    "logits, typical": Case(named("typical"), {}),
+    "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}),
+    "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}),
+    "logits, T = 0.7, top-k 50, top-p 0.9": Case(named("rejection"), FILTERS, PEERS["vllm"], (5,) * 6),
+    "logits, T = 0.7, top-p 0.9": Case(named("rejection"), {"temperature": 0.7, "top_p": 0.9}),
+    "logits, T = 0.7, min-p 0.05": Case(named("rejection"), {"temperature": 0.7, "min_p": 0.05}),
+    "logits, bitmask": Case(named("rejection"), {"masked": True}),
+}
 
 
-def read(inputs: Batch) -> None:
-    """Read as much as the step must."""
-    blocks = triton.cdiv(VOCAB_SIZE, FLOOR_BLOCK)
-    out = torch.empty(len(inputs.ids), blocks, device="cuda")
-    strides = inputs.target.stride(0), inputs.draft.stride(0)
-    floor_kernel[blocks, len(inputs.ids)](
-        out, inputs.target, inputs.draft, *strides, VOCAB_SIZE, BLOCK=FLOOR_BLOCK, num_warps=8
-    )
+def main() -> None:
+    """Measure, print the ratios and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--shapes", default=",".join(f"{B}x{K}" for B, K in SHAPES))
+    parser.add_argument("--paths", help="separated by semicolons", default=";".join(PATHS))
+    parser.add_argument("--vocab-size", type=int, default=128256)
+    given = parser.parse_args()
+    shapes = [tuple(map(int, shape.split("x"))) for shape in given.shapes.split(",")]
+    device = torch.device("cuda")
+    absent = {peer.missing() for path in PATHS.values() if (peer := path.peer)} - {None}
+    rows: list[Row] = []
+    goals: dict[int, float] = {}
+    for name in given.paths.split(";"):
+        path = PATHS[name]
+        for num_requests, length in shapes:
+            workload = Workload(
+                num_requests=num_requests, num_draft_tokens=length, vocab_size=given.vocab_size, **path.workload
+            )
+            peers = [path.peer] if path.peer is not None and path.peer.missing() is None else []
+            for row in measure.run(workload, {path.strategy().name: path.strategy}, peers, device):
+                row.path = name
+                print(
+                    f"{name}, B = {row.B}, K = {row.K}, {row.name}: {row.microseconds}",
+                    row.error or "",
+                    file=sys.stderr,
+                )
+                if not row.peer and (num_requests, length) in SHAPES and path.goals:
+                    goals[len(rows)] = path.goals[SHAPES.index((num_requests, length))]
+                rows.append(row)
+            torch.cuda.empty_cache()
+    record = measure.record(rows, device)
+    for number, goal in goals.items():
+        record["rows"][number]["goal"] = goal
+    given.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(rows, goals))
+    for reason in sorted(filter(None, absent)):
+        print(f"not measured: {reason}")
 
 
-def microseconds(function: Callable[[Batch], None], sets: list[Batch], replays: int = 60) -> float:
-    """Return the median time of one call in a captured graph that goes through all sets."""
-    for inputs in sets:
-        function(inputs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for inputs in sets:
-            function(inputs)
-    times = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(sets))
-    return statistics.median(times[replays // 10 :])
-
-
-def host_microseconds(inputs: Batch, calls: int = 300) -> float:
-    """Return the mean time that an eager call takes the host."""
-    verify(inputs)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(calls):
-        verify(inputs)
-    elapsed = time.perf_counter() - start
-    torch.cuda.synchronize()
-    return elapsed / calls * 1e6
-
-
-def measure(num_requests: int, length: int) -> dict[str, Any]:
-    """Check and time one shape."""
-    check(batch(num_requests, length, seed=0))
-    count = max(4, -(-SET_BYTES // (num_requests * (2 * length + 1) * VOCAB_SIZE * 4)))
-    sets = [batch(num_requests, length, seed) for seed in range(count)]
-    row = {
-        "B": num_requests,
-        "K": length,
-        "microseconds": microseconds(verify, sets),
-        "read_floor": microseconds(read, sets),
-        "host_microseconds": host_microseconds(sets[0]),
-        "mean_emitted": float(torch.cat([inputs.out.num_emitted for inputs in sets]).float().mean()),
-        "match": True,
-    }
-    row["ratio"] = row["microseconds"] / row["read_floor"]
-    return row
-
-
-def main(path: str) -> None:
-    """Measure all shapes; write the record and print its table."""
-    rows = [measure(*shape) for shape in SHAPES]
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
-    record = {
-        "machine": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": "unknown" if git.returncode else git.stdout.strip(),
-        "strategy": STRATEGY.name,
-        "input": "probabilities, float32",
-        "vocab_size": VOCAB_SIZE,
-        "block": engine.BLOCK,
-        "rows": rows,
-    }
-    Path(path).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+def table(rows: list[Row], goals: Mapping[int, float]) -> str:
+    """Return one line a path and shape: our time, its share of the floor, and the peer's time over it."""
+    theirs = {(row.path, row.B, row.K): row.microseconds for row in rows if row.peer}
+    lines = []
+    for number, row in enumerate(rows):
+        other = theirs.get((row.path, row.B, row.K))
+        if not row.peer:
+            us = row.microseconds
+            ratio = other / us if other and us else None
+            floor = us / row.read_floor if us and row.read_floor else None
+            lines.append(
+                [
+                    row.path,
+                    row.B,
+                    row.K,
+                    us,
+                    floor,
+                    row.host_microseconds,
+                    row.mean_emitted,
+                    other,
+                    ratio,
+                    goals.get(number),
+                    row.error,
+                ]
+            )
+    header = ["path", "B", "K", "us", "times floor", "host us", "tau", "peer us", "times ours", "goal", ""]
+    return tabulate(lines, header, floatfmt=".2f")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

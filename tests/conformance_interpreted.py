@@ -17,7 +17,9 @@ from acceptlib.testing import check_strategy
 
 # Small blocks are interpreted sooner, and small vocabularies have several.
 engine.BLOCK = 64
-engine.SMALL, engine.LARGE = (tuning._replace(emit_block=64) for tuning in (engine.SMALL, engine.LARGE))
+engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
+    tuning._replace(emit_block=64, emit_part=16) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
+)
 
 KERNEL = [
     "decisions_follow_rules",

@@ -102,6 +102,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {**LOGITS, "sampling": SamplingParams(temperature=torch.ones(2, dtype=I64))},
         ["sampling.temperature", "float32", "int64"],
     ),
+    "workspace-type": ({"workspace": torch.zeros(8)}, ["workspace", "Workspace", "Tensor"]),
     "out-type": ({"out": torch.zeros(2, 3)}, ["out", "VerifyResult", "Tensor"]),
     "out-tokens": (
         {"out": result_like(output_token_ids=torch.zeros(2, 2, dtype=torch.int32))},

@@ -41,6 +41,7 @@ def test_public_names_are_pinned() -> None:
         "Traits",
         "Uniforms",
         "VerifyResult",
+        "Workspace",
         "available",
         "create",
         "from_config",

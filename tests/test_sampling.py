@@ -372,7 +372,8 @@ def test_memory_does_not_matter(setting: str, monkeypatch: pytest.MonkeyPatch) -
     requests = batch(16)
     sampling = mixture(requests, "padded")
     wanted = support.verify(setting, requests, "padded", "logits", **sampling, logprobs=True)
-    monkeypatch.setattr("acceptlib.engine.rows.AT_ONCE_BYTES", 0)
+    for module in ("rows", "torch_engine"):
+        monkeypatch.setattr(f"acceptlib.engine.{module}.KEPT_BYTES", 0)
     monkeypatch.setattr("acceptlib.engine.torch_engine.SCRATCH_BYTES", 3 * 4 * VOCAB)
     support.same(support.verify(setting, requests, "padded", "logits", **sampling, logprobs=True), wanted)
     arguments = support.lay_out(requests, "padded", "logits")

@@ -11,9 +11,11 @@ import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import LogitBias, Rng, SamplingParams, Uniforms, VerifyResult
-from acceptlib.engine import process
+from acceptlib import LogitBias, Rng, SamplingParams, Uniforms, VerifyResult, arrays
+from acceptlib import rng as streams
+from acceptlib.engine import draw, process, rows, torch_engine
 from acceptlib.errors import ConformanceError, InputError
+from acceptlib.inputs import Rows
 from acceptlib.testing.checks.execution import NoWaiting
 
 POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "typical", "typical-sample"]
@@ -527,6 +529,43 @@ def test_no_draft_rows_mean_a_one_hot_draft(setting: str, form: str) -> None:
     support.same(result, support.verify(setting, explicit, "padded", form))
 
 
+@settings
+def test_rows_that_are_read_as_they_are_reached_change_nothing(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large batches go position by position, and one request as many positions at a time as there are threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    requests = mixed(30)
+    for layout, form in itertools.product(("padded", "ragged"), ("probs", "logits")):
+        wanted = support.verify(setting, requests, layout, form, logprobs=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_engine, "SCRATCH_BYTES", 1)
+            for b, request in enumerate(requests):
+                one = support.verify(setting, [request], layout, form, rng=support.streams([b]), logprobs=True)
+                assert support.tokens(one, 0) == support.tokens(wanted, b)
+            for module in (torch_engine, rows):
+                patch.setattr(module, "KEPT_BYTES", 0)
+            patch.setattr(rows, "SHARED_ROW", 0)
+            support.same(support.verify(setting, requests, layout, form, logprobs=True), wanted)
+
+
+def test_rejected_requests_have_no_later_rows_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From logits, a request that stops at once has two rows softmaxed, of its draft's four."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    request = support.ordinary(4, 11, 0)
+    support.mask_drafted(request, 0)
+    monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", 1)
+    processed = []
+
+    def counted(given: Rows, out: torch.Tensor) -> torch.Tensor:
+        processed.append(len(given.data))
+        return process.process(given, out)
+
+    monkeypatch.setattr(rows, "process", counted)
+    for sampling in (None, SamplingParams(temperature=0.7, top_k=9, top_p=0.9)):
+        result = support.verify("rejection", [request], "padded", "logits", sampling=sampling)
+        assert result.num_accepted.tolist() == [0]
+    assert processed == [1, 1, 1, 1]
+
+
 # The device is never waited for
 
 
@@ -546,6 +585,21 @@ def test_waiting_is_noticed(waits: Any) -> None:
     """The check that follows can fail."""
     with pytest.raises(ConformanceError, match="waits for the device"), NoWaiting():
         waits(torch.tensor([1, 0, 2]))
+
+
+@forms
+@layouts
+@settings
+def test_words_of_a_device(setting: str, layout: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off the CPU small arithmetic runs on tensors, and nobody looks at them: here with tensors on the CPU."""
+    requests = mixed(20)
+    requests[2].p[1] = torch.nan
+    arguments = {"logprobs": True, "bonus_token_ids": torch.arange(20) % 11}
+    wanted = support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments)
+    for module in (arrays, draw, process, streams, rows, torch_engine):
+        monkeypatch.setattr(module, "as_words", lambda tensor: tensor)
+    monkeypatch.setattr(streams, "_columns", streams._columns.__wrapped__)  # keeps words
+    support.same(support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments), wanted)
 
 
 @forms

@@ -9,6 +9,7 @@ python triton_engine_cases.py cuda:80 results.json
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from triton.compiler import ASTSource
 from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
 from acceptlib.engine import process, torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import engine, select
@@ -51,6 +52,7 @@ NOTHING = dict.fromkeys(
         "bonus_token_ids",
         "uniforms",
         "out",
+        "workspace",
         "state",
     ]
 )
@@ -70,6 +72,7 @@ FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
 COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
+COMPILED_TOO = ("logits", "passed", "ragged-explicit", "ragged-given")  # what else a kernel may hold, for one strategy
 KINDS = {
     torch.int8: "*i8",
     torch.int32: "*i32",
@@ -422,6 +425,13 @@ def run(
     return result if moved else f"offsets {rng.offsets.tolist()}"
 
 
+def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory whose words are NaN, and no counts."""
+    workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    workspace.words.fill_(-1)
+    return workspace
+
+
 def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str, object]) -> str:
     """Return an empty string if every stage of a call compiles to a binary."""
     launched: list[tuple[object, ...]] = []
@@ -454,8 +464,7 @@ def labels(mode: str) -> list[str]:
             for call in calls(sizes)
             if goes_through(name, sizes, call)
         ] + [f"law-{kind}" for kind in law_rows()]
-    found = [f"{name}-{call}" for name in strategies() for call in COMPILED]
-    return [*found, *(f"{name}-filtered-constrained" for name in COMPILED_FILTERED)]
+    return [f"{name}-{call}" for name, call in compiled()]
 
 
 def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
@@ -465,13 +474,20 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     return name in WHOLE or call in CORE
 
 
-def run_apart(mode: str, path: Path) -> dict[str, str]:
-    """Run this script in a process of its own, once for all workers; return what is wrong by case."""
+def compiled() -> list[tuple[str, str]]:
+    """Return what is compiled: strategies and calls."""
+    return [*itertools.product(strategies(), COMPILED), *(("cautious", call) for call in COMPILED_TOO)] + [
+        (name, "filtered-constrained") for name in COMPILED_FILTERED
+    ]
+
+
+def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
+    """Run this script, or one like it, in a process of its own, once for all workers; return what is wrong by case."""
     with FileLock(f"{path}.lock"):
         if not path.exists():
             environment = {**os.environ, "TRITON_INTERPRET": "1" if mode == "interpreted" else "0"}
             environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-            subprocess.run([sys.executable, __file__, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
+            subprocess.run([sys.executable, script, mode, path], check=True, env=environment)  # noqa: S603 - ourselves
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -482,7 +498,10 @@ def main(mode: str, path: str) -> None:
     if mode == "interpreted":
         # Small blocks, so that small vocabularies have several too.
         engine.BLOCK = 256
-        engine.SMALL, engine.LARGE = (tuning._replace(emit_block=128) for tuning in (engine.SMALL, engine.LARGE))
+        engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
+            tuning._replace(emit_block=128, emit_part=32) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
+        )
+        engine._scratch = poisoned  # what one call leaves behind must not help the next
         for shape, sizes in SHAPES.items():
             if sizes == FILTERED_SHAPE:  # rows of several blocks, not all of which fit into a tile
                 engine.BLOCK, engine.TILE = 64, 2
@@ -492,13 +511,9 @@ def main(mode: str, path: str) -> None:
                         results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
         results |= {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
     else:
-        for call in COMPILED:
-            arguments = calls(SHAPES["B3-K3-V50"])[call]
-            for name, strategy in strategies().items():
-                results[f"{name}-{call}"] = compile_only(strategy, mode, arguments)
-        for name in COMPILED_FILTERED:
-            arguments = calls(FILTERED_SHAPE)["filtered-constrained"]
-            results[f"{name}-filtered-constrained"] = compile_only(strategies()[name], mode, arguments)
+        given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
+        for name, call in compiled():
+            results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

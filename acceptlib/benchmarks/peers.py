@@ -33,6 +33,7 @@ class Peer:
         bind: From a batch to a call and the reading of its result.
         devices: Types of device it runs on.
         max_requests: Largest B; None for any.
+        parameters: Sampling parameters that it takes.
         replays: Whether a CUDA graph can hold it.
     """
 
@@ -41,6 +42,7 @@ class Peer:
     bind: Callable[[Batch], Bound]
     devices: tuple[str, ...]
     max_requests: int | None = None
+    parameters: tuple[str, ...] = ("temperature",)
     replays: bool = True
 
     def missing(self) -> str | None:
@@ -59,7 +61,8 @@ class Peer:
             return f"runs on {' or '.join(self.devices)}"
         if self.max_requests is not None and workload.num_requests > self.max_requests:
             return f"takes at most {self.max_requests} request"
-        return None
+        refused = sorted({*workload.parameters, *["bitmask"] * workload.masked} - {*self.parameters})
+        return f"takes no {', '.join(refused)}" if refused else None
 
 
 def _transformers(batch: Batch) -> Bound:
@@ -81,14 +84,21 @@ def _transformers(batch: Batch) -> Bound:
     return call, read
 
 
-def _vllm(batch: Batch) -> Bound:
+def vllm(batch: Batch, **options: Any) -> Bound:
+    """Return vLLM's step: the passes that its sampler makes over the logits, then its verification.
+
+    Args:
+        batch: The rows.
+        options: Of its `rejection_sample`, such as `use_block_verification`.
+    """
     sampler = importlib.import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
     gumbel = importlib.import_module("vllm.v1.worker.gpu.sample.gumbel")
     size, length = batch.draft_token_ids.shape
-    device, rows, heat = batch.device, size * (length + 1), batch.workload.temperature
+    device, rows, workload = batch.device, size * (length + 1), batch.workload
     requests = torch.arange(size, dtype=torch.int32, device=device)
     position = torch.arange(length + 1, device=device).repeat(size)
     of_request = requests.repeat_interleave(length + 1)
+    heat = workload.temperature
     arguments: dict[str, Any] = {
         # A request's first entry is its last committed token; that after each drafted row holds the row's token.
         "draft_sampled": functional.pad(batch.draft_token_ids, (1, 0)).flatten(),
@@ -97,21 +107,29 @@ def _vllm(batch: Batch) -> Bound:
         "idx_mapping": requests,
         "expanded_idx_mapping": of_request,
         "expanded_local_pos": position.int(),
-        "temperature": torch.ones(size, device=device),
+        "temperature": torch.full((size,), float(heat > 0), device=device),
         "seed": batch.rng.seeds,
         "num_speculative_steps": length,
+        **options,
     }
     target, draft = batch.target.view(rows, -1), batch.draft
-    if heat != 1:
+    if heat not in {0.0, 1.0}:
         # Its sampler divides float32 logits in place, once a step. They are divided here, and what is timed is that
         # pass by a number so near to 1 that no repetition changes a token.
         target, draft = target.float() / heat, None if draft is None else draft / heat
         nearly_one = torch.full((size,), 1 + 1e-6, device=device)
+    top_k = torch.full((rows,), workload.top_k, dtype=torch.int32, device=device) if workload.top_k else None
+    top_p = torch.full((rows,), workload.top_p, device=device) if workload.top_p < 1 else None
 
     def call() -> Emitted:
-        if heat != 1:
+        logits = target
+        if heat not in {0.0, 1.0}:
             gumbel.apply_temperature(target, of_request, nearly_one)
-        return sampler.rejection_sample(target, draft, **arguments)  # type: ignore[no-any-return]
+        if top_k is not None or top_p is not None:
+            # It masks in place, what its sampler has copied.
+            filters = importlib.import_module("vllm.v1.sample.ops.topk_topp_triton")
+            logits = filters.apply_top_k_top_p_triton(target.to(torch.float32, copy=True), top_k, top_p)
+        return sampler.rejection_sample(logits, draft, **arguments)  # type: ignore[no-any-return]
 
     return call, lambda result: (result[0], result[1] - 1)
 
@@ -169,7 +187,8 @@ PEERS: Final[Mapping[str, Peer]] = {
     "vllm": Peer(
         label={"logits": "vLLM", "one-hot": "vLLM"},
         module="vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils",
-        bind=_vllm,
+        bind=vllm,
         devices=("cuda",),
+        parameters=("temperature", "top_k", "top_p"),
     ),
 }

@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch.nn import functional
 
+from acceptlib import exact
+from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.inputs import VerifyResult
 from acceptlib.rng import Rng
@@ -47,7 +49,9 @@ class Workload:
         acceptance: How much of the draft is accepted. Synthetic rows have a mean acceptance probability of `ALPHA`;
             rows of the bundled pair are its steps with the lowest, middle or highest third of acceptance.
         source: `synthetic` or `pair`. Rows of the bundled pair are padded to `vocab_size` with unlikely entries.
-        temperature: Of both models, for logits. Synthetic rows keep their acceptance at 1 only.
+        temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
+            acceptance without them only.
+        masked: Whether a bitmask forbids half of the tokens that were not drafted.
     """
 
     num_requests: int = 1
@@ -58,33 +62,51 @@ class Workload:
     acceptance: Level = "medium"
     source: Source = "synthetic"
     temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    masked: bool = False
 
     def __post_init__(self) -> None:
         """Check the values.
 
         Raises:
-            InputError: A size is too small, or a temperature goes with probabilities.
+            InputError: A size is too small, a parameter is out of range, or one goes with probabilities.
         """
         for name, least in (("num_requests", 1), ("num_draft_tokens", 1), ("vocab_size", 2)):
             if getattr(self, name) < least:
                 msg = f"{name}: expected at least {least}, got {getattr(self, name)}"
                 raise InputError(msg)
-        if self.kind == "probs" and self.temperature != 1:
-            msg = f"temperature: expected 1 with probabilities, which are processed already, got {self.temperature:g}"
+        if self.kind == "probs" and (self.parameters or self.masked):
+            msg = f"expected no sampling parameters with probabilities, which are processed already, got {self.heading}"
             raise InputError(msg)
+        SamplingParams(**self.parameters)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The sampling parameters that are on."""
+        off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        return {name: getattr(self, name) for name in off if getattr(self, name) != off[name]}
+
+    @property
+    def heading(self) -> str:
+        """The sampling parameters in words."""
+        names = {"temperature": "T =", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p"}
+        words = [f"{names[name]} {value:g}" for name, value in self.parameters.items()]
+        return ", ".join([*words, *["bitmask"] * self.masked])
 
     @property
     def path(self) -> str:
         """What is verified from what, in words: one heading of a table."""
         names = {"logits": "logits", "probs": "probabilities", "one-hot": "logits, one-hot draft"}
-        return names[self.kind] + ("" if self.temperature == 1 else f", T = {self.temperature:g}")
+        return ", ".join(filter(None, (names[self.kind], self.heading)))
 
     def __str__(self) -> str:
         """Name it, as in `B1-K5-V128256-float32-logits-medium`."""
         shape = f"B{self.num_requests}-K{self.num_draft_tokens}-V{self.vocab_size}"
         pair = "-pair" if self.source == "pair" else ""
-        heat = "" if self.temperature == 1 else f"-T{self.temperature:g}"
-        return f"{shape}-{self.dtype}-{self.kind}{heat}-{self.acceptance}{pair}"
+        heading = "".join(f"-{word}" for word in self.heading.replace(" = ", "").replace(" ", "").split(",") if word)
+        return f"{shape}-{self.dtype}-{self.kind}{heading}-{self.acceptance}{pair}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +120,7 @@ class Batch:
         draft: [B, K, V], likewise; None for one-hot drafts.
         rng: Streams, advanced by each call.
         out: Where calls write their result.
+        sampling: The workload's sampling parameters.
     """
 
     workload: Workload
@@ -106,6 +129,7 @@ class Batch:
     draft: torch.Tensor | None
     rng: Rng
     out: VerifyResult
+    sampling: SamplingParams | None = None
 
     @property
     def device(self) -> torch.device:
@@ -118,8 +142,8 @@ class Batch:
         given: dict[str, Any] = {f"target_{form}": self.target}
         if self.draft is not None:
             given[f"draft_{form}"] = self.draft
-        if self.workload.temperature != 1:
-            given["sampling"] = SamplingParams(temperature=self.workload.temperature)
+        if self.sampling is not None:
+            given["sampling"] = self.sampling
         if state := strategy.initial_state(self.workload.num_requests, self.device):
             given["state"] = state
         return given
@@ -127,12 +151,27 @@ class Batch:
     def probabilities(self, request: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return one request's rows as float32 probabilities on the CPU."""
         rows = [None if rows is None else rows[request].cpu().float() for rows in (self.target, self.draft)]
-        if self.workload.kind != "probs":
-            temperature = self.workload.temperature
-            rows = [None if logits is None else (logits / temperature).softmax(-1) for logits in rows]
+        if self.workload.masked or self.workload.parameters:
+            allowed = None if self.sampling is None else self.sampling.allowed_token_bitmask
+            masks = [None if allowed is None else allowed[request].cpu(), None]
+            rows = [
+                None if logits is None else self._processed(logits, mask)
+                for logits, mask in zip(rows, masks, strict=True)
+            ]
+        elif self.workload.kind != "probs":
+            rows = [None if logits is None else logits.softmax(-1) for logits in rows]
         target, draft = rows
         assert target is not None  # noqa: S101 - for the type checker
         return target, draft
+
+    def _processed(self, logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Return rows [n, V] of logits as probabilities, float32, from the definition."""
+        laws = []
+        for number, row in enumerate(logits):
+            bits = None if mask is None else ((mask[number, :, None] >> torch.arange(32)) & 1).flatten()
+            allowed = None if bits is None else {*bits.nonzero()[:, 0].tolist()}
+            laws.append(exact.processed(row, allowed=allowed, **self.workload.parameters))
+        return torch.stack(laws).float()
 
 
 def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) -> Batch:
@@ -149,6 +188,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
     device = torch.device(device)
     make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
     target, draft, ids = make_logits(workload, device, seed)
+    sampling = _sampling(workload, ids, seed) if workload.parameters or workload.masked else None
     rows: list[torch.Tensor] = [target, draft]
     if workload.kind == "probs":
         rows = [logits.softmax(-1) for logits in rows]
@@ -164,7 +204,25 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
             offsets=torch.zeros(workload.num_requests, dtype=torch.int64, device=device),
         ),
         out=VerifyResult.empty(workload.num_requests, workload.num_draft_tokens, device, logprobs=False),
+        sampling=sampling,
     )
+
+
+def _sampling(workload: Workload, ids: torch.Tensor, seed: int) -> SamplingParams:
+    """Return the sampling parameters, as tensors a request: a number would be one more allocation a call."""
+    kinds = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
+    found: dict[str, Any] = {
+        name: torch.full((workload.num_requests,), value, dtype=kinds[name], device=ids.device)
+        for name, value in workload.parameters.items()
+    }
+    if workload.masked:
+        generator = torch.Generator(ids.device).manual_seed(seed)
+        size = (workload.num_requests, workload.num_draft_tokens + 1, -(-workload.vocab_size // 32))
+        words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=ids.device, generator=generator)
+        at, bit = (ids // 32)[..., None], (1 << (ids % 32)).to(torch.int32)[..., None]
+        words[:, :-1].scatter_(-1, at, words[:, :-1].gather(-1, at) | bit)
+        found["allowed_token_bitmask"] = words
+    return SamplingParams(**found)
 
 
 def noise_for(alpha: float) -> float:
@@ -186,7 +244,8 @@ def _synthetic_logits(
     draft = target[:, :-1] + torch.randn(size, device=device, generator=generator) * noise_for(alpha)
     # An exponential race draws from each row: torch.multinomial takes fewer entries a call on a GPU.
     race = torch.empty_like(draft).exponential_(generator=generator).log_().neg_()
-    ids = race.add_(draft).argmax(-1)
+    drawn = law(draft, SamplingParams(**workload.parameters)).log() if workload.parameters else draft
+    ids = race.add_(drawn).argmax(-1)
     if workload.kind == "one-hot":
         # A one-hot draft is accepted with the target's probability of its token, which is set to alpha.
         at = ids[..., None]

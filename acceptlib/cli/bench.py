@@ -17,7 +17,7 @@ from acceptlib.cli import format as table
 from acceptlib.cli import report
 from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr, stdout
 from acceptlib.cli.format import Column, Format, check_ending
-from acceptlib.cli.options import FormatOption
+from acceptlib.cli.options import FormatOption, MinPOption, TopKOption, TopPOption
 
 if TYPE_CHECKING:
     from acceptlib.benchmarks.measure import Make, Row
@@ -95,6 +95,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     vocab_size: Annotated[int, typer.Option(min=2, help="Entries of a row, V.")] = 128256,
     dtype: Annotated[Dtype, typer.Option(help="Of the rows.")] = Dtype.float32,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of both models, where rows are logits.")] = 1.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
     acceptance: Annotated[Level, typer.Option(help="How much of the draft is accepted.")] = Level.medium,
     rows: Annotated[Source, typer.Option(help="Synthetic rows, or those of the bundled pair.")] = Source.synthetic,
     peers: Annotated[
@@ -122,6 +125,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     strategies = _strategies(names, backend.value)
     found, absent = _peers(peers)
     where = _device(device)
+    parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
         workloads.Workload(
             num_requests=num_requests,
@@ -131,7 +135,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             dtype=dtype.value,
             acceptance=acceptance.value,
             source=rows.value,
-            temperature=1.0 if kind == "probs" else temperature,
+            **({} if kind == "probs" else parameters),
         )
         for kind, (num_requests, num_draft_tokens) in itertools.product(_kinds(inputs), _shapes(shapes))
     ]

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from acceptlib.engine import torch_engine
 from acceptlib.errors import BackendError, suggest
+from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
+    import torch
+
     from acceptlib.engine.plan import Plan
     from acceptlib.inputs import Inputs, VerifyResult
 
@@ -65,16 +68,35 @@ def resolve(choice: Choice, plan: Plan, inputs: Inputs) -> Backend:
     return Backend("torch", unavailable, torch_engine.verify)
 
 
+def workspace(
+    choice: Choice, plan: Plan, num_requests: int, max_num_draft_tokens: int, vocab_size: int, device: torch.device
+) -> Workspace:
+    """Return memory for calls up to a size: see `AcceptanceStrategy.workspace`."""
+    if choice == "torch" or _missing(device) is not None:
+        return Workspace.allocate(0, 0, device)
+    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
+
+    return engine.workspace(plan, num_requests, max_num_draft_tokens, vocab_size, device)
+
+
 def _triton_unavailable(plan: Plan, inputs: Inputs) -> str | None:
     """Return why the Triton engine cannot run a call, or None if it can."""
+    missing = _missing(inputs.device)
+    if missing is not None:
+        return missing
+    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
+
+    return engine.unsupported(plan, inputs)
+
+
+def _missing(device: torch.device) -> str | None:
+    """Return what the Triton engine misses to run any call on a device, or None if nothing."""
     # The interpreter, for tests, runs kernels on the CPU.
-    if inputs.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton runs on GPUs, and the rows are not on one"
     if not _has_triton():
         return "the package triton is not installed (pip install acceptlib[triton])"
-    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
-
-    return engine.unsupported(plan)
+    return None
 
 
 def _triton_verify(plan: Plan, inputs: Inputs) -> VerifyResult:

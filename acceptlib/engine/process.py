@@ -2,7 +2,7 @@
 
 Nothing sorts a vocabulary. top-k finds its cut with `topk` where k is known without waiting for a device; top-p, and
 top-k elsewhere, by the digits of the logits: a histogram of integer mass over the leading eleven bits picks a bucket,
-the next eleven and the last ten pick the logit. On the CPU and with a small k, what follows `topk` sees k entries only.
+the next eleven and the last ten pick the logit. On the CPU and with a small k, NumPy does what follows, on k entries.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 import torch
 
 from acceptlib.arrays import Words, as_words
@@ -94,21 +95,18 @@ def in_range(rows: Rows, vocab_size: int) -> Words:
     return found
 
 
-def process(rows: Rows, name: str = "") -> torch.Tensor:
+def process(rows: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return the law that rows of logits are sampled from.
 
     Args:
         rows: Logits [n, V] with parameters a row.
-        name: Of the scratch memory that the result is in; a new tensor without one.
+        out: Where to put the result, [n, V] float32; a new tensor if None.
 
     Returns:
         [n, V] float32 probabilities; NaN throughout a row that has no law.
     """
     shape, device = rows.data.shape, rows.data.device
-    if name:
-        probs = scratch(name, shape, torch.float32, device)
-    else:
-        probs = torch.empty(shape, dtype=torch.float32, device=device)
+    probs = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
     temperature = rows.temperature
     if rows.is_filtered:
         _filter(rows, probs)
@@ -162,16 +160,10 @@ def _scale(values: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor | 
 def _filter(rows: Rows, probs: torch.Tensor) -> None:
     """Write the law of rows with top-k, top-p or min-p."""
     num_rows, vocab_size = probs.shape
-    left = torch.arange(num_rows, device=probs.device)
     if _readable(probs):
-        few = torch.full_like(left, vocab_size <= MOST_CANDIDATES, dtype=torch.bool)
-        count = vocab_size
-        if rows.top_k is not None and vocab_size > MOST_CANDIDATES:
-            few = (rows.top_k >= 1) & (rows.top_k <= MOST_CANDIDATES)
-            # One more than is kept: it shows whether others equal the k-th.
-            count = int((rows.top_k * few).max()) + 1
-        if few.any():
-            left = left[~(few & _filter_candidates(rows, count, probs))]
+        left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
+    else:
+        left = torch.arange(num_rows, device=probs.device)
     chunk = max(1, CHUNK_BYTES // (4 * max(vocab_size, LEAST_ROW)))
     for start in range(0, len(left), chunk):
         some = left[start : start + chunk]
@@ -179,29 +171,45 @@ def _filter(rows: Rows, probs: torch.Tensor) -> None:
         probs.index_copy_(0, some, _filter_all(take(rows, some, rows.data[some], bitmask)))
 
 
-def _filter_candidates(rows: Rows, count: int, probs: torch.Tensor) -> torch.Tensor:
-    """Write the law of rows from their `count` largest entries; return [n] bool, for which rows these suffice."""
-    values, ids = _largest(constrain(rows), count)
-    values = values.to(torch.float32)
-    if rows.top_p is not None:  # of equal logits the highest id first
-        ids, order = ids.sort(dim=1, descending=True)
-        values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    top = values[:, :1].clone()
-    suffice = top.isfinite()
-    weights = torch.ones_like(values)
+@np.errstate(all="ignore")
+def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
+    """Write the law of rows whose few largest entries suffice; return [n] bool, which rows these are.
+
+    On the CPU, where NumPy has few entries done before torch has begun; every operation gives what torch's gives.
+    """
+    num_rows, vocab_size = probs.shape
+    few, count, top_k = np.full(num_rows, vocab_size <= MOST_CANDIDATES), vocab_size, None
     if rows.top_k is not None:
-        last = values.gather(1, (rows.top_k.to(torch.int64) - 1).clamp(0, count - 1)[:, None])
-        weights.copy_((values >= last) | (rows.top_k <= 0)[:, None])
-        if count < probs.shape[1]:
-            suffice &= (values[:, -1:] < last) | (last == -torch.inf)  # else more may equal the k-th
-    weights.mul_(_scale(values, top, rows.temperature).exp_())
+        top_k = rows.top_k.numpy().astype(np.int64)
+        if vocab_size > MOST_CANDIDATES:
+            few = (top_k >= 1) & (top_k <= MOST_CANDIDATES)
+            # One more than is kept: it shows whether others equal the k-th.
+            count = int((top_k * few).max(initial=0)) + 1
+    if not few.any():
+        return few
+    largest, where = _largest(constrain(rows), count)
+    values, ids = largest.to(torch.float32).numpy(), where.numpy()
+    row, top = np.arange(num_rows)[:, None], values[:, :1]
+    few &= np.isfinite(top[:, 0])
+    if rows.top_p is not None:  # of equal logits the highest id first
+        order = np.lexsort((-ids, -values))
+        values, ids = values[row, order], ids[row, order]
+    terms = values - top
+    if rows.temperature is not None:
+        temperature = rows.temperature.detach().numpy()[:, None]
+        terms /= temperature + (temperature == 0)
+    weights = torch.from_numpy(terms).exp_()  # torch's own: NumPy's differs in the last bit
+    if top_k is not None:
+        last = values[row, np.minimum(np.maximum(top_k - 1, 0), count - 1)[:, None]]
+        terms *= (values >= last) | (top_k <= 0)[:, None]
+        if count < vocab_size:
+            few &= ((values[:, -1:] < last) | (last == -np.inf))[:, 0]  # else more may equal the k-th
     if rows.top_p is not None:
-        mass = to_fixed(weights, MASS_SCALE)
-        target = _target(mass.sum(1), rows.top_p)
-        weights.mul_((mass.cumsum(1) - mass < target[:, None]) | (rows.top_p >= 1)[:, None])
-    probs.zero_().scatter_(1, ids, _normalize(weights, rows.min_p))
-    return suffice[:, 0]
+        mass = (terms * np.float32(MASS_SCALE)).astype(np.int64)
+        target = _target(torch.from_numpy(mass.sum(1)), rows.top_p).numpy()
+        terms *= (mass.cumsum(1) - mass < target[:, None]) | (rows.top_p >= 1).numpy()[:, None]
+    probs.zero_().scatter_(1, torch.from_numpy(ids), _normalize(weights, rows.min_p))
+    return few
 
 
 def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,8 +225,9 @@ def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     maxima = logits[:, :whole].reshape(num_rows, num_blocks, BLOCK).amax(2)
     blocks = maxima.topk(count, sorted=False).indices
     ids = (blocks[:, :, None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
-    rest = torch.arange(whole, vocab_size, device=logits.device).expand(num_rows, -1)
-    ids = torch.cat((ids, rest), 1)
+    if whole < vocab_size:
+        rest = torch.arange(whole, vocab_size, device=logits.device).expand(num_rows, -1)
+        ids = torch.cat((ids, rest), 1)
     values, place = logits.gather(1, ids).topk(count)
     return values, ids.gather(1, place)
 

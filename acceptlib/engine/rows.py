@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = Literal["target", "draft"]
 
-AT_ONCE_BYTES = 8 << 20
-"""Size of float32 rows up to which all of a model's rows are processed and kept for the call."""
+KEPT_BYTES = 8 << 20
+"""Size of float32 rows up to which all of a model's rows are kept for the call once they are processed."""
+
+SHARED_ROW = 1 << 15
+"""Entries from which on threads share in `index_select`'s copy of one row."""
 
 
 class Layout:
@@ -36,7 +39,7 @@ class Layout:
         reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
         has_bonus_rows: Whether the target's rows include bonus rows.
         faults: [B] int64, a `Status` that holds for the whole request.
-        flat_ids, flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
+        flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -77,7 +80,6 @@ class Layout:
         self.reached_end = self.num_draft_tokens == (self.num_draft_tokens if self.start is None else count)
         self.outside = ids >= inputs.vocab_size
         self.ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
-        self.flat_ids = self.ids.reshape(-1) if self.start is None else self.ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: Words) -> Words:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
@@ -109,7 +111,7 @@ class Layout:
 
 
 class RowReader:
-    """Rows of one model as probabilities: all at once where they fit into one chunk, else as they are asked for."""
+    """Rows of one model as probabilities, processed when they are asked for, and kept if there are few."""
 
     def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model) -> None:
         """Wrap the caller's rows.
@@ -128,15 +130,25 @@ class RowReader:
         self.vocab_size = vocab_size
         self.chunk = chunk
         self.model = model
+        self.num_processed = 0
 
     @functools.cached_property
-    def processed(self) -> torch.Tensor | None:
-        """Every row as probabilities, in the caller's layout; None for logits too large to process at once."""
-        if not self.is_logits:
-            return self.raw
-        if 4 * self.raw.numel() > AT_ONCE_BYTES:
+    def _kept(self) -> torch.Tensor | None:
+        """Memory [R, V] for every row as probabilities, counted through; None for too many."""
+        if 4 * self.raw.numel() > KEPT_BYTES:
             return None
-        return process(self._span(slice(None)), f"{self.model}-processed").view(self.raw.shape)
+        shape = (self.raw.shape[:-1].numel(), self.raw.shape[-1])
+        return scratch(f"{self.model}-processed", shape, torch.float32, self.raw.device)
+
+    def _processed(self, row: Words) -> torch.Tensor | None:
+        """Return `_kept`, filled in at least up to the last of some rows of logits."""
+        if self._kept is None:
+            return None
+        end = int(row.max()) + 1 if isinstance(row, np.ndarray) else len(self._kept)
+        if end > self.num_processed:
+            process(self._span(slice(self.num_processed, end)), self._kept[self.num_processed : end])
+            self.num_processed = end
+        return self._kept
 
     def _span(self, some: slice) -> Rows:
         """Return some of the caller's rows, counted through, as `process` takes them."""
@@ -167,10 +179,14 @@ class RowReader:
     def rows(self, request: Words, position: Words) -> torch.Tensor:
         """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
         index = self.layout.index(self.model, request, position)
-        if self.processed is not None:
-            rows = _select(self.processed, index, self.model).to(torch.float32)
+        row = _row_number(self.raw, index)
+        if not self.is_logits:
+            rows = _select(self.raw, index, self.model).to(torch.float32)
+        elif (probs := self._processed(row)) is not None:
+            rows = _select(probs, (row,), self.model)
         else:
-            rows = process(self._rows_at(request, index), self.model)
+            given = self._rows_at(request, index)
+            rows = process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
 
@@ -182,10 +198,11 @@ class RowReader:
         """Return the probabilities [n] float64 of one token a row; 0 beyond a narrower vocabulary."""
         width = self.raw.shape[-1]
         column = ops.minimum(ids, width - 1)
-        if self.processed is not None:
-            index = self.layout.index(self.model, request, position)
+        row = _row_number(self.raw, self.layout.index(self.model, request, position))
+        probs = self._processed(row) if self.is_logits else self.raw
+        if probs is not None:
             # One number an entry: several times quicker than one a dimension.
-            found = self.processed.take(as_tensor(_row_number(self.processed, index) * width + column))
+            found = probs.take(as_tensor(row * width + column))
         else:
             chunks = [slice(start, start + self.chunk) for start in range(0, len(ids), self.chunk)]
             parts = [  # each taken before the next overwrites its rows
@@ -258,7 +275,11 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     if isinstance(row, np.ndarray) and row[-1] - row[0] == len(row) - 1 and (np.diff(row) == 1).all():
         return flat[row[0] : row[-1] + 1]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
-    return torch.index_select(flat, 0, as_tensor(row), out=rows)
+    if not data.is_cpu or data.shape[-1] < SHARED_ROW or torch.get_num_threads() == 1:
+        return torch.index_select(flat, 0, as_tensor(row), out=rows)
+    # More work, but each thread copies the rows that it will process, and finds them in its own core's cache.
+    torch.ops.aten.index.Tensor_out(flat, [as_tensor(row)], out=rows)
+    return rows
 
 
 def _row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:

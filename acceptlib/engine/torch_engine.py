@@ -2,7 +2,8 @@
 
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
-taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B.
+taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
+looking costs nothing, rows that have to be processed are read as far as chains reach.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, 
 from acceptlib.engine import decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
-from acceptlib.engine.rows import AT_ONCE_BYTES, Layout, RowReader
+from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
 
@@ -101,31 +102,36 @@ class _Step:
         self._write(out, stop, status, *self._emit(stop, emit_bits))
 
     def _passes(self) -> Iterator[slice | Words]:
-        """Yield the flat positions to read at a time: all of them, if possible without reading rows in vain.
+        """Yield the flat positions to read at a time: all of them, unless rows may be read in vain.
 
-        Where many whole rows are needed, and the host may look at what they gave, they are read position by position,
-        and only for requests that still stand.
+        Where whole rows are needed, and the host may look at what came of them, later positions are read only for
+        requests that still stand.
         """
         plan, layout = self.plan, self.layout
-        readers = [reader for reader in (self.target, self.draft) if reader is not None]
-        whole_rows = bool(self.wanted - PROBS) or (bool(self.wanted) and any(reader.is_logits for reader in readers))
+        num_requests, most = layout.shape
+        step = most
+        whole_rows = not self.wanted <= PROBS or self.target.is_logits or (self.draft and self.draft.is_logits)
+        size = 4 * len(layout.flat_position) * self.inputs.vocab_size
         if (
-            whole_rows
+            isinstance(layout.flat_position, np.ndarray)
             and plan.traits.stop == "first_rejection"
             and plan.reads.isdisjoint({"is_target_argmax", "next_residual_mass"})
             and (self.inputs.out is None or self.inputs.out.num_passed is None)  # which counts positions past the stop
-            and 4 * len(layout.flat_ids) * self.inputs.vocab_size > AT_ONCE_BYTES
-            and isinstance(layout.flat_ids, np.ndarray)
+            and (self.wanted and whole_rows)
+            and size > (SCRATCH_BYTES if num_requests == 1 else KEPT_BYTES)
         ):
-            for position in range(layout.shape[1]):
-                stands = layout.flat_position == position
-                if position:
-                    stands &= self.accepted[:, :position].all(1)[layout.flat_request]
-                if not stands.any():
-                    return
-                yield np.flatnonzero(stands)
-        else:
+            # A softmax gives each thread a row. One request alone goes on by as many as run at once.
+            step = torch.get_num_threads() if num_requests == 1 else 1
+        if step >= most:
             yield slice(None)
+            return
+        for start in range(0, most, step):
+            reached = (layout.flat_position >= start) & (layout.flat_position < start + step)
+            if start:
+                reached &= self.accepted[:, :start].all(1)[layout.flat_request]
+            if not reached.any():
+                return
+            yield np.flatnonzero(reached)
 
     def _uniforms(self) -> tuple[Words, torch.Tensor]:
         uniforms = self.inputs.uniforms
@@ -138,20 +144,19 @@ class _Step:
 
     def _read(self, some: slice | Words) -> None:
         """Fill in what rules read of the rows at some flat positions."""
-        for name, value in self._row_scalars(some).items():
-            flat: Words = value
-            if not isinstance(some, slice):
-                flat = self.flat.setdefault(name, full(self.layout.flat_ids.shape, 0.0, value))
-                flat[some] = value
-            self.values[name] = self.layout.to_grid(flat)
+        layout = self.layout
+        for name, value in self._row_scalars(layout.flat_request[some], layout.flat_position[some]).items():
+            if isinstance(some, slice):
+                self.flat[name] = value
+            else:
+                if name not in self.flat:
+                    self.flat[name] = full(layout.flat_position.shape, 0.0, value)
+                self.flat[name][some] = value
+            self.values[name] = layout.to_grid(self.flat[name])
 
-    def _row_scalars(self, some: slice | Words) -> decide.Values:
-        """Return what rules read of the rows at some flat positions: [n] by name."""
-        request, position, ids = (
-            self.layout.flat_request[some],
-            self.layout.flat_position[some],
-            self.layout.flat_ids[some],
-        )
+    def _row_scalars(self, request: Words, position: Words) -> decide.Values:
+        """Return what rules read of the rows at some positions: [n] by name."""
+        ids = self.layout.ids[request, position]
         values: decide.Values = {}
         if "is_target_argmax" in self.plan.reads:
             best, values["has_law"] = self.target.argmax(request, position, every_row=True)
@@ -199,7 +204,7 @@ class _Step:
         """Return the mass of the residual at the next row, [B, K] float64; 0 where that row has no law."""
         layout = self.layout
         masses = []
-        for chunk in self._chunks(len(layout.flat_ids)):
+        for chunk in self._chunks(len(layout.flat_position)):
             request, position = layout.flat_request[chunk], layout.flat_position[chunk]
             elements, _ = self._elements(request, position)
             residual = self._residual(request, position, elements)
@@ -287,9 +292,12 @@ class _Step:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
-                status = ops.where(has_law, status, INVALID_ROW)
+                status = ops.where(has_law, ops.where(takes_best, OK, status), INVALID_ROW)
             else:
-                best = as_words(weights.argmax(1))
+                largest, best = map(as_words, weights.max(1))
+                # The target's own argmax needs no more than a row that has one.
+                has_law = (largest > 0) & (largest < torch.inf)
+                status = ops.where(takes_best & is_bonus, ~has_law * INVALID_ROW, status)
             token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))

@@ -98,7 +98,7 @@ def draft_rows(x: Sequence[int], p: torch.Tensor, q: torch.Tensor | None) -> tor
 
 
 def processed(  # noqa: PLR0913 - one argument a parameter
-    logits: Sequence[float],
+    logits: Sequence[float] | torch.Tensor,
     *,
     temperature: float = 1.0,
     top_k: int = 0,
@@ -113,26 +113,26 @@ def processed(  # noqa: PLR0913 - one argument a parameter
     with all that equals the k-th; top-p, the fewest largest entries with that share of the mass left, of equal ones the
     highest ids; min-p, what has that share of the largest probability.
     """
-    V = len(logits)
-    L = [value + (bias or {}).get(v, 0.0) for v, value in enumerate(logits)]
-    L = [value if allowed is None or v in allowed else -math.inf for v, value in enumerate(L)]
+    L = torch.as_tensor(logits, dtype=torch.float64).clone()
+    for token, value in (bias or {}).items():
+        if 0 <= token < len(L):
+            L[token] += value
+    if allowed is not None:
+        forbidden = torch.ones(len(L), dtype=torch.bool)
+        forbidden[list(allowed)] = False
+        L[forbidden] = -math.inf
     if temperature == 0:
-        return one_hot(torch.tensor(L, dtype=torch.float64))
-    m = max(L)
-    w = [math.exp((value - m) / temperature) for value in L]
-    kept = sorted(range(V), key=lambda v: (L[v], v), reverse=True)
-    if 0 < top_k < V:
-        smallest = L[kept[top_k - 1]]
-        kept = [v for v in kept if L[v] >= smallest]
+        return one_hot(L)
+    w = ((L - L.max()) / temperature).exp()
+    kept = len(L) - 1 - L.flip(0).argsort(descending=True, stable=True)
+    if 0 < top_k < len(L):
+        kept = kept[L[kept] >= L[kept[top_k - 1]]]
     if top_p < 1:
-        target, mass, n = top_p * math.fsum(w[v] for v in kept), 0.0, 0
-        while n == 0 or mass < target:
-            mass += w[kept[n]]
-            n += 1
-        kept = kept[:n]
-    kept = [v for v in kept if w[v] >= min_p]
-    p = torch.zeros(V, dtype=torch.float64)
-    p[kept] = torch.tensor([w[v] for v in kept], dtype=torch.float64) / math.fsum(w[v] for v in kept)
+        mass = w[kept].cumsum(0)
+        kept = kept[: 1 + int((mass < top_p * mass[-1]).sum())]
+    kept = kept[w[kept] >= min_p]
+    p = torch.zeros_like(L)
+    p[kept] = w[kept] / w[kept].sum()
     return p
 
 

@@ -31,8 +31,9 @@ class Block(AcceptanceStrategy):
     @rule
     def accept(carry: Value, next_residual_mass: Value, is_last: Value) -> Value:
         """Return h, from P and Z."""
-        denominator = next_residual_mass + (1.0 - carry)
-        h = next_residual_mass / ops.where(denominator > 0, denominator, 1.0)
+        mass = ops.minimum(next_residual_mass, carry)  # Z <= P but for rounding
+        denominator = mass + (1.0 - carry)
+        h = mass / ops.where(denominator > 0, denominator, 1.0)
         return ops.where(is_last, carry, ops.where(denominator > 0, h, 1.0))
 
     @rule

@@ -21,6 +21,12 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET
 LANES = tl.constexpr(8)
 """Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
 
+WANTED = tl.constexpr(-1.0)
+"""In the place of a mass that is not known yet, and is needed."""
+
+MOST_MASS = tl.constexpr(4.0)
+"""Rows with more count as not normalised."""
+
 FAR = tl.constexpr(1 << 30)
 """A stop at position i is kept as FAR - i, so that 0 is none and the first stop is the largest number."""
 
@@ -36,6 +42,9 @@ QUANTITIES = (
     "draft_token_id",
 )
 """What `values` begins with; then come the plan's scalars in the workspace, its tables and the caller's state."""
+
+
+DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
 
 
 @triton.jit
@@ -96,6 +105,7 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
         q_max = zero + 1.0
         if CALL.has_draft:
             q_max = rows.largest_prob(draft, draft_law, CALL, DRAFT)
+            q_max = tl.where(q_max > 0, q_max, 0.0)
     if CALL.reads_argmax:
         is_best = ids == target_law[2]
     is_last = position == length - 1
@@ -116,10 +126,17 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
 @triton.jit
 def judge(position, length, request, target, draft, CALL: tl.constexpr):
     """Return, at positions [n], whether the token is accepted, and whether it could be at all; and the scalars."""
+    u, sound, found = look(position, length, request, target, draft, CALL)
+    return (u < call(CALL.accept, found, tl.float64)) & sound, sound, found
+
+
+@triton.jit
+def look(position, length, request, target, draft, CALL: tl.constexpr):
+    """Return, at positions [n], the uniform number, whether the token could be accepted, and the scalars."""
     num_blocks = request[2]
     before_end = position < length
     ids = tokens_at(request, position, before_end, 0)
-    inside = before_end & (ids < request[1])
+    inside = before_end & (ids >= 0) & (ids < request[1])
     # Everything is loaded before anything is reduced: a reduction waits for what it reads.
     target_parts = rows.load_parts(target, position, inside, num_blocks, CALL, TARGET)
     draft_parts = target_parts
@@ -136,9 +153,7 @@ def judge(position, length, request, target, draft, CALL: tl.constexpr):
     if CALL.has_draft:
         draft_law = rows.law(draft, draft_parts, CALL, DRAFT)
     found = values(position, ids, inside, drafted, length, request, target, target_law, draft, draft_law, CALL)
-    h = call(CALL.accept, found, tl.float64)
-    sound = inside & (token_fault(ids, found[0], target_law, request[1], CALL) == 0)
-    return (u < h) & sound, sound, found
+    return u, inside & (token_fault(ids, found[0], target_law, request[1], CALL) == 0), found
 
 
 @triton.jit
@@ -156,19 +171,23 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 @triton.jit
 def first_rejection(count, request, target, draft, CALL: tl.constexpr):
     """Return how many drafted tokens stand, the request's length, and how many tokens pass on their own."""
-    length = length_of(request, count)
+    length = count
+    if CALL.reads_length:
+        length = length_of(request, count)
+    end = length
     stop = length
     passed = length * 0
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, _ = judge(position, length, request, target, draft, CALL)
-        unsound = (position < length) & (sound == 0)
-        sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
-        rejected = (position < length) & (accepted == 0)
-        stop = tl.minimum(stop, tl.min(tl.where(rejected, position, length), 0))
+        accepted, sound, found = judge(position, length, request, target, draft, CALL)
+        first_unsound = tl.min(tl.where(sound, length, position), 0)
+        sound_length = tl.minimum(sound_length, first_unsound)
+        stop = tl.minimum(stop, tl.min(tl.where(accepted, length, position), 0))
+        # A placeholder is neither sound nor accepted.
+        end = tl.minimum(end, tl.min(tl.where(found[DRAFTED] < 0, position, length), 0))
         passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
-    return stop, length, passed
+    return stop, end, passed
 
 
 @triton.jit
@@ -215,15 +234,17 @@ def window(count, request, target, draft, CALL: tl.constexpr):
 
 
 @triton.jit
-def carry(count, request, target, draft, CALL: tl.constexpr):
-    """Store the carry before and after every drafted position."""
+def carry(count, request, target, draft, stop_ptr, CALL: tl.constexpr):
+    """Store the carry before and after every drafted position, and prepare for the masses."""
     scalars_ptr, size = request[5]
     scalars_ptr += CALL.carry_scalar * size
     length = length_of(request, count)
+    sound_length = length
     running = tl.full((), 1.0, tl.float64)
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        _, _, found = judge(position, length, request, target, draft, CALL)
+        _, sound, found = look(position, length, request, target, draft, CALL)
+        sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
         for lane in tl.static_range(LANES):
             tl.store(scalars_ptr + base + lane, running, mask=base + lane < length)
             if CALL.carry is not None:
@@ -235,6 +256,42 @@ def carry(count, request, target, draft, CALL: tl.constexpr):
                         here = here + (_lane(found[i], lane),)
                 running = call(CALL.carry, here, tl.float64)
             tl.store(scalars_ptr + size + base + lane, running, mask=base + lane < length)
+    if CALL.mass_scalar >= 0:
+        tl.debug_barrier()
+        prepare_masses(length, sound_length, request, target, draft, stop_ptr, CALL)
+
+
+@triton.jit
+def prepare_masses(length, sound_length, request, target, draft, stop_ptr, CALL: tl.constexpr):
+    """Store `WANTED` as the mass of the next row where it decides, 0 elsewhere, and what is accepted without.
+
+    The probability of acceptance does not fall as the mass grows.
+    """
+    scalars_ptr, size = request[5]
+    scalars_ptr += CALL.mass_scalar * size
+    accepted = length * 0
+    for base in range(0, length, LANES):
+        position = base + tl.arange(0, LANES)
+        u, _, found = look(position, length, request, target, draft, CALL)
+        least = u < call(CALL.accept, with_mass(found, position * 0.0, CALL), tl.float64)
+        most = u < call(CALL.accept, with_mass(found, position * 0.0 + MOST_MASS, CALL), tl.float64)
+        sound = position < sound_length
+        wanted = sound & (position < length - 1) & most & (least == 0)
+        tl.store(scalars_ptr + position, tl.where(wanted, WANTED, 0.0), mask=position < length)
+        accepted = tl.maximum(accepted, tl.max(tl.where(sound & least, position + 1, 0), 0))
+    tl.store(stop_ptr, accepted)
+
+
+@triton.jit
+def with_mass(found, mass, CALL: tl.constexpr):
+    """Return the scalars with another mass of the next row."""
+    here = ()
+    for i in tl.static_range(len(found)):
+        if i == CALL.mass_value:
+            here = here + (mass.to(tl.float64),)
+        else:
+            here = here + (found[i],)
+    return here
 
 
 @triton.jit

@@ -11,8 +11,10 @@ from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.engine.triton.kernel import Call, verify_kernel
 from acceptlib.engine.triton.select import WIDTH
+from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, Rows, VerifyResult
 from acceptlib.rules import ELEMENTS, Rule
+from acceptlib.workspace import Workspace
 
 BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
@@ -25,23 +27,34 @@ class Tuning(NamedTuple):
         reduce_warps: Warps of a program that reduces rows.
         emit_warps: Warps of a program of the last stage.
         emit_block: Entries that such a program weighs at a time.
-        decides_first: Whether the stop is found before the last stage, as rows are read or by a stage of its own,
-            rather than by every program of the last stage. Rows beyond the stop are then left out.
+        emit_part: Entries that are summed up apart, of which the draw searches one part.
+        loops: Whether it goes through several blocks where there are more than fill the device.
+        decides_first: Whether the stop is found before the last stage rather than by every program of it.
+        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
+            own.
     """
 
     reduce_warps: int
     emit_warps: int
     emit_block: int
+    emit_part: int
+    loops: bool
     decides_first: bool
+    lazy: bool
 
 
-SMALL = Tuning(reduce_warps=8, emit_warps=8, emit_block=1024, decides_first=False)
+SMALL = Tuning(
+    reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=512, loops=False, decides_first=False, lazy=False
+)
 """For latency: a batch that leaves the device with room to spare."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, decides_first=True)
+SMALL_PROBS = SMALL._replace(emit_warps=4)
+"""The same from probabilities, which need no law of a row."""
+
+LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, emit_part=1024, loops=True, decides_first=True, lazy=True)
 """For throughput."""
 
-LARGE_BLOCKS = 128
+LARGE_BLOCKS = 512
 """Blocks of stopping rows, BLOCK entries each, from which on a batch is large."""
 
 OVERLAP_BLOCKS = 4096
@@ -61,13 +74,17 @@ SELECT_WARPS = 8
 
 SELECT_REGISTERS = 64
 """Registers of a thread of such a program. One in many of them looks for a cut, and takes what the others would not."""
+MOST_REQUESTS = 65535
+"""Requests of a call, at most: what a grid's second dimension holds."""
 
 ROUNDS = 8
 """Launches at most for row sums that are found lazily."""
 
 
-def unsupported(plan: Plan) -> str | None:
+def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
+    if inputs.num_requests > MOST_REQUESTS:
+        return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
     missing = sorted(plan.reads - known)
     if missing:
@@ -82,13 +99,18 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
     if not num_requests:
         return out
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # kernels are launched on the current one
+            return verify(plan, inputs)
     target, ids, cu = inputs.target.data, inputs.draft_token_ids, inputs.cu_num_draft_tokens
-    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.numel() else None
+    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1] else None
     rows = target if draft is None else draft.data
     ragged = cu is not None
     num_positions = ids.shape[0] if ragged else num_requests * most
     num_blocks = triton.cdiv(max(target.shape[-1], rows.shape[-1]), BLOCK)
-    tuning = LARGE if num_requests * num_blocks >= LARGE_BLOCKS else SMALL
+    tuning = LARGE
+    if num_requests * num_blocks < LARGE_BLOCKS:
+        tuning = SMALL if inputs.target.is_logits else SMALL_PROBS
     num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
     rules, tables = bound(plan, device)
     call = compiled_for(
@@ -97,22 +119,21 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_passed is not None,
         tuning,
         BLOCK,
-        num_blocks.bit_length(),
-        num_emit_blocks.bit_length(),
         (num_blocks - 1).bit_length(),
+        (num_emit_blocks - 1).bit_length(),
         TILE,
     )
-    counters, workspace = _scratch(
-        device,
-        torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0,
-        (num_requests * (3 * most + 5)).bit_length(),
-        words(call, num_requests, num_positions, num_blocks, num_emit_blocks).bit_length(),
+    memory = _memory(
+        inputs,
+        counters(num_requests, most),
+        words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
-    blocks_per_program = min(max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS)
+    blocks_per_program = min(
+        max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1
+    )
     num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
     uniforms, rng = inputs.uniforms, inputs.rng
-    state = [inputs.state[name] for name in plan.traits.state]
     arguments = (
         out.output_token_ids,
         out.num_accepted,
@@ -121,8 +142,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.logprobs if out.logprobs is not None else out.num_accepted,
         out.raw_logprobs if out.raw_logprobs is not None else out.num_accepted,
         out.num_passed if out.num_passed is not None else out.num_accepted,
-        counters,
-        workspace,
+        memory.counters,
+        memory.words,
         target,
         0 if ragged else target.stride(0),
         target.stride(-2),
@@ -148,7 +169,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
         tables,
         tables.shape[1],
-        _stacked(state) if state else tables,
+        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else tables,
         num_requests,
         ids.shape[0] if ragged else 0,
         num_positions,
@@ -163,21 +184,21 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         *(_dtypes(inputs.target), None if draft is None else _dtypes(draft)),
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
-        # What Triton compiles for besides: which pointers and numbers are multiples of 16, and which numbers are 1.
-        *(target.data_ptr() % 16, rows.data_ptr() % 16, target.stride(-1) == 1, rows.stride(-1) == 1),
-        *((size % 16 == 0, size == 1) for size in (target.shape[-1], rows.shape[-1])),
+        # What Triton compiles for besides: which of these are multiples of 16, which are 1, which need 64 bits.
+        *(target.data_ptr() % 16, rows.data_ptr() % 16),
+        *(target.shape[-1], rows.shape[-1], target.stride(-1), rows.stride(-1)),
     )
     found = stages(call, most)
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         if stage == "emit":
-            grid, warps = num_requests * num_programs, tuning.emit_warps
+            grid, warps = (num_programs, num_requests, 1), tuning.emit_warps
         elif first == last:
-            grid, warps = num_requests, 4
+            grid, warps = (1, num_requests, 1), 4
         else:
-            grid, warps = num_requests * num_blocks * (last - first), tuning.reduce_warps
+            grid, warps = (num_blocks, num_requests, last - first), tuning.reduce_warps
             if stage == "reduce" and call.selects:
-                grid, warps = 2 * grid, SELECT_WARPS
+                grid, warps = (2 * num_blocks, num_requests, last - first), SELECT_WARPS
         launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs)
@@ -214,16 +235,18 @@ def _dtypes(rows: Rows) -> tuple[torch.dtype | None, ...] | None:
 _KERNELS: dict[tuple[Any, ...], Any] = {}
 
 
-def launch(key: tuple[Any, ...], grid: int, warps: int, arguments: tuple[Any, ...], call: Call) -> None:
+def launch(
+    key: tuple[Any, ...], grid: tuple[int, int, int], warps: int, arguments: tuple[Any, ...], call: Call
+) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
     bounded = stage == "reduce" and call.selects and torch.version.hip is None
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid, 1, 1](*arguments, *constants)
+        kernel[grid](*arguments, *constants)
         return
-    _KERNELS[key] = verify_kernel[grid, 1, 1](
+    _KERNELS[key] = verify_kernel[grid](
         *arguments,
         *constants,
         num_warps=warps,
@@ -260,7 +283,7 @@ def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
 
 
 def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
-    """Return the size of a call's workspace in 64-bit words."""
+    """Return how many 64-bit words of its workspace a call uses."""
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
@@ -268,15 +291,54 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     num_rows = num_positions + num_requests
     cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
     raw = 2 * call.raw * num_rows * num_blocks
-    return partials * num_blocks + per_position * num_positions + 3 * num_requests * num_emit_blocks + cuts + raw
+    per_request = 2 * num_emit_blocks * (1 + call.emit_parts) + len(call.state)
+    return partials * num_blocks + per_position * num_positions + per_request * num_requests + cuts + raw
+
+
+def counters(num_requests: int, most: int) -> int:
+    """Return how many counters of its workspace a call uses."""
+    return num_requests * (3 * most + 5)
+
+
+def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
+    """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
+    rules, _ = bound(plan, device)
+    pairs = {name: (True, True) for name, kind in Call.__annotations__.items() if kind == tuple[bool, bool]}
+    form = {**dict.fromkeys(FORM, True), **pairs, "state": (True,) * len(plan.traits.state)}  # of what needs most
+    num_blocks, num_words = triton.cdiv(vocab_size, BLOCK), 0
+    for tuning in (SMALL, SMALL_PROBS, LARGE):
+        call = compiled_for(rules, *(form[name] for name in FORM), tuning, BLOCK, 0, 0, TILE)
+        num_emit_blocks = triton.cdiv(vocab_size, tuning.emit_block)
+        num_words = max(num_words, words(call, num_requests, num_requests * most, num_blocks, num_emit_blocks))
+    return Workspace.allocate(counters(num_requests, most), num_words, device)
+
+
+def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
+    """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
+    given, device, stream = inputs.workspace, inputs.device, 0
+    if given is not None:
+        found = (given.counters.numel(), given.words.numel(), given.words.device)
+        if found[0] < num_counters or found[1] < num_words or found[2] != device:
+            msg = (
+                f"workspace: expected at least {num_counters} counters and {num_words} words on {device}, got "
+                f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
+                "many requests, drafted tokens and vocabulary entries as any call has."
+            )
+            raise InputError(msg)
+        return given
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            # It belongs to the graph, whose replays zero the counters: no other call may find it.
+            return Workspace.allocate(num_counters, num_words, device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return _scratch(device, stream, num_counters.bit_length(), num_words.bit_length())
 
 
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, counters_bits: int, workspace_bits: int) -> tuple[torch.Tensor, ...]:
-    """Return counters and workspace for calls on one stream, which run one after the other; sizes in bits."""
+def _scratch(device: torch.device, stream: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory for the calls on one stream; sizes in bits."""
     del stream
-    counters = torch.zeros(1 << counters_bits, dtype=torch.int32, device=device)
-    return counters, torch.empty(1 << workspace_bits, dtype=torch.int64, device=device)
+    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
 
 
 def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) -> tuple[Any, ...]:
@@ -309,9 +371,12 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
     )
 
 
-def _stacked(state: list[torch.Tensor]) -> torch.Tensor:
-    """Return the caller's state as [n, B] float64."""
-    return torch.stack([values.to(torch.float64) for values in state])
+def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+    """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
+    stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
+    for row, values in zip(stacked, state, strict=True):
+        row.copy_(values)
+    return stacked
 
 
 class _Rules(dict[str, Any]):
@@ -349,23 +414,25 @@ FORM = (
 @functools.lru_cache(maxsize=1024)
 def compiled_for(rules: _Rules, *form: Any) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
-    *form, tuning, block, blocks_bits, emit_blocks_bits, rows_bits, tile = form
+    *form, tuning, block, blocks_bits, emit_blocks_bits, tile = form
     given = dict(zip(FORM, form, strict=True))
-    # A stop is found as rows are read, so only where they are.
+    # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
-    leaves_rows_out = rules["stop"] == "first_rejection" and not given["counts_passed"]
+    leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not given["counts_passed"]
     filtered = any(map(any, (given["top_ks"], given["top_ps"], given["min_ps"])))
     return Call(
         **rules,
         **given,
-        lazy=tuning.decides_first and reads_rows and leaves_rows_out,
+        lazy=tuning.lazy and reads_rows and leaves_rows_out,
         decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,
+        loops=tuning.loops,
         emit_block=tuning.emit_block,
+        emit_part=tuning.emit_part,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
-        max_sub_blocks=(block // WIDTH.value) << rows_bits if filtered else 0,
+        max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,
     )
 
 
@@ -433,11 +500,13 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> _Rules:
         reads_target_max="target_max_prob" in plan.reads,
         reads_draft_max="draft_max_prob" in plan.reads,
         reads_argmax="is_target_argmax" in plan.reads,
+        reads_length=not plan.reads.isdisjoint({"num_draft_tokens", "is_last"}),
         scalars=tuple(scalars),
         tables=tables,
         carry_scalar=at("carry before"),
         carry_value=len(QUANTITIES) + at("carry before"),
         mass_scalar=at("next_residual_mass"),
+        mass_value=len(QUANTITIES) + at("next_residual_mass"),
         flags_scalar=at("flags"),
         sums_scalar=0,
         needs_sums=bool(plan.used_row_sums) or "target_top_entropy" in plan.reads,

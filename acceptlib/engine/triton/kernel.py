@@ -45,12 +45,14 @@ class Call:
     reads_target_max: bool
     reads_draft_max: bool
     reads_argmax: bool
+    reads_length: bool
     scalars: tuple[str, ...]
     tables: tuple[str, ...]
     state: tuple[bool, ...]
     carry_scalar: int
     carry_value: int
     mass_scalar: int
+    mass_value: int
     flags_scalar: int
     sums_scalar: int
     needs_sums: bool
@@ -76,7 +78,9 @@ class Call:
     decided: bool
     block: int
     max_blocks: int
+    loops: bool
     emit_block: int
+    emit_part: int
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -97,6 +101,16 @@ class Call:
         """The number of models whose rows are reduced."""
         target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
         return int(target) + int(draft and self.has_draft)
+
+    @property
+    def emit_parts(self) -> int:
+        """Parts of a block of the last stage."""
+        return self.emit_block // self.emit_part
+
+    @property
+    def spares_masses(self) -> bool:
+        """Whether no mass is needed before a position that is accepted."""
+        return self.stop == "last_acceptance" and not self.counts_passed
 
     @property
     def counts_rows(self) -> bool:
@@ -157,8 +171,8 @@ def verify_kernel(
     counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `engine.words` counts them
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
-    target_request_stride,
-    target_row_stride,
+    target_request_stride: tl.int64,
+    target_row_stride: tl.int64,
     target_stride,
     target_temperature_ptr,  # [B] float32
     target_top_k_ptr,  # [B] int32 or int64
@@ -172,8 +186,8 @@ def verify_kernel(
     target_bias_values_ptr,  # [B, n] float32
     target_num_biases,  # n
     draft_ptr,  # [B, K, V'] or [T, V']
-    draft_request_stride,
-    draft_row_stride,
+    draft_request_stride: tl.int64,
+    draft_row_stride: tl.int64,
     draft_stride,
     draft_temperature_ptr,  # [B] float32
     draft_top_k_ptr,  # [B] int32 or int64
@@ -187,12 +201,12 @@ def verify_kernel(
     draft_bias_values_ptr,  # [B, n] float32
     draft_num_biases,  # n
     ids_ptr,  # [B, K] or [T]
-    ids_request_stride,
-    ids_stride,
+    ids_request_stride: tl.int64,
+    ids_stride: tl.int64,
     cu_ptr,  # [B+1]
     accept_ptr,  # [B, K] or [T] float64
-    accept_request_stride,
-    accept_stride,
+    accept_request_stride: tl.int64,
+    accept_stride: tl.int64,
     emit_ptr,  # [B] int64
     seeds_ptr,  # [B] int64
     offsets_ptr,  # [B] int64, advanced by 1
@@ -216,21 +230,11 @@ def verify_kernel(
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
     """Run one stage for one request."""
-    if STAGE == "emit":
-        program = tl.program_id(0) % num_programs
-        number = (tl.program_id(0) // num_programs).to(tl.int64)
-        position = 0
-    elif STAGE == "carry" or STAGE == "decide":  # noqa: PLR1714 - what Triton compiles
-        program = 0
-        number = tl.program_id(0).to(tl.int64)
-        position = 0
-    else:
-        programs = num_blocks
-        if CALL.selects and STAGE == "reduce":
-            programs = 2 * num_blocks  # first those of the target's row, then those of the draft's
-        program = tl.program_id(0) % programs
-        number = ((tl.program_id(0) // programs) % num_requests).to(tl.int64)
-        position = first_position + tl.program_id(0) // programs // num_requests
+    program = tl.program_id(0)
+    number = tl.program_id(1).to(tl.int64)
+    position = first_position + tl.program_id(2)
+    if STAGE == "mass":  # later rows first: their decisions may spare those before
+        position = max_num_draft_tokens - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
@@ -244,7 +248,7 @@ def verify_kernel(
     own_ptr = (
         sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
     )
-    cuts_ptr = own_ptr + num_requests.to(tl.int64) * 3 * num_emit_blocks
+    cuts_ptr = own_ptr + num_requests.to(tl.int64) * 2 * num_emit_blocks * (1 + CALL.emit_parts)
     cut_words = 4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2)
     draft_cuts_ptr = cuts_ptr
     if CALL.filtered[TARGET]:
@@ -252,7 +256,7 @@ def verify_kernel(
     raw_ptr = draft_cuts_ptr
     if CALL.filtered[DRAFT]:
         raw_ptr += num_positions.to(tl.int64) * cut_words
-    own_ptr += number * 3 * num_emit_blocks
+    own_ptr += number * 2 * num_emit_blocks * (1 + CALL.emit_parts)
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
     target, target_fault = rows.open_model(
@@ -358,10 +362,10 @@ def verify_kernel(
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "carry":
-        decide.carry(count, request, target, draft, CALL)
+        decide.carry(count, request, target, draft, stop_ptr, CALL)
     elif STAGE == "mass":
         arrived_ptr += 2 * (max_num_draft_tokens + 1)
-        reduce.sum_residual(position, count, program, request, target, draft, partials, arrived_ptr, CALL)
+        reduce.sum_residual(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "decide":
         if CALL.stop == "first_rejection":
             stop, _, _ = decide.first_rejection(count, request, target, draft, CALL)

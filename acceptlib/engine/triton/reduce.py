@@ -30,6 +30,8 @@ def reduce_rows(position, count, block, request, target, draft, stop_ptr, arrive
         x = rows.load(target, position, entry, position <= count, float("-inf"), CALL, TARGET)
         if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
             y = rows.load(draft, position, entry, position < count, float("-inf"), CALL, DRAFT)
+            if not CALL.logits[DRAFT]:
+                y = tl.where(y > 0, y, 0.0)  # NaN counts as 0
             rows.reduce_block(y, entry, draft, position, block, num_blocks, position < count, CALL, DRAFT)
         if CALL.logits[TARGET] or CALL.best[TARGET]:
             rows.reduce_block(x, entry, target, position, block, num_blocks, position <= count, CALL, TARGET)
@@ -81,29 +83,41 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
 
 
 @triton.jit
-def sum_residual(position, count, block, request, target, draft, partials, arrived_ptr, CALL: tl.constexpr):
-    """Add up the residual at one position over one block; store the mass for the position before, if the last."""
-    if (position > 0) & (position < count):
+def sum_residual(position, count, block, request, target, draft, partials, stop_ptr, arrived_ptr, CALL: tl.constexpr):
+    """Add up the residual at one position over one block; store the mass for the position before, if the last.
+
+    Only where that position is not decided yet, and no later one is accepted: the last acceptance is what counts.
+    """
+    scalars_ptr, num_positions = request[5]
+    scalars_ptr += CALL.mass_scalar * num_positions + position - 1
+    open_yet = (position > 0) & (position < count)
+    if open_yet:
+        open_yet = tl.load(scalars_ptr) == decide.WANTED
+        if CALL.spares_masses:
+            open_yet = open_yet & (tl.load(stop_ptr, volatile=True) < position)
+    if open_yet:
         num_blocks = request[2]
-        partials_ptr, _ = partials
-        partials_ptr += position.to(tl.int64) * num_blocks
+        partials_ptr = partials[0] + position.to(tl.int64) * num_blocks
         length = decide.length_of(request, count)
-        if position < length:
-            raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
-            row = open_row(position, length, request, target, draft, CALL)
-            entry, p, q, is_drafted = elements(raw, row, target, draft, CALL)
-            weights = p
-            if CALL.residual is not None:
-                numbers = (p, q, is_drafted) + as_rows(row[1])
-                weights = call(CALL.residual, numbers, tl.float32)
-            weights = tl.where((weights > 0) & (weights < float("inf")) & (entry < request[1]), weights, 0.0)
-            tl.store(partials_ptr + block, tl.sum(rows.fixed(weights), 0))
-            if arrive(arrived_ptr + position, num_blocks):
-                index = tl.arange(0, CALL.max_blocks)
-                parts = tl.load(partials_ptr + index, mask=index < num_blocks, other=0, cache_modifier=".cg")
-                scalars_ptr, num_positions = request[5]
-                scalars_ptr += CALL.mass_scalar * num_positions + position - 1
-                tl.store(scalars_ptr, tl.sum(parts, 0).to(tl.float64) / rows.WEIGHT_SCALE)
+        raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
+        row = open_row(position, length, request, target, draft, CALL)
+        entry, p, q, is_drafted = elements(raw, row, target, draft, CALL)
+        weights = p
+        if CALL.residual is not None:
+            numbers = (p, q, is_drafted) + as_rows(row[1])
+            weights = call(CALL.residual, numbers, tl.float32)
+        weights = tl.where((weights > 0) & (weights < float("inf")) & (entry < request[1]), weights, 0.0)
+        tl.store(partials_ptr + block, tl.sum(rows.fixed(weights), 0))
+        if arrive(arrived_ptr + position, num_blocks):
+            index = tl.arange(0, CALL.max_blocks)
+            parts = tl.load(partials_ptr + index, mask=index < num_blocks, other=0, cache_modifier=".cg")
+            tl.store(scalars_ptr, tl.sum(parts, 0).to(tl.float64) / rows.WEIGHT_SCALE)
+            if CALL.spares_masses:
+                tl.debug_barrier()
+                before = tl.zeros((1,), tl.int32) + position - 1
+                accepted, _, _ = decide.judge(before, length, request, target, draft, CALL)
+                if tl.sum(accepted.to(tl.int32), 0) != 0:
+                    tl.atomic_max(stop_ptr, position)
 
 
 @triton.jit

@@ -177,7 +177,7 @@ def load_raw(model, position, entry, mask, other, CALL: tl.constexpr):
     if not CALL.has_bonus_rows:
         mask = mask & (position < rows_here)
     mask = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < width)
-    return tl.load(rows_ptr + row + entry * stride, mask=mask, other=other).to(tl.float32)
+    return tl.load(rows_ptr + row + entry.to(tl.int64) * stride, mask=mask, other=other).to(tl.float32)
 
 
 @triton.jit
@@ -280,7 +280,7 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     first = tl.min(tl.where(maxima == maximum[:, None], best, 2147483647), 1)
     if CALL.logits[MODEL]:
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
-    elif CALL.best[MODEL]:
+    elif CALL.best[MODEL] and MODEL == TARGET:
         maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
     return (maximum, inverse, first)
 

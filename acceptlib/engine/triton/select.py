@@ -67,6 +67,8 @@ def reduce_row(position, exists, block, request, model, arrived_ptr, CALL: tl.co
     num_blocks = request[2]
     entry = block * CALL.block + tl.arange(0, CALL.block)
     x = rows.load(model, position, entry, exists, float("-inf"), CALL, MODEL)
+    if MODEL == DRAFT and not CALL.logits[DRAFT]:
+        x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     rows.reduce_block(x, entry, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
         rows.reduce_raw(x, entry, model, position, block, num_blocks, exists, CALL)

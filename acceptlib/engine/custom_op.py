@@ -1,0 +1,189 @@
+"""`verify` as an operator, `torch.ops.acceptlib.verify`: what `torch.compile` and `torch.export` put into their graphs.
+
+Graphs hold tensors and numbers, so a strategy goes into one as a key, and parameters, streams and results as what they
+are made of. The operator puts them together again and runs an ordinary call, which writes results in place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+import torch
+
+from acceptlib.errors import InputError
+from acceptlib.inputs import VerifyResult
+from acceptlib.rng import Rng, Uniforms
+from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.workspace import Workspace
+
+if TYPE_CHECKING:
+    from acceptlib.strategy import AcceptanceStrategy
+
+_STRATEGIES: WeakValueDictionary[str, AcceptanceStrategy] = WeakValueDictionary()
+_NUMBERS = itertools.count()
+
+PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p")
+
+RESULTS: Final = {
+    "output_token_ids": "Tensor(a!)",
+    "num_accepted": "Tensor(b!)",
+    "num_emitted": "Tensor(c!)",
+    "status": "Tensor(d!)",
+    "logprobs": "Tensor(e!)?",
+    "raw_logprobs": "Tensor(f!)?",
+    "num_passed": "Tensor(g!)?",
+}
+
+ARGUMENTS: Final = {
+    "strategy": "str",
+    **RESULTS,
+    "draft_token_ids": "Tensor",
+    "target_logits": "Tensor?",
+    "target_probs": "Tensor?",
+    "draft_logits": "Tensor?",
+    "draft_probs": "Tensor?",
+    "cu_num_draft_tokens": "Tensor?",
+    "max_num_draft_tokens": "SymInt?",
+    "bonus_token_ids": "Tensor?",
+    "wants_logprobs": "bool",
+    # Numbers of `PARAMETERS`, then their tensors, mask, bias ids and bias values; empty where there are no parameters.
+    "sampling_numbers": "float?[]",
+    "sampling_tensors": "Tensor?[]",
+    "draft_sampling_numbers": "float?[]",
+    "draft_sampling_tensors": "Tensor?[]",
+    "seed": "SymInt?",
+    "seeds": "Tensor?",
+    "offsets": "Tensor(h!)?",
+    "accept": "Tensor?",
+    "emit": "Tensor?",
+    "state_names": "str[]",
+    "state": "Tensor[]",
+    "workspace": "Tensor(i!)[]",
+}
+"""The operator's arguments and their types; what is written is marked."""
+
+
+def register(strategy: AcceptanceStrategy) -> str:
+    """Return the key under which this process's graphs find a strategy, for as long as it lives."""
+    key = f"{strategy.name}-{next(_NUMBERS)}"
+    _STRATEGIES[key] = strategy
+    return key
+
+
+def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
+    strategy: str,
+    draft_token_ids: torch.Tensor,
+    *,
+    cu_num_draft_tokens: torch.Tensor | None,
+    max_num_draft_tokens: int | None,
+    sampling: SamplingParams | None,
+    draft_sampling: SamplingParams | None,
+    rng: Rng | torch.Generator | int | None,
+    uniforms: Uniforms | None,
+    state: Mapping[str, torch.Tensor] | None,
+    logprobs: bool,
+    out: VerifyResult | None,
+    workspace: Workspace | None,
+    **others: torch.Tensor | None,
+) -> VerifyResult:
+    """Put a call into the graph that is being traced; see `AcceptanceStrategy.verify`.
+
+    Raises:
+        InputError: No graph can hold the call. Whatever else is wrong with it is raised when the graph runs.
+    """
+    if isinstance(rng, torch.Generator):
+        msg = "rng: expected acceptlib.Rng, int or None in a compiled function, got torch.Generator"
+        raise InputError(msg)
+    if out is None:
+        if cu_num_draft_tokens is None:
+            num_requests, most = draft_token_ids.shape[0], draft_token_ids.shape[-1]
+        elif max_num_draft_tokens is not None:
+            num_requests, most = cu_num_draft_tokens.shape[0] - 1, max_num_draft_tokens
+        else:
+            msg = "max_num_draft_tokens: expected an int in the ragged layout of a compiled function, got None"
+            raise InputError(msg)
+        out = VerifyResult.empty(num_requests, most, draft_token_ids.device, logprobs=logprobs)
+    torch.ops.acceptlib.verify(
+        strategy=strategy,
+        **{name: getattr(out, name) for name in RESULTS},
+        draft_token_ids=draft_token_ids,
+        cu_num_draft_tokens=cu_num_draft_tokens,
+        max_num_draft_tokens=max_num_draft_tokens,
+        wants_logprobs=logprobs,
+        **_take_apart("sampling", sampling),
+        **_take_apart("draft_sampling", draft_sampling),
+        seed=rng if isinstance(rng, int) else None,
+        seeds=rng.seeds if isinstance(rng, Rng) else None,
+        offsets=rng.offsets if isinstance(rng, Rng) else None,
+        accept=None if uniforms is None else uniforms.accept,
+        emit=None if uniforms is None else uniforms.emit,
+        state_names=[] if state is None else list(state.keys()),
+        state=[] if state is None else list(state.values()),
+        workspace=[] if workspace is None else [workspace.counters, workspace.words],
+        **others,
+    )
+    return out
+
+
+def _take_apart(name: str, sampling: SamplingParams | None) -> dict[str, Any]:
+    """Return the operator's arguments for sampling parameters."""
+    numbers: list[float | None] = []
+    tensors: list[torch.Tensor | None] = []
+    if sampling is not None:
+        values = [getattr(sampling, parameter) for parameter in PARAMETERS]
+        numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
+        tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
+        bias = sampling.logit_bias
+        tensors += [sampling.allowed_token_bitmask, *((None, None) if bias is None else (bias.token_ids, bias.values))]
+    return {f"{name}_numbers": numbers, f"{name}_tensors": tensors}
+
+
+def _put_together(numbers: list[float | None], tensors: list[torch.Tensor | None]) -> SamplingParams | None:
+    """Return the sampling parameters that `_take_apart` took apart."""
+    if not tensors:
+        return None
+    *values, mask, token_ids, bias = tensors
+    found: dict[str, Any] = dict(zip(PARAMETERS, values, strict=True))
+    found |= {name: number for name, number in zip(PARAMETERS, numbers, strict=True) if number is not None}
+    if isinstance(found["top_k"], float):
+        found["top_k"] = int(found["top_k"])
+    logit_bias = None if token_ids is None or bias is None else LogitBias(token_ids, bias)
+    return SamplingParams(**found, allowed_token_bitmask=mask, logit_bias=logit_bias)
+
+
+@torch.library.custom_op(
+    "acceptlib::verify",
+    mutates_args=[name for name, kind in ARGUMENTS.items() if "!" in kind],
+    schema=f"({', '.join(f'{kind} {name}' for name, kind in ARGUMENTS.items())}) -> ()",
+)
+def _operator(*arguments: Any) -> None:
+    given = dict(zip(ARGUMENTS, arguments, strict=True))
+    take = given.pop
+    key = take("strategy")
+    strategy = _STRATEGIES.get(key)
+    if strategy is None:
+        msg = f"strategy {key!r} of a compiled graph no longer exists: keep the strategy for as long as its graphs"
+        raise InputError(msg)
+    seed, seeds, offsets = take("seed"), take("seeds"), take("offsets")
+    accept, emit = take("accept"), take("emit")
+    workspace = take("workspace")
+    names, state = take("state_names"), take("state")
+    strategy.verify(
+        out=VerifyResult(**{name: take(name) for name in RESULTS}),
+        logprobs=take("wants_logprobs"),
+        sampling=_put_together(take("sampling_numbers"), take("sampling_tensors")),
+        draft_sampling=_put_together(take("draft_sampling_numbers"), take("draft_sampling_tensors")),
+        rng=seed if seeds is None else Rng(seeds=seeds, offsets=offsets),
+        uniforms=None if accept is None else Uniforms(accept=accept, emit=emit),
+        state=dict(zip(names, state, strict=True)),
+        workspace=Workspace(counters=workspace[0], words=workspace[1]) if workspace else None,
+        **given,
+    )
+
+
+@_operator.register_fake
+def _(*_arguments: Any) -> None:
+    """Return what the operator returns; its results are arguments."""

@@ -1,0 +1,147 @@
+"""Where the kernels read and write, on interpreted Triton: what `test_embedding.py` runs in a process of its own.
+
+TRITON_INTERPRET=1 python memory_interpreted.py interpreted results.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import torch
+import triton_engine_cases as cases
+from triton.runtime.interpreter import GridExecutor
+
+from acceptlib import AcceptanceStrategy, Workspace
+from acceptlib.engine import torch_engine
+from acceptlib.engine.triton import engine
+from acceptlib.errors import InputError
+
+SIZES = (3, 2, 40)
+FORMS = ("padded", "ragged-logits")
+STAGES = ("rejection", "block", "fly", "typical", "relaxed", "entropy-scaled")
+"""Strategies that between them use every part of a workspace."""
+GUARD = 32
+"""Elements behind a workspace that nothing may touch."""
+
+
+STRIDES = {
+    "rows-apart": lambda most: ((most + 1) * 2**31, 2**31 + 64, 1),
+    "rows-in-sum": lambda most: ((most + 1) * 2**30, 2**30 + 16, 1),
+    "entries-apart": lambda most: ((most + 1) * 64, 64, 2**26 + 1024),
+}
+"""Strides of [B, K+1, V] whose last entry lies beyond 2^31 elements."""
+
+FAR = ("rows-apart/padded", "rows-apart/ragged", "rows-in-sum/padded", "rows-in-sum/ragged", "entries-apart/padded")
+
+TOO_SMALL = ("too-small/counters", "too-small/words", "too-small/device")
+CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR]
+
+
+def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
+    """Return a workspace of the same size, full of rubbish, and what says how a call has misused it."""
+    size = workspace.words.numel()
+    words = torch.full((size + GUARD,), -1, dtype=torch.int64)
+    counters = torch.zeros(workspace.counters.numel() + GUARD, dtype=torch.int32)
+    counters[-GUARD:] = 7
+
+    def misuse() -> str:
+        problems = []
+        if bool((words[size:] != -1).any()) or bool((counters[-GUARD:] != 7).any()):
+            problems.append("written behind its end")
+        if bool((counters[:-GUARD] != 0).any()):
+            problems.append("counters are not zero")
+        return ", ".join(problems)
+
+    return Workspace(counters=counters[:-GUARD], words=words[:size]), misuse
+
+
+def in_workspace(strategy: AcceptanceStrategy, form: str) -> str:
+    """Return what is wrong with a call in exactly the workspace that the strategy allocates for its sizes."""
+    num_requests, most, vocab_size = sizes = SIZES
+    arguments = cases.calls(sizes)[form]
+    expected = cases.run(torch_engine.verify, strategy, arguments)
+    for engine.LARGE_BLOCKS in (1 << 30, 1):
+        workspace, misuse = guarded(strategy.workspace(num_requests, most, vocab_size, "cpu"))
+        found = cases.run(engine.verify, strategy, {**arguments, "workspace": workspace})
+        if isinstance(found, str) or isinstance(expected, str):
+            return f"{found} and {expected}"
+        wrong = [name for name in cases.FIELDS if not torch.equal(getattr(found, name), getattr(expected, name))]
+        if wrong or misuse():
+            return f"different {wrong} {misuse()}"
+    return ""
+
+
+def too_small(strategy: AcceptanceStrategy, part: str) -> str:
+    """Return what is wrong with the error for a workspace with a part of too few elements, or of another device."""
+    num_requests, most, vocab_size = SIZES
+    fits, small = (strategy.workspace(count, most, vocab_size, "cpu") for count in (num_requests, num_requests - 1))
+    workspace, got = {
+        "counters": (Workspace(counters=small.counters, words=fits.words), f"got {small.counters.numel()} and"),
+        "words": (Workspace(counters=fits.counters, words=small.words), f"and {small.words.numel()} on cpu"),
+        "device": (Workspace(counters=fits.counters.to("meta"), words=fits.words.to("meta")), "on meta"),
+    }[part]
+    try:
+        cases.run(engine.verify, strategy, {**cases.calls(SIZES)["padded"], "workspace": workspace})
+    except InputError as error:
+        message = str(error)
+    else:
+        return "no error"
+    return "" if f"at least {fits.counters.numel()} counters" in message and got in message else message
+
+
+def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path) -> str:
+    """Return what is wrong with a call whose rows lie far apart, in files of which only what is touched exists."""
+    _, most, _ = SIZES
+    arguments = dict(cases.calls(SIZES)[layout])
+    for model in ("target_probs", "draft_probs"):
+        rows = arguments[model]
+        assert isinstance(rows, torch.Tensor)
+        arguments[model] = rows.to(torch.bfloat16)
+    expected = cases.run(torch_engine.verify, strategy, arguments)
+    for model in ("target_probs", "draft_probs"):
+        rows = arguments[model]
+        strides = STRIDES[name](most)[-rows.ndim :]
+        size = 1 + sum((length - 1) * stride for length, stride in zip(rows.shape, strides, strict=True))
+        assert size > 2**31
+        path = folder / f"{name}-{layout}-{strategy.name}-{model}"
+        storage = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
+        apart = torch.as_strided(storage, rows.shape, strides)
+        apart.copy_(rows)
+        arguments[model] = apart
+    for engine.LARGE_BLOCKS in (1 << 30, 1):
+        found = cases.run(engine.verify, strategy, arguments)
+        if isinstance(found, str) or isinstance(expected, str):
+            return f"{found} and {expected}"
+        wrong = [field for field in cases.FIELDS if not torch.equal(getattr(found, field), getattr(expected, field))]
+        if wrong:
+            return f"different {wrong}"
+    committed = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    return "" if committed < 64 << 20 else f"{committed} bytes were touched"
+
+
+def main(_mode: str, path: str) -> None:
+    """Write what is wrong, by case."""
+    torch.set_num_threads(1)
+    # Small blocks, so that small vocabularies have several too.
+    engine.BLOCK = 32
+    engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
+        tuning._replace(emit_block=32, emit_part=16) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
+    )
+    strategies = cases.strategies()
+    found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
+    found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}
+    # The interpreter copies every storage onto itself after a call, and would touch all of it.
+    with mock.patch.object(GridExecutor, "_restore_args_dev"):
+        for case in FAR:
+            with tempfile.TemporaryDirectory() as folder:
+                found[case] = far_apart(strategies["block"], *case.split("/"), Path(folder))
+    Path(path).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

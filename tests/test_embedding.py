@@ -1,0 +1,347 @@
+"""What an engine around `verify` relies on: its own memory, few compilations, any strides, and graphs."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import acceptlib
+from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace
+from acceptlib.engine import custom_op
+from acceptlib.errors import InputError
+from acceptlib.testing.batches import Request, lay_out, ordinary
+
+pytest.importorskip("triton", reason="without Triton there are no fused kernels")
+
+import memory_interpreted as memory
+import triton_engine_cases as cases
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import kernel as kernels
+
+# Where the kernels read and write
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what is wrong in interpreted kernels, by case."""
+    # Workers share the folder above their own, which is this run's.
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return cases.run_apart("interpreted", folder / "memory.json", memory.__file__)
+
+
+@pytest.mark.parametrize("case", memory.CASES)
+def test_memory(case: str, interpreted: dict[str, str]) -> None:
+    """Same tokens in a workspace full of rubbish that is not exceeded, and from rows beyond 2^31 elements."""
+    assert interpreted[case] == ""
+
+
+class Whole(AcceptanceStrategy):
+    """Overrides `verify`."""
+
+    name = "whole"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    def verify(self, draft_token_ids: torch.Tensor, **_: Any) -> VerifyResult:  # type: ignore[override]
+        return VerifyResult.empty(len(draft_token_ids), 0, draft_token_ids.device)
+
+
+def test_what_needs_no_workspace() -> None:
+    assert Whole().workspace(8, 4, 1000, "cpu").words.numel() == 0
+    strategy = acceptlib.create("block")
+    workspace = strategy.workspace(8, 4, 1000, "cpu")
+    assert (workspace.counters.numel(), workspace.words.numel()) == (0, 0)
+    call = lay_out([ordinary(3, 7, 0)], "padded", "probs")
+    assert torch.equal(
+        strategy.verify(**call, rng=0, workspace=workspace).output_token_ids,
+        strategy.verify(**call, rng=0).output_token_ids,
+    )
+
+
+class Operations(TorchDispatchMode):
+    """Names of the tensor operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged-logits"])
+@pytest.mark.parametrize("name", cases.strategies())
+def test_nothing_is_allocated(name: str, form: str) -> None:
+    """Beside the kernels a call with `out` and a workspace makes views of tensors, and copies state into them."""
+    strategy, sizes, device = cases.strategies()[name], (5, 3, 1000), torch.device("meta")
+    arguments = nowhere(strategy, *sizes, form)
+    arguments["out"] = VerifyResult.empty(*sizes[:2], device)
+    arguments["workspace"] = engine.workspace(strategy.plan, *sizes, device)
+    with mock.patch.object(engine, "launch"):
+        with Operations() as operations:
+            engine.verify(strategy.plan, cases.inputs(**arguments))
+        assert operations.names <= {"slice", "view", "select", "unbind", "detach", "copy_"}
+        with Operations() as operations:
+            engine.verify(strategy.plan, cases.inputs(**{**arguments, "out": None}))
+        assert "empty" in operations.names
+
+
+# How often Triton compiles
+
+BATCHES = [(b, k) for b in (1, 2, 3, 7, 16, 17, 100, 257, 4096) for k in (0, 1, 2, 3, 5, 8, 16, 64)]
+VOCABULARIES = (50, 128256)
+
+
+def launches(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_size: int, form: str) -> list[Any]:
+    """Return the launches of a call on tensors without memory, so that nothing depends on what they hold."""
+    found: list[Any] = []
+    arguments = nowhere(strategy, num_requests, most, vocab_size, form)
+    with (
+        mock.patch.object(engine, "launch", lambda *launch: found.append(launch)),
+        mock.patch.object(engine, "_overlaps", return_value=True),  # as on the newest devices
+    ):
+        engine.verify(strategy.plan, cases.inputs(**arguments))
+    return found
+
+
+def nowhere(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_size: int, form: str) -> dict[str, Any]:
+    """Return the arguments of a call on tensors without memory."""
+    empty = functools.partial(torch.empty, device="meta")
+    num_tokens = max(num_requests * most - 1, 0)
+    ragged, kind = form == "ragged-logits", "probs" if form == "padded" else "logits"
+    target, draft = (num_tokens + num_requests,) if ragged else (num_requests, most + 1), (num_requests, most)
+    arguments: dict[str, Any] = {
+        f"target_{kind}": empty(*target, vocab_size),
+        f"draft_{kind}": empty(*((num_tokens,) if ragged else draft), vocab_size),
+        "rng": Rng(seeds=empty(num_requests, dtype=torch.int64), offsets=empty(num_requests, dtype=torch.int64)),
+        "state_names": strategy.plan.traits.state,
+        "state": {name: empty(num_requests, dtype=torch.bool) for name in strategy.plan.traits.state},
+    }
+    if ragged:
+        arguments["cu_num_draft_tokens"] = empty(num_requests + 1, dtype=torch.int32)
+        arguments["max_num_draft_tokens"] = most
+        arguments["sampling"] = SamplingParams(temperature=empty(num_requests))
+    elif form == "far-apart":
+        for model, length in (("target", most + 1), ("draft", most)):
+            shape = (num_requests, length, vocab_size)
+            strides = (2**31 * num_requests, 2**31 if num_requests > 2 else 2**20, 1)
+            arguments[f"{model}_logits"] = torch.empty_strided(shape, strides, device="meta")
+    return arguments | {"ids": empty(*((num_tokens,) if ragged else draft), dtype=torch.int64)}
+
+
+@pytest.mark.parametrize("form", ["padded", "ragged-logits", "far-apart"])
+@pytest.mark.parametrize("name", cases.strategies())
+def test_two_variants_whatever_the_batch(name: str, form: str) -> None:
+    """One for small batches and one for large, for each stage and place in the sequence of stages."""
+    strategy = cases.strategies()[name]
+    specialise = create_function_from_signature(
+        kernels.verify_kernel.signature, kernels.verify_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
+    )
+    for vocab_size in VOCABULARIES:
+        variants = collections.defaultdict(set)
+        specialisations = collections.defaultdict(set)
+        for num_requests, most in BATCHES:
+            for key, _, warps, values, call in launches(strategy, num_requests, most, vocab_size, form):
+                variants[key[1:]].add((key[0], warps))
+                _, found, _ = specialise(*values, call, *key[1:])
+                specialisations[key].add(tuple(map(str, found[: len(values)])))
+        assert variants
+        assert {place: len(keys) for place, keys in variants.items() if len(keys) > 2} == {}
+        # A kernel is found again by its key, so Triton must not tell apart what has one.
+        assert [found for found in specialisations.values() if len(found) > 1] == []
+
+
+# In graphs
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def requests(count: int) -> list[Request]:
+    return [ordinary(3 - index % 2, 40, index) for index in range(count)]
+
+
+def streams(count: int) -> Rng:
+    return Rng(seeds=torch.arange(count) * 31 - 7, offsets=torch.arange(count))
+
+
+def everything(count: int) -> dict[str, Any]:
+    """Return sampling parameters of every kind, numbers and tensors, and others for the draft."""
+    bias = LogitBias(torch.tensor([[3, -1]] * count), torch.tensor([[-torch.inf, 0.0]] * count))
+    mask = torch.full((count, 4, 2), -2, dtype=torch.int32)
+    return {
+        "sampling": SamplingParams(
+            temperature=torch.linspace(0, 1, count), top_k=20, top_p=torch.linspace(0.5, 1, count), min_p=0.01,
+            allowed_token_bitmask=mask, logit_bias=bias,
+        ),
+        "draft_sampling": SamplingParams(temperature=0.5, top_k=torch.arange(count), logit_bias=bias),
+    }  # fmt: skip
+
+
+def calls(count: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return strategies and arguments by a readable name: everything that `verify` takes."""
+    batch = requests(count)
+    padded, ragged = lay_out(batch, "padded", "probs"), lay_out(batch, "ragged", "probs")
+    logits, ragged_logits = lay_out(batch, "padded", "logits"), lay_out(batch, "ragged", "logits")
+    one_hot = {name: value for name, value in padded.items() if not name.startswith("draft_p")}
+    out = VerifyResult.empty(count, 3, torch.device("cpu"), logprobs=True, num_passed=True)
+    return {
+        "padded": ("rejection", padded),
+        "ragged": ("block", ragged),
+        "one-hot": ("fly", one_hot),
+        "sampling": ("rejection", {**logits, **everything(count), "logprobs": True}),
+        "target-only": ("typical", {**ragged_logits, "sampling": SamplingParams(temperature=0.7)}),
+        "bonus": ("rejection", {**ragged, "bonus_token_ids": torch.arange(count)}),
+        "int": ("rejection", {**padded, "rng": 5}),
+        "uniforms": ("rejection", {**padded, "uniforms": streams(count).uniforms(3), "rng": None}),
+        "out": ("rejection", {**padded, "out": out, "logprobs": True}),
+        "state": ("relaxed", {**logits, "state": {"thinking": torch.arange(count) % 2 == 0}}),
+        "workspace": ("rejection", {**padded, "workspace": Workspace.allocate(8, 8, "cpu")}),
+    }
+
+
+CALLS = list(calls(1))
+
+
+def compiled(strategy: AcceptanceStrategy, **options: Any) -> Callable[[dict[str, Any]], VerifyResult]:
+    """Return a step around `verify`, compiled."""
+
+    def step(arguments: dict[str, Any]) -> VerifyResult:
+        return strategy.verify(**arguments)
+
+    return torch.compile(step, fullgraph=True, **options)  # type: ignore[no-any-return]
+
+
+def assert_same(found: VerifyResult, expected: VerifyResult) -> None:
+    for field in dataclasses.fields(VerifyResult):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_equals_eager(name: str, backend: str) -> None:
+    key, arguments = calls(4)[name]
+    strategy = cases.strategies()[key]
+    arguments = {"rng": streams(4)} | arguments
+    expected = strategy.verify(**copy.deepcopy(arguments))
+    found = compiled(strategy, backend=backend)(arguments)
+    assert_same(found, expected)
+    assert arguments.get("out") in {None, found}
+    if isinstance(arguments["rng"], Rng):
+        assert arguments["rng"].offsets.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_compiled_by_inductor() -> None:
+    key, arguments = calls(4)["sampling"]
+    strategy = acceptlib.create(key)
+    arguments = {"rng": streams(4)} | arguments
+    expected = strategy.verify(**copy.deepcopy(arguments))
+    assert_same(compiled(strategy)(arguments), expected)
+    assert arguments["rng"].offsets.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["padded", "ragged", "sampling"])
+def test_one_graph_for_every_batch_size(name: str) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    key, _ = calls(2)[name]
+    strategy = acceptlib.create(key)
+    step = compiled(strategy, backend=backend, dynamic=True)
+    for count in (5, 6, 9):  # unlike any other length, which would count as the same one
+        arguments = {"rng": streams(count)} | calls(count)[name][1]
+        expected = strategy.verify(**copy.deepcopy(arguments))
+        assert_same(step(arguments), expected)
+    assert len(graphs) == 1
+
+
+def test_a_caller_may_build_arguments_inside() -> None:
+    strategy = acceptlib.create("rejection")
+    call = lay_out(requests(3), "padded", "logits")
+
+    def step(seeds: torch.Tensor, offsets: torch.Tensor, temperature: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sampling = SamplingParams(temperature=temperature, top_p=0.9)
+        result = strategy.verify(**call, rng=Rng(seeds=seeds, offsets=offsets), sampling=sampling)
+        return result.output_token_ids + 0, result.num_emitted
+
+    arguments = torch.arange(3), torch.zeros(3, dtype=torch.int64), torch.full((3,), 0.8)
+    expected = step(*copy.deepcopy(arguments))
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(*arguments)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert arguments[1].tolist() == [1, 1, 1]
+
+
+def operands(strategy: AcceptanceStrategy, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the operator's arguments for a call."""
+    given: dict[str, Any] = dict.fromkeys(cases.NOTHING) | {"logprobs": False, **arguments}
+    with mock.patch.object(torch.ops.acceptlib, "verify") as operator:
+        custom_op.verify(strategy._key, **given)
+    return dict(operator.call_args.kwargs)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operator(name: str) -> None:
+    """What is written is declared, the fake implementation agrees, and it survives functionalisation."""
+    key, arguments = calls(2)[name]
+    strategy = cases.strategies()[key]
+    torch.library.opcheck(torch.ops.acceptlib.verify.default, (), operands(strategy, {"rng": streams(2)} | arguments))
+
+
+def test_copies_are_strategies_of_their_own() -> None:
+    strategy = acceptlib.create("typical", posterior_threshold=0.2)
+    call = lay_out(requests(3), "padded", "logits")
+    twin = copy.deepcopy(strategy)
+    key = strategy._key
+    assert key != twin._key
+    expected = strategy.verify(**call, rng=0)
+    operator_arguments = operands(strategy, {**call, "rng": 0})
+    del strategy
+    assert_same(compiled(twin, backend="eager")({**call, "rng": 0}), expected)
+    with pytest.raises(InputError, match=f"{key!r} of a compiled graph no longer exists"):
+        torch.ops.acceptlib.verify(**operator_arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rng": torch.Generator()}, "in a compiled function, got torch.Generator"),
+        ({"max_num_draft_tokens": None}, "max_num_draft_tokens: expected an int in the ragged layout of a compiled"),
+    ],
+)
+def test_what_no_graph_can_hold(changes: dict[str, Any], message: str) -> None:
+    step = compiled(acceptlib.create("rejection"), backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
+        step({**lay_out(requests(2), "ragged", "probs"), "rng": 0, **changes})
+
+
+def test_bad_shapes_are_errors_when_the_graph_runs() -> None:
+    step = compiled(acceptlib.create("rejection"), backend="eager")
+    call = lay_out(requests(2), "padded", "probs")
+    with pytest.raises(InputError, match=r"draft rows: expected \[B, K, V\]"):
+        step({**call, "draft_probs": call["draft_probs"][:, 1:], "rng": 0})

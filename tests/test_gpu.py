@@ -1,0 +1,374 @@
+"""What only a GPU can show of the fused kernels: graphs, streams, memory, waiting, and real compilations."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, VerifyResult
+
+pytest.importorskip("triton", reason="without Triton there are no fused kernels")
+
+import memory_interpreted as memory
+import triton
+import triton_engine_cases as cases
+
+from acceptlib.engine import torch_engine
+from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import kernel as kernels
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+GIB = 1 << 30
+K, V = 3, 9000  # three blocks
+FORMS = ("probs", "logits", "ragged-logits")
+STRATEGIES = ("rejection", "block", "fly", "typical", "greedy", "relaxed")
+"""Between them they launch every stage."""
+
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+every_form = pytest.mark.parametrize("form", FORMS)
+
+
+def create(name: str) -> AcceptanceStrategy:
+    """Return a strategy that runs in the fused kernels or raises."""
+    strategy = cases.strategies()[name]
+    strategy.backend = "triton"
+    return strategy
+
+
+def batch(count: int, form: str, most: int = K, vocab_size: int = V, seed: int = 0) -> dict[str, Any]:
+    """Return a call of B requests; those of a ragged batch have 0 to K drafted tokens, by the seed."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    target = 3 * torch.randn(count, most + 1, vocab_size, generator=generator, device="cuda")
+    draft = target[:, :most] + torch.randn(count, most, vocab_size, generator=generator, device="cuda")
+    ids = torch.multinomial(draft.softmax(-1).view(-1, vocab_size), 1, generator=generator).view(count, most)
+    temperature = torch.linspace(0, 1.5, count, device="cuda")
+    if form == "probs":
+        return {"draft_token_ids": ids, "target_probs": target.softmax(-1), "draft_probs": draft.softmax(-1)}
+    if form == "logits":
+        sampling = SamplingParams(temperature=temperature)
+        return {"draft_token_ids": ids, "target_logits": target, "draft_logits": draft, "sampling": sampling}
+    lengths = torch.randint(most + 1, (count,), generator=generator, device="cuda")
+    drafted = torch.arange(most, device="cuda") < lengths[:, None]
+    return {
+        "draft_token_ids": ids[drafted],
+        "target_logits": target[torch.arange(most + 1, device="cuda") <= lengths[:, None]],
+        "draft_logits": draft[drafted],
+        "sampling": SamplingParams(temperature=temperature),
+        "cu_num_draft_tokens": torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32),
+        "max_num_draft_tokens": most,
+    }
+
+
+def streams(count: int) -> Rng:
+    seeds = torch.arange(count, device="cuda") * 31 - 7
+    return Rng(seeds=seeds, offsets=torch.zeros(count, dtype=torch.int64, device="cuda"))
+
+
+class Step:
+    """A call that writes into one result, in memory of its own if it `lends` any."""
+
+    def __init__(self, name: str, count: int, form: str, seed: int = 0, *, lends: bool = True) -> None:
+        self.strategy = create(name)
+        self.rng = streams(count)
+        self.out = VerifyResult.empty(count, K, torch.device("cuda"))
+        self.arguments = {**batch(count, form, seed=seed), "state": self.strategy.initial_state(count, "cuda")}
+        self.arguments["workspace"] = self.strategy.workspace(count, K, V, "cuda") if lends else None
+
+    def __call__(self) -> torch.Tensor:
+        """Take a step and return its tokens."""
+        self.strategy.verify(**self.arguments, rng=self.rng, out=self.out)
+        return self.out.output_token_ids
+
+    def from_the_start(self, times: int) -> list[torch.Tensor]:
+        """Return the tokens of the first steps, and be where it began."""
+        tokens = [self().clone() for _ in range(times)]
+        self.rng.offsets.zero_()
+        return tokens
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self()
+        return graph
+
+
+def same(one: VerifyResult, other: VerifyResult, rows: Any = slice(None)) -> bool:
+    """Return whether a result equals some rows of another, bit for bit."""
+    return all(
+        torch.equal(getattr(one, field.name).nan_to_num(9.0), getattr(other, field.name)[rows].nan_to_num(9.0))
+        for field in dataclasses.fields(VerifyResult)
+        if getattr(one, field.name) is not None
+    )
+
+
+# Graphs
+
+
+@every_form
+@every_strategy
+def test_a_replay_is_a_call(name: str, form: str) -> None:
+    step = Step(name, 8, form)
+    expected = step.from_the_start(4)
+    graph = step.capture()
+    assert step.rng.offsets.tolist() == [0] * 8  # a capture runs nothing
+    for number, tokens in enumerate(expected):
+        (step if number == 2 else graph.replay)()  # eager calls may come between
+        assert torch.equal(step.out.output_token_ids, tokens)
+    assert step.rng.offsets.tolist() == [4] * 8
+
+
+def test_graphs_without_a_workspace() -> None:
+    """Each has memory of its own, whichever is replayed first, and calls on the stream of the capture none of it."""
+    steps = [Step(name, 8, "logits", seed, lends=False) for seed, name in enumerate(("block", "typical"))]
+    expected = [step.from_the_start(2) for step in steps]
+    graphs = [step.capture() for step in steps]
+    for number, index in itertools.product(range(2), (1, 0)):
+        graphs[index].replay()
+        assert torch.equal(steps[index].out.output_token_ids, expected[index][number])
+    steps[0].rng.offsets.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.graph.default_capture_stream):
+        assert all(
+            torch.equal(step, tokens) for step, tokens in zip(steps[0].from_the_start(2), expected[0], strict=True)
+        )
+
+
+# Memory and waiting
+
+
+@contextlib.contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode announces itself as a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@every_form
+@every_strategy
+def test_nothing_is_allocated_and_nothing_waits(name: str, form: str) -> None:
+    step = Step(name, 8, form)
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with waiting_is_an_error():
+        step()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_nothing_waits_in_a_plain_call() -> None:
+    strategy, call = create("block"), batch(8, "logits")
+    strategy.verify(**call, rng=streams(8))
+    rng = streams(8)
+    with waiting_is_an_error():
+        strategy.verify(**call, rng=rng)
+    with pytest.raises(RuntimeError), waiting_is_an_error():  # which is seen
+        rng.offsets.tolist()
+
+
+# Streams
+
+
+@every_strategy
+def test_runs_on_the_current_stream(name: str) -> None:
+    """On a stream that has yet to write the rows."""
+    strategy, call = create(name), batch(8, "probs")
+    state = strategy.initial_state(8, "cuda")
+    expected = strategy.verify(**call, rng=streams(8), state=state)
+    late = {**call, "target_probs": torch.full_like(call["target_probs"], torch.nan)}
+    rng, stream = streams(8), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late["target_probs"].copy_(call["target_probs"])
+        found = strategy.verify(**late, rng=rng, state=state)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("lends", [True, False])
+@every_strategy
+def test_streams_do_not_meet(name: str, lends: bool) -> None:  # noqa: FBT001
+    steps = [Step(name, 64, "logits", seed, lends=lends) for seed in range(2)]
+    expected = [step.from_the_start(20) for step in steps]
+    found: list[list[torch.Tensor]] = [[], []]
+    side = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for stream in side:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # so that both queues are full before either begins
+    for _ in range(20):
+        for index in range(2):
+            with torch.cuda.stream(side[index]):
+                found[index].append(steps[index]().clone())
+    torch.cuda.synchronize()
+    for one, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_runs_on_the_device_of_the_rows() -> None:
+    strategy, call = create("block"), batch(8, "probs")
+    expected = strategy.verify(**call, rng=streams(8))
+    elsewhere = {name: value.to("cuda:1") for name, value in call.items()}
+    rng = Rng(seeds=streams(8).seeds.to("cuda:1"), offsets=streams(8).offsets.to("cuda:1"))
+    found = strategy.verify(**elsewhere, rng=rng)
+    assert torch.equal(found.output_token_ids.to("cuda:0"), expected.output_token_ids)
+
+
+# What a request's tokens depend on
+
+
+@pytest.mark.parametrize("form", ["probs", "logits"])
+@every_strategy
+def test_order_neighbours_and_batch_size_change_nothing(name: str, form: str) -> None:
+    strategy, count = create(name), 257
+    call, rng = batch(count, form), streams(count)
+
+    def verify(rows: torch.Tensor) -> VerifyResult:
+        some = {
+            key: SamplingParams(temperature=value.temperature[rows]) if key == "sampling" else value[rows]
+            for key, value in call.items()
+        }
+        state = strategy.initial_state(len(rows), "cuda")
+        logprobs = form == "probs"  # from logits with a temperature they are not fused
+        return strategy.verify(
+            **some, rng=Rng(seeds=rng.seeds[rows], offsets=rng.offsets[rows]), state=state, logprobs=logprobs
+        )
+
+    whole = verify(torch.arange(count, device="cuda"))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).cuda()
+    assert same(verify(order), whole, order)
+    for rows in ([0], [256], [100, 3], list(range(40))):
+        some = torch.tensor(rows, device="cuda")
+        assert same(verify(some), whole, some)
+
+
+@pytest.mark.parametrize("form", ["probs", "logits"])
+@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
+def test_tuning_changes_nothing(name: str, form: str) -> None:
+    strategy, call = create(name), batch(16, form)
+    state = strategy.initial_state(16, "cuda")
+    expected = strategy.verify(**call, rng=streams(16), state=state)
+    for tuning, warps, block, programs in ((engine.SMALL, 4, 512, 1), (engine.LARGE, 8, 2048, 4096)):
+        changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block, emit_part=block // 2)
+        with mock.patch.multiple(engine, SMALL=changed, SMALL_PROBS=changed, LARGE=changed, ENOUGH_PROGRAMS=programs):
+            assert same(strategy.verify(**call, rng=streams(16), state=state), expected)
+
+
+# Addresses beyond 2^31
+
+
+def has_memory(size: int) -> None:
+    """Skip where a test would not fit."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if free < size:
+        pytest.skip(f"needs {size // GIB} GiB of device memory, {free // GIB} are free")
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
+@pytest.mark.parametrize("strides", memory.STRIDES)
+def test_rows_far_apart(strides: str, name: str) -> None:
+    count, most, _ = memory.SIZES
+    call: dict[str, Any] = cases.calls(memory.SIZES)["padded"]
+    ids = call["ids"].cuda()
+    rows = {key: value.to("cuda", torch.bfloat16) for key, value in call.items() if key != "ids"}
+    strategy, distances = create(name), memory.STRIDES[strides](most)
+    expected = torch_engine.verify(strategy.plan, cases.inputs(ids, **rows, rng=streams(count)))
+    apart = {}
+    sizes = {
+        key: 1 + sum((length - 1) * stride for length, stride in zip(value.shape, distances, strict=True))
+        for key, value in rows.items()
+    }
+    has_memory(2 * sum(sizes.values()) + 2 * GIB)
+    for key, value in rows.items():
+        storage = torch.empty(sizes[key], dtype=torch.bfloat16, device="cuda")
+        apart[key] = storage.as_strided(value.shape, distances)
+        apart[key].copy_(value)
+    assert same(strategy.verify(ids, **apart, rng=streams(count)), expected)
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_more_than_2_31_entries(name: str) -> None:
+    count, most, vocab_size = 4096, 4, 131072
+    has_memory(30 * GIB)
+    strategy = create(name)
+    rows = {
+        "target_logits": torch.empty(count, most + 1, vocab_size, dtype=torch.bfloat16, device="cuda"),
+        "draft_logits": torch.empty(count, most, vocab_size, dtype=torch.bfloat16, device="cuda"),
+    }
+    for value in rows.values():
+        for part in value.split(256):
+            part.normal_()
+        assert value.numel() >= 2**31
+    ids, rng = torch.randint(vocab_size, (count, most), device="cuda"), streams(count)
+    found = strategy.verify(ids, **rows, rng=copy.deepcopy(rng))
+    for index in (0, 2047, 4095):
+        one = slice(index, index + 1)
+        alone = {key: value[one] for key, value in rows.items()}
+        stream = Rng(seeds=rng.seeds[one], offsets=rng.offsets[one])
+        assert same(strategy.verify(ids[one], **alone, rng=stream), found, one)
+
+
+# How often Triton compiles
+
+
+@every_form
+@every_strategy
+def test_batches_compile_nothing_new(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, compilations = create(name), []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **_: compilations.append(name))
+    # What was compiled before is forgotten, if not by the disk.
+    monkeypatch.setattr(engine, "_KERNELS", {})
+    kernels.verify_kernel.device_caches.clear()
+
+    def run(count: int, most: int, seed: int) -> None:
+        call = batch(count, form, most, seed=seed)
+        strategy.verify(**call, rng=streams(count), state=strategy.initial_state(count, "cuda"))
+
+    # Small and large batches, and those whose stages do not overlap; one drafted token has no next residual.
+    sizes = [1, engine.LARGE_BLOCKS, engine.OVERLAP_BLOCKS]
+    for count, most in itertools.product(sizes, (1, 2)):
+        run(count, most, 0)
+    stages = {key[1:3] for key in engine._KERNELS}
+    assert len(stages) <= len(compilations) <= len(sizes) * len(stages)
+    del compilations[:]
+    for seed, (count, most) in enumerate(itertools.product((2, 3, 16, 17, 127, 129, 500), (1, 2, 3, 5, 8, 16))):
+        run(count, most, seed)
+    assert compilations == []
+
+
+# torch.compile
+
+
+@pytest.mark.filterwarnings("ignore")  # inductor's own
+@pytest.mark.parametrize("form", ["probs", "ragged-logits"])
+@pytest.mark.parametrize("name", ["rejection", "relaxed"])
+def test_compiled_equals_eager(name: str, form: str) -> None:
+    torch._dynamo.reset()
+    strategy = create(name)
+
+    def step(call: dict[str, Any], rng: Rng, state: dict[str, torch.Tensor]) -> VerifyResult:
+        return strategy.verify(**call, rng=rng, state=state)
+
+    compiled = torch.compile(step, fullgraph=True)
+    for count in (5, 6, 64):
+        call, state = batch(count, form), strategy.initial_state(count, "cuda")
+        rng, twin = streams(count), streams(count)
+        assert same(compiled(call, rng, state), step(call, twin, state))
+        assert torch.equal(rng.offsets, twin.offsets)
+        assert rng.offsets.tolist() == [1] * count
