@@ -4,6 +4,8 @@ TRITON_INTERPRET=1 python triton_engine_cases.py interpreted results.json
 python triton_engine_cases.py cuda:80 results.json
 """
 
+# ruff: noqa: ANN001, ANN201, N803, PLR0917 - jit functions; their constants are in capitals
+
 from __future__ import annotations
 
 import dataclasses
@@ -15,10 +17,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 import triton
+import triton.language as tl
 from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -26,10 +30,11 @@ from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
-from acceptlib.engine import torch_engine
+from acceptlib.engine import process, torch_engine
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, select
 from acceptlib.engine.triton import kernel as kernels
+from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 
@@ -51,12 +56,22 @@ NOTHING = dict.fromkeys(
         "state",
     ]
 )
-SHAPES = {"B3-K3-V50": (3, 3, 50), "B2-K4-V601": (2, 4, 601), "B3-K0-V7": (3, 0, 7), "B2-K70-V11": (2, 70, 11)}
+FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
+SHAPES = {
+    "B3-K3-V50": (3, 3, 50),
+    "B2-K4-V601": (2, 4, 601),
+    "B3-K0-V7": (3, 0, 7),
+    "B2-K70-V11": (2, 70, 11),
+    "B3-K2-V100": FILTERED_SHAPE,
+}
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
+# Strategies that go through "filtered": each way to decide and to sum over rows once, for its searches take long.
+FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
+COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
 COMPILED_TOO = ("logits", "passed", "ragged-explicit", "ragged-given")  # what else a kernel may hold, for one strategy
 KINDS = {
     torch.int8: "*i8",
@@ -189,7 +204,74 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
+        if shape == FILTERED_SHAPE:
+            return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
+
+
+def filtered(
+    both: dict[str, torch.Tensor], rows: torch.Tensor, kept: torch.Tensor, ragged: dict[str, object]
+) -> dict[str, dict[str, object]]:
+    """Return calls with every sampling parameter; logits are rounded, so that many are equal."""
+    ids, logits, draft = both["ids"], (both["target_logits"] * 2).round() / 2, (both["draft_logits"] * 2).round() / 2
+    (num_requests, most), vocab_size = ids.shape, logits.shape[-1]
+    generator = torch.Generator().manual_seed(vocab_size)
+    words = -(-vocab_size // 32)
+    masks = {
+        length: torch.randint(-(2**31), 2**31 - 1, (2, num_requests, length, words), generator=generator)
+        .int()
+        .bitwise_or_(1)
+        for length in (most, most + 1)
+    }
+    target_mask, draft_mask = masks[most + 1].transpose(0, 1)[:, 0], masks[most][0]
+    target_mask[-1, 0] = 0
+    bias = torch.stack([torch.randperm(vocab_size, generator=generator)[:3] for _ in range(num_requests)])
+    bias[0, -1] = -1
+    request = torch.arange(num_requests)
+    several = acceptlib.SamplingParams(
+        temperature=(request + 1) % 3 * 0.6,
+        top_k=(request * 9 + 4).int(),
+        top_p=0.9 - request * 0.2,
+        min_p=request.double() * 0.03,
+    )
+    other = acceptlib.SamplingParams(top_p=0.8)
+    shared = {"ids": ids, "target_logits": logits, "draft_logits": draft}
+    constrained = acceptlib.SamplingParams(
+        allowed_token_bitmask=target_mask, logit_bias=acceptlib.LogitBias(bias, torch.full(bias.shape, 2.5))
+    )
+    both_masked = {
+        "sampling": dataclasses.replace(several, allowed_token_bitmask=target_mask),
+        "draft_sampling": dataclasses.replace(several, allowed_token_bitmask=draft_mask, temperature=1.3),
+    }
+    return {
+        "filtered": {**shared, "sampling": several},
+        "filtered-target": {**shared, "sampling": several, "draft_sampling": acceptlib.SamplingParams()},
+        "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
+        "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
+        "constrained": {**shared, "sampling": constrained, "logprobs": True},
+        "filtered-constrained": {**shared, **both_masked, "logprobs": True},
+        "filtered-one-hot": {"ids": ids, "target_logits": logits.half(), "sampling": several},
+        "bad-parameters": {
+            **shared,
+            "sampling": dataclasses.replace(
+                several, top_k=request - 1, top_p=torch.where(request == 1, math.nan, 0.5), logit_bias=None
+            ),
+        },
+        "bad-bias": {
+            **shared,
+            "sampling": acceptlib.SamplingParams(
+                logit_bias=acceptlib.LogitBias(bias.where(request[:, None] > 0, vocab_size), torch.ones(bias.shape))
+            ),
+        },
+        "filtered-ragged": {
+            **ragged,
+            "ids": ids[kept],
+            "target_logits": logits[rows],
+            "draft_logits": draft[kept],
+            "sampling": dataclasses.replace(several, allowed_token_bitmask=target_mask[rows]),
+            "logprobs": True,
+        },
+    }
 
 
 def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
@@ -207,7 +289,116 @@ def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
             torch.testing.assert_close(found.num_passed, expected.num_passed, rtol=0, atol=0)
         if expected.logprobs is not None and found.logprobs is not None:
             torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5, equal_nan=True)
+            torch.testing.assert_close(found.raw_logprobs, expected.raw_logprobs, rtol=0, atol=2e-5, equal_nan=True)
     return ""
+
+
+def law_rows() -> dict[str, torch.Tensor]:
+    """Return rows [V] of logits by what they are like."""
+    vocab_size = FILTERED_SHAPE[2]
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(vocab_size, generator=generator)
+    return {
+        "random": 3 * normal,
+        "tied": (2 * normal).round(),
+        "constant": torch.full((vocab_size,), -7.0),
+        "flat": normal / 100,
+        "nearly-one-hot": torch.where(torch.arange(vocab_size) == 17, 12.0, normal),
+        "masked": torch.where(torch.arange(vocab_size) % 3 == 0, normal.bfloat16().float(), -math.inf),
+        "one-left": torch.where(torch.arange(vocab_size) == 17, 0.0, -math.inf),
+        "signed-zeros": torch.tensor([0.0, -0.0, 1.0, -1.0]).repeat(vocab_size // 4),
+        "no-law": torch.full((vocab_size,), -math.inf),
+    }
+
+
+LAWS = (
+    (0.7, 5, 0.9, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.0, 50, 1.0, 0.02),
+    (1.6, 0, 1.0, 0.1),
+    (1.0, 70, 0.5, 0.3),
+    (1, 0, 1, 0),
+)
+"""Temperature, top-k, top-p and min-p."""
+
+
+def compare_laws(logits: torch.Tensor) -> str:
+    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
+    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*LAWS, strict=True))
+    sampling = acceptlib.SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p.double(), min_p=min_p.double()
+    )
+    rows = logits.expand(len(LAWS), -1).contiguous()
+    expected = process.law(rows, sampling)
+    launched: list[tuple[Any, ...]] = []
+    ids = torch.zeros(len(rows), 0, dtype=torch.int64)
+    with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
+        run(
+            engine.verify, strategies()["rejection"], {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
+        )
+    found = torch.empty_like(rows)
+    call, num_blocks = launched[0][-1], -(-rows.shape[1] // engine.BLOCK)
+    words = torch.zeros(engine.words(call, len(rows), 0, num_blocks, 0), dtype=torch.int64)
+    parameters = (temperature, top_k, top_p.double(), min_p.double())
+    counters = torch.zeros(len(rows), dtype=torch.int32)
+    law_kernel[(len(rows),)](found, rows, *parameters, words, counters, len(rows), rows.shape[1], num_blocks, call)
+    different = (found > 0) != (expected > 0)
+    if different.any():
+        return f"kept otherwise: {different.nonzero().tolist()}"
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+    return ""
+
+
+@triton.jit
+def law_kernel(
+    probs_ptr,  # [n, V] float32
+    rows_ptr,  # [n, V]
+    temperature_ptr,  # [n] each
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    workspace_ptr,
+    counters_ptr,  # [n] int32
+    num_rows,
+    width,
+    num_blocks,
+    CALL: tl.constexpr,
+):
+    """Store the law of one row, found as a row of the target is."""
+    number = tl.program_id(0).to(tl.int64)
+    zero = (number * 0).to(tl.int32)
+    nothing = (rows_ptr, zero, zero, zero, rows_ptr, rows_ptr, zero)
+    model, _ = kernel_rows.open_model(
+        rows_ptr,
+        width,
+        zero,
+        1,
+        width,
+        temperature_ptr,
+        workspace_ptr,
+        num_rows,
+        number,
+        number,
+        zero,
+        1,
+        num_blocks,
+        (top_k_ptr, top_p_ptr, min_p_ptr) + nothing,  # noqa: RUF005 - what Triton compiles
+        workspace_ptr + 2 * num_rows * num_blocks,
+        4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2),
+        workspace_ptr,
+        width,
+        CALL,
+        kernel_rows.TARGET,
+    )
+    request = (number, width, num_blocks)
+    for block in range(num_blocks):
+        select.reduce_row(zero, zero == 0, block, request, model, counters_ptr + number, CALL, kernel_rows.TARGET)
+    found = kernel_rows.law_at(model, zero, zero == 0, num_blocks, CALL, kernel_rows.TARGET)
+    for block in range(num_blocks):
+        entry = block * CALL.block + tl.arange(0, CALL.block)
+        x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
+        p = kernel_rows.prob(x, entry, model, found, CALL, kernel_rows.TARGET)
+        tl.store(probs_ptr + number * width + entry, p, mask=entry < width)
 
 
 def run(
@@ -271,14 +462,23 @@ def labels(mode: str) -> list[str]:
             for name in strategies()
             for shape, sizes in SHAPES.items()
             for call in calls(sizes)
-            if name in WHOLE or call in CORE
-        ]
+            if goes_through(name, sizes, call)
+        ] + [f"law-{kind}" for kind in law_rows()]
     return [f"{name}-{call}" for name, call in compiled()]
+
+
+def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
+    """Return whether a strategy goes through a call when interpreted."""
+    if shape == FILTERED_SHAPE:
+        return name == "rejection" or (call == "filtered" and name in FILTERED)
+    return name in WHOLE or call in CORE
 
 
 def compiled() -> list[tuple[str, str]]:
     """Return what is compiled: strategies and calls."""
-    return [*itertools.product(strategies(), COMPILED), *(("cautious", call) for call in COMPILED_TOO)]
+    return [*itertools.product(strategies(), COMPILED), *(("cautious", call) for call in COMPILED_TOO)] + [
+        (name, "filtered-constrained") for name in COMPILED_FILTERED
+    ]
 
 
 def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
@@ -303,12 +503,15 @@ def main(mode: str, path: str) -> None:
         )
         engine._scratch = poisoned  # what one call leaves behind must not help the next
         for shape, sizes in SHAPES.items():
+            if sizes == FILTERED_SHAPE:  # rows of several blocks, not all of which fit into a tile
+                engine.BLOCK, engine.TILE = 64, 2
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():
-                    if name in WHOLE or call in CORE:
+                    if goes_through(name, sizes, call):
                         results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
+        results |= {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
     else:
-        given, found = calls(SHAPES["B3-K3-V50"]), strategies()
+        given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
         for name, call in compiled():
             results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
     Path(path).write_text(json.dumps(results), encoding="utf-8")

@@ -77,9 +77,9 @@ def load_drafted(position, ids, inside, target, draft, CALL: tl.constexpr):
     x_target = tl.zeros_like(ids).to(tl.float32)
     x_draft = x_target
     if CALL.reads_target:
-        x_target = rows.load(target, position, ids, inside, 0.0, CALL)
+        x_target = rows.load(target, position, ids, inside, 0.0, CALL, TARGET)
     if CALL.reads_draft and CALL.has_draft:
-        x_draft = rows.load(draft, position, ids, inside, 0.0, CALL)
+        x_draft = rows.load(draft, position, ids, inside, 0.0, CALL, DRAFT)
     return (x_target, x_draft)
 
 

@@ -234,7 +234,13 @@ def choose(
                 token = tl.where(from_target, target_law[2], best).to(tl.int64)
     token = tl.minimum(token, request[1] - 1)
     p = rows.prob_of(
-        rows.load(target, stop, token, token >= 0, 0.0, CALL), token, token >= 0, target, target_law, CALL, TARGET
+        rows.load(target, stop, token, token >= 0, 0.0, CALL, TARGET),
+        token,
+        token >= 0,
+        target,
+        target_law,
+        CALL,
+        TARGET,
     )
     return token, row_fault, p
 
@@ -242,7 +248,7 @@ def choose(
 @triton.jit
 def write(stop, ids, token, p, fault, request, target, out, most, CALL: tl.constexpr):
     """Write one request's result; `ids` are the drafted tokens of its first `WRITTEN` positions."""
-    token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr, _ = out
+    token_ids_ptr, num_accepted_ptr, num_emitted_ptr, status_ptr, logprobs_ptr, _, raw_logprobs_ptr = out
     # A fault of the whole request, found before any decision, keeps nothing.
     for base in range(0, most + 1, WRITTEN):
         place = base + tl.arange(0, WRITTEN)
@@ -256,11 +262,18 @@ def write(stop, ids, token, p, fault, request, target, out, most, CALL: tl.const
             accepted = position < stop
             tokens = decide.tokens_at(request, position, accepted, 0)
             law = rows.law(target, rows.load_parts(target, position, accepted, request[2], CALL, TARGET), CALL, TARGET)
-            entries = rows.load(target, position, tokens, accepted, 0.0, CALL)
+            entries = rows.load(target, position, tokens, accepted, 0.0, CALL, TARGET)
             probs = rows.prob_of(entries, tokens, accepted, target, law, CALL, TARGET)
             probs = tl.where(position == stop, tl.where(fault == 0, p, float("nan")), probs)
             logs = tl.where(position <= stop, tl.log(probs), float("nan"))
             tl.store(logprobs_ptr + position, logs.to(tl.float32), mask=position <= most)
+            if CALL.raw:
+                emitted = accepted | (position == tl.where(fault == 0, stop, -1))
+                tokens = tl.where(accepted, tokens, token)
+                entries = rows.load_raw(target, position, tokens, emitted, 0.0, CALL)
+                logs = rows.raw_logs(entries, target, position, emitted, request[2], CALL)
+                logs = tl.where(emitted & (probs == probs), logs, float("nan"))
+                tl.store(raw_logprobs_ptr + position, logs.to(tl.float32), mask=position <= most)
     tl.store(num_accepted_ptr, stop)
     tl.store(num_emitted_ptr, stop + (fault == 0).to(tl.int32))
     tl.store(status_ptr, fault.to(tl.int8))

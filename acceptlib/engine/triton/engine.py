@@ -10,6 +10,7 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.engine.triton.select import WIDTH
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, Rows, VerifyResult
 from acceptlib.rules import ELEMENTS, Rule
@@ -65,6 +66,14 @@ ENOUGH_PROGRAMS = 528
 MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
+TILE = 64
+"""Sub-blocks of a row that may hold what a filter keeps, for its cut to be found in registers."""
+
+SELECT_WARPS = 8
+"""Warps of a program that reduces filtered rows."""
+
+SELECT_REGISTERS = 64
+"""Registers of a thread of such a program. One in many of them looks for a cut, and takes what the others would not."""
 MOST_REQUESTS = 65535
 """Requests of a call, at most: what a grid's second dimension holds."""
 
@@ -74,10 +83,6 @@ ROUNDS = 8
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
-    if any(rows is not None and (rows.is_filtered or rows.is_constrained) for rows in (inputs.target, inputs.draft)):
-        return "the fused kernels know no sampling parameter but the temperature yet"
-    if inputs.logprobs and not inputs.target.is_plain:
-        return "the fused kernels do not return raw log-probabilities beside a temperature yet"
     if inputs.num_requests > MOST_REQUESTS:
         return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *_scalars(plan), "carry"}
@@ -116,6 +121,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         BLOCK,
         (num_blocks - 1).bit_length(),
         (num_emit_blocks - 1).bit_length(),
+        TILE,
     )
     memory = _memory(
         inputs,
@@ -134,6 +140,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.num_emitted,
         out.status,
         out.logprobs if out.logprobs is not None else out.num_accepted,
+        out.raw_logprobs if out.raw_logprobs is not None else out.num_accepted,
         out.num_passed if out.num_passed is not None else out.num_accepted,
         memory.counters,
         memory.words,
@@ -142,11 +149,13 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         target.stride(-2),
         target.stride(-1),
         target if inputs.target.temperature is None else inputs.target.temperature,
+        *_parameters(inputs.target),
         rows,
         0 if ragged else rows.stride(0),
         rows.stride(-2),
         rows.stride(-1),
         target if draft is None or draft.temperature is None else draft.temperature,
+        *_parameters(draft or inputs.target),
         ids,
         0 if ragged else ids.stride(0),
         ids.stride(-1),
@@ -172,6 +181,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     )
     key = (
         *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
+        *(_dtypes(inputs.target), None if draft is None else _dtypes(draft)),
         None if cu is None else cu.dtype,
         None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
         # What Triton compiles for besides: which of these are multiples of 16, which are 1, which need 64 bits.
@@ -187,10 +197,39 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
             grid, warps = (1, num_requests, 1), 4
         else:
             grid, warps = (num_blocks, num_requests, last - first), tuning.reduce_warps
+            if stage == "reduce" and call.selects:
+                grid, warps = (2 * num_blocks, num_requests, last - first), SELECT_WARPS
         launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
-    if out.logprobs is not None and out.raw_logprobs is not None:
+    if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs)
     return out
+
+
+def _parameters(rows: Rows) -> tuple[torch.Tensor | int, ...]:
+    """Return sampling parameters but the temperature as the kernel takes them; some tensor where there is none."""
+    data, mask = rows.data, rows.bitmask
+    if rows.is_plain:
+        return data, data, data, data, 0, 0, 0, data, data, 0
+    return (
+        data if rows.top_k is None else rows.top_k,
+        data if rows.top_p is None else rows.top_p,
+        data if rows.min_p is None else rows.min_p,
+        data if mask is None else mask,
+        0 if mask is None else mask.stride(0),
+        0 if mask is None else mask.stride(-2),
+        0 if mask is None else mask.stride(-1),
+        data if rows.bias_token_ids is None else rows.bias_token_ids,
+        data if rows.bias_values is None else rows.bias_values,
+        0 if rows.bias_token_ids is None else rows.bias_token_ids.shape[1],
+    )
+
+
+def _dtypes(rows: Rows) -> tuple[torch.dtype | None, ...] | None:
+    """Return the dtypes of sampling parameters that may have several, None if there are no parameters."""
+    if rows.is_plain:
+        return None
+    given = (rows.top_k, rows.top_p, rows.min_p, rows.bias_token_ids)
+    return tuple(None if values is None else values.dtype for values in given)
 
 
 _KERNELS: dict[tuple[Any, ...], Any] = {}
@@ -202,6 +241,7 @@ def launch(
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
+    bounded = stage == "reduce" and call.selects and torch.version.hip is None
     kernel = _KERNELS.get(key)
     if kernel is not None:
         kernel[grid](*arguments, *constants)
@@ -213,6 +253,7 @@ def launch(
         # The weights' bits are part of the specification: a contracted a * b - c would change them.
         enable_fp_fusion=False,
         **({"launch_pdl": not first} if overlap else {}),
+        **({"maxnreg": SELECT_REGISTERS} if bounded else {}),
     )
 
 
@@ -246,8 +287,12 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     partials = 2 * (2 * num_positions + num_requests)
     planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
     per_position = planes * num_blocks + len(call.scalars)
+    cut_words = 4 + call.tile * WIDTH.value // 2 + num_blocks * (call.block // WIDTH.value // 2)
+    num_rows = num_positions + num_requests
+    cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
+    raw = 2 * call.raw * num_rows * num_blocks
     per_request = 2 * num_emit_blocks * (1 + call.emit_parts) + len(call.state)
-    return partials * num_blocks + per_position * num_positions + per_request * num_requests
+    return partials * num_blocks + per_position * num_positions + per_request * num_requests + cuts + raw
 
 
 def counters(num_requests: int, most: int) -> int:
@@ -262,7 +307,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     form = {**dict.fromkeys(FORM, True), **pairs, "state": (True,) * len(plan.traits.state)}  # of what needs most
     num_blocks, num_words = triton.cdiv(vocab_size, BLOCK), 0
     for tuning in (SMALL, SMALL_PROBS, LARGE):
-        call = compiled_for(rules, *(form[name] for name in FORM), tuning, BLOCK, 0, 0)
+        call = compiled_for(rules, *(form[name] for name in FORM), tuning, BLOCK, 0, 0, TILE)
         num_emit_blocks = triton.cdiv(vocab_size, tuning.emit_block)
         num_words = max(num_words, words(call, num_requests, num_requests * most, num_blocks, num_emit_blocks))
     return Workspace.allocate(counters(num_requests, most), num_words, device)
@@ -309,9 +354,13 @@ def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) ->
         uniforms is not None,
         uniforms is not None and uniforms.accept.ndim == 1,
         inputs.logprobs,
+        inputs.logprobs and not target.is_plain,
         all(stride % 16 == 0 for stride in strides),
         (target.is_logits, draft is not None and draft.is_logits),
-        (target.temperature is not None, draft is not None and draft.temperature is not None),
+        *(
+            (getattr(target, name) is not None, draft is not None and getattr(draft, name) is not None)
+            for name in ("temperature", "top_k", "top_p", "min_p", "bitmask", "bias_token_ids")
+        ),
         (
             "is_target_argmax" in plan.reads
             or "argmax" in {traits.recovered, traits.bonus}
@@ -347,9 +396,15 @@ FORM = (
     "explicit",
     "flat_uniforms",
     "logprobs",
+    "raw",
     "aligned",
     "logits",
     "temperature",
+    "top_ks",
+    "top_ps",
+    "min_ps",
+    "masked",
+    "biased",
     "best",
     "state",
     "counts_passed",
@@ -359,11 +414,12 @@ FORM = (
 @functools.lru_cache(maxsize=1024)
 def compiled_for(rules: _Rules, *form: Any) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
-    *form, tuning, block, blocks_bits, emit_blocks_bits = form
+    *form, tuning, block, blocks_bits, emit_blocks_bits, tile = form
     given = dict(zip(FORM, form, strict=True))
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
     leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not given["counts_passed"]
+    filtered = any(map(any, (given["top_ks"], given["top_ps"], given["min_ps"])))
     return Call(
         **rules,
         **given,
@@ -375,6 +431,8 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
         emit_block=tuning.emit_block,
         emit_part=tuning.emit_part,
         max_emit_blocks=1 << emit_blocks_bits,
+        tile=tile if filtered else 0,
+        max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,
     )
 
 

@@ -1,6 +1,6 @@
 """The kernel: one entry, whose stages run one after the other as a call needs them.
 
-    reduce    what the laws of rows need, for logits and for the argmax
+    reduce    what the laws of rows need, for logits and for the argmax; what top-k, top-p and min-p keep
     sum       row sums and entropies of the strategy's own
     carry     the running scalar, position by position
     mass      the mass of the residual of each next row
@@ -19,7 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, emit, reduce, rows
+from acceptlib.engine.triton import decide, emit, reduce, rows, select
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 
@@ -63,9 +63,15 @@ class Call:
     explicit: bool
     flat_uniforms: bool
     logprobs: bool
+    raw: bool
     aligned: bool
     logits: tuple[bool, bool]
     temperature: tuple[bool, bool]
+    top_ks: tuple[bool, bool]
+    top_ps: tuple[bool, bool]
+    min_ps: tuple[bool, bool]
+    masked: tuple[bool, bool]
+    biased: tuple[bool, bool]
     best: tuple[bool, bool]
     counts_passed: bool
     lazy: bool
@@ -76,6 +82,25 @@ class Call:
     emit_block: int
     emit_part: int
     max_emit_blocks: int
+    tile: int
+    max_sub_blocks: int
+
+    @property
+    def filtered(self) -> tuple[bool, bool]:
+        """Whether a model's rows have a top-k, top-p or min-p."""
+        target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
+        return target, draft
+
+    @property
+    def selects(self) -> bool:
+        """Whether some rows are filtered."""
+        return any(self.filtered)
+
+    @property
+    def num_reduced(self) -> int:
+        """The number of models whose rows are reduced."""
+        target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
+        return int(target) + int(draft and self.has_draft)
 
     @property
     def emit_parts(self) -> int:
@@ -90,7 +115,7 @@ class Call:
     @property
     def counts_rows(self) -> bool:
         """Whether some stage counts the programs that are done with a row."""
-        return self.lazy or self.needs_sums or self.mass_scalar >= 0
+        return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.selects
 
     @property
     def given_probs(self) -> bool:
@@ -101,6 +126,8 @@ class Call:
 # What changes from call to call must not compile the kernel anew.
 VARYING = [
     *(f"{model}_{kind}_stride" for model in ("target", "draft") for kind in ("request", "row")),
+    *(f"{model}_mask_{kind}stride" for model in ("target", "draft") for kind in ("request_", "row_", "")),
+    *(f"{model}_num_biases" for model in ("target", "draft")),
     "ids_request_stride",
     "ids_stride",
     "accept_request_stride",
@@ -119,7 +146,13 @@ VARYING = [
 
 # Only rows are read in wide loads.
 UNALIGNED = [
-    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "num_passed_ptr"),
+    *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "raw_logprobs_ptr"),
+    *(
+        f"{model}_{name}_ptr"
+        for model in ("target", "draft")
+        for name in ("top_k", "top_p", "min_p", "mask", "biases", "bias_values")
+    ),
+    "num_passed_ptr",
     "counters_ptr",
     *("workspace_ptr", "target_temperature_ptr", "draft_temperature_ptr", "ids_ptr", "cu_ptr", "accept_ptr"),
     *("emit_ptr", "seeds_ptr", "offsets_ptr", "bonus_ptr", "tables_ptr", "state_ptr"),
@@ -133,6 +166,7 @@ def verify_kernel(
     num_emitted_ptr,  # [B] int32
     status_ptr,  # [B] int8
     logprobs_ptr,  # [B, K+1] float32
+    raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
     counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `engine.words` counts them
@@ -141,11 +175,31 @@ def verify_kernel(
     target_row_stride: tl.int64,
     target_stride,
     target_temperature_ptr,  # [B] float32
+    target_top_k_ptr,  # [B] int32 or int64
+    target_top_p_ptr,  # [B] float32 or float64
+    target_min_p_ptr,  # [B] float32 or float64
+    target_mask_ptr,  # [..., ceil(V/32)] int32, with the leading dimensions of the rows
+    target_mask_request_stride,
+    target_mask_row_stride,
+    target_mask_stride,
+    target_biases_ptr,  # [B, n] int32 or int64
+    target_bias_values_ptr,  # [B, n] float32
+    target_num_biases,  # n
     draft_ptr,  # [B, K, V'] or [T, V']
     draft_request_stride: tl.int64,
     draft_row_stride: tl.int64,
     draft_stride,
     draft_temperature_ptr,  # [B] float32
+    draft_top_k_ptr,  # [B] int32 or int64
+    draft_top_p_ptr,  # [B] float32 or float64
+    draft_min_p_ptr,  # [B] float32 or float64
+    draft_mask_ptr,  # [..., ceil(V/32)] int32, with the leading dimensions of the rows
+    draft_mask_request_stride,
+    draft_mask_row_stride,
+    draft_mask_stride,
+    draft_biases_ptr,  # [B, n] int32 or int64
+    draft_bias_values_ptr,  # [B, n] float32
+    draft_num_biases,  # n
     ids_ptr,  # [B, K] or [T]
     ids_request_stride: tl.int64,
     ids_stride: tl.int64,
@@ -185,7 +239,8 @@ def verify_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
 
-    # The workspace: both models' partial results, scalars of positions, partial sums of positions, of requests.
+    # The workspace: both models' partial results, scalars of positions, partial sums of positions, of requests; cuts of
+    # both models' rows, and partial results of the target's rows as they are given.
     num_rows = (num_positions + num_requests).to(tl.int64)
     draft_partials_ptr = workspace_ptr + 2 * num_rows * num_blocks
     scalars_ptr = draft_partials_ptr + 2 * num_positions.to(tl.int64) * num_blocks
@@ -193,6 +248,14 @@ def verify_kernel(
     own_ptr = (
         sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
     )
+    cuts_ptr = own_ptr + num_requests.to(tl.int64) * 2 * num_emit_blocks * (1 + CALL.emit_parts)
+    cut_words = 4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2)
+    draft_cuts_ptr = cuts_ptr
+    if CALL.filtered[TARGET]:
+        draft_cuts_ptr += num_rows * cut_words
+    raw_ptr = draft_cuts_ptr
+    if CALL.filtered[DRAFT]:
+        raw_ptr += num_positions.to(tl.int64) * cut_words
     own_ptr += number * 2 * num_emit_blocks * (1 + CALL.emit_parts)
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
@@ -210,6 +273,22 @@ def verify_kernel(
         start + number if CALL.has_bonus_rows else start,
         count + 1 if CALL.has_bonus_rows else count,
         num_blocks,
+        (
+            target_top_k_ptr,
+            target_top_p_ptr,
+            target_min_p_ptr,
+            target_mask_ptr,
+            target_mask_request_stride,
+            target_mask_row_stride,
+            target_mask_stride,
+            target_biases_ptr,
+            target_bias_values_ptr,
+            target_num_biases,
+        ),
+        cuts_ptr,
+        cut_words,
+        raw_ptr,
+        vocab_size,
         CALL,
         TARGET,
     )
@@ -227,6 +306,22 @@ def verify_kernel(
         start,
         count,
         num_blocks,
+        (
+            draft_top_k_ptr,
+            draft_top_p_ptr,
+            draft_min_p_ptr,
+            draft_mask_ptr,
+            draft_mask_request_stride,
+            draft_mask_row_stride,
+            draft_mask_stride,
+            draft_biases_ptr,
+            draft_bias_values_ptr,
+            draft_num_biases,
+        ),
+        draft_cuts_ptr,
+        cut_words,
+        raw_ptr,
+        vocab_size,
         CALL,
         DRAFT,
     )
@@ -259,7 +354,10 @@ def verify_kernel(
     arrived_ptr = counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1)
     partials = (sums_ptr + start * num_blocks, num_positions.to(tl.int64) * num_blocks)
     if STAGE == "reduce":
-        reduce.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        if CALL.selects:
+            select.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        else:
+            reduce.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "sum":
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
@@ -285,6 +383,7 @@ def verify_kernel(
             status_ptr + number,
             logprobs_ptr + row,
             num_passed_ptr + number,
+            raw_logprobs_ptr + row,
         )
         counters = (stop_ptr, counters_ptr + number, arrived_ptr, 3 * (max_num_draft_tokens + 1))
         emit.emit(

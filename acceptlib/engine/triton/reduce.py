@@ -27,14 +27,16 @@ def reduce_rows(position, count, block, request, target, draft, stop_ptr, arrive
         num_blocks = request[2]
         entry = block * CALL.block + tl.arange(0, CALL.block)
         # Both rows are on their way before either is reduced.
-        x = rows.load(target, position, entry, position <= count, float("-inf"), CALL)
+        x = rows.load(target, position, entry, position <= count, float("-inf"), CALL, TARGET)
         if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
-            y = rows.load(draft, position, entry, position < count, float("-inf"), CALL)
+            y = rows.load(draft, position, entry, position < count, float("-inf"), CALL, DRAFT)
             if not CALL.logits[DRAFT]:
                 y = tl.where(y > 0, y, 0.0)  # NaN counts as 0
             rows.reduce_block(y, entry, draft, position, block, num_blocks, position < count, CALL, DRAFT)
         if CALL.logits[TARGET] or CALL.best[TARGET]:
             rows.reduce_block(x, entry, target, position, block, num_blocks, position <= count, CALL, TARGET)
+        if CALL.raw:
+            rows.reduce_raw(x, entry, target, position, block, num_blocks, position <= count, CALL)
         if CALL.lazy and not CALL.needs_sums:
             if arrive(arrived_ptr + position, num_blocks):
                 settle(position, count, request, target, draft, stop_ptr, CALL)
@@ -191,13 +193,13 @@ def load_block(block, position, drafted, request, target, draft, BLOCK: tl.const
     read = inside
     if CALL.temperature[TARGET]:
         read = inside & (tl.zeros(entry.shape, tl.float32) + target[4] > 0)
-    x = rows.load(target, position, entry, read, 0.0, CALL)
+    x = rows.load(target, position, entry, read, 0.0, CALL, TARGET)
     y = x
     if CALL.has_draft:
         read = inside & (tl.zeros_like(entry) + drafted.to(tl.int32) != 0)
         if CALL.temperature[DRAFT]:
             read = read & (tl.zeros(entry.shape, tl.float32) + draft[4] > 0)
-        y = rows.load(draft, position, entry, read, 0.0, CALL)
+        y = rows.load(draft, position, entry, read, 0.0, CALL, DRAFT)
     return entry, x, y
 
 

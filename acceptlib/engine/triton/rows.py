@@ -6,7 +6,12 @@ neither the layout of a program nor the order of blocks changes a bit of the law
 
 `CALL.logits`, `CALL.temperature` and `CALL.best` hold what is known of each model's rows when compiling, at `TARGET`
 and `DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr,
-rows_here), its pointers at the request's first row and the last its number of rows.
+rows_here, constraints, filters), its pointers at the request's first row and `rows_here` its number of rows, with
+constraints = (mask_ptr, row_stride, stride, bias_ids_ptr, bias_values_ptr, num_biases), and
+filters = (top_k_ptr, top_p_ptr, min_p_ptr, cuts_ptr, cut_words, raw_ptr).
+
+A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores the law as it is here,
+(maximum, normaliser, argmax, cut, first_id). An entry above the cut is kept, and one that equals it from an id on.
 """
 
 # ruff: noqa: N803, RET505 - jit functions; their constants are in capitals, their branches known when compiling
@@ -16,6 +21,9 @@ import triton.language as tl
 
 TARGET = tl.constexpr(0)
 DRAFT = tl.constexpr(1)
+
+FEW = tl.constexpr(32)
+"""Ids of a bias that are looked at together."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SUM_SCALE = tl.constexpr(17592186044416.0)
@@ -53,6 +61,11 @@ def open_model(
     first_row,
     rows_here,
     num_blocks,
+    parameters,  # as `verify_kernel` takes them
+    cuts_ptr,  # int64 words, `cut_words` for each row
+    cut_words,
+    raw_ptr,  # int64 words, 2 for each block of each row
+    vocab_size,
     CALL: tl.constexpr,
     MODEL: tl.constexpr,
 ):
@@ -72,6 +85,34 @@ def open_model(
         fault = tl.where((temperature >= 0) & (temperature < float("inf")), 0, 5)
         # An infinite factor would make a NaN of the maximum's own distance from itself.
         factor = tl.where(temperature > 0, tl.minimum(tl.div_rn(factor, temperature), 1e30), 0.0)
+    top_k_ptr, top_p_ptr, min_p_ptr, mask_ptr, mask_request_stride, mask_row_stride, mask_stride = parameters[:7]
+    biases_ptr, values_ptr, num_biases = parameters[7:]
+    if CALL.top_ks[MODEL]:
+        fault = tl.where(tl.load(top_k_ptr + request) >= 0, fault, 5)
+    if CALL.top_ps[MODEL]:
+        top_p = tl.load(top_p_ptr + request)
+        fault = tl.where((top_p > 0) & (top_p <= 1), fault, 5)
+    if CALL.min_ps[MODEL]:
+        min_p = tl.load(min_p_ptr + request)
+        fault = tl.where((min_p >= 0) & (min_p <= 1), fault, 5)
+    if CALL.biased[MODEL]:
+        biases_ptr += request * num_biases
+        values_ptr += request * num_biases
+        for base in range(0, num_biases, FEW):
+            index = base + tl.arange(0, FEW)
+            largest = tl.max(tl.load(biases_ptr + index, mask=index < num_biases, other=-1), 0)
+            fault = tl.where(largest < vocab_size, fault, 5)
+    if CALL.masked[MODEL]:
+        mask_ptr += first_row * mask_row_stride if CALL.ragged else request * mask_request_stride
+    constraints = (mask_ptr, mask_row_stride, mask_stride, biases_ptr, values_ptr, num_biases)
+    filters = (
+        top_k_ptr + request,
+        top_p_ptr + request,
+        min_p_ptr + request,
+        cuts_ptr + first * cut_words,
+        cut_words,
+        raw_ptr + first * 2 * num_blocks,
+    )
     maxima_ptr = (partials_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.float32))
     best_ptr = (maxima_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.int32))
     at = first * num_blocks
@@ -85,13 +126,51 @@ def open_model(
         maxima_ptr + at,
         best_ptr + at,
         rows_here,
+        constraints,
+        filters,
     ), fault
 
 
 @triton.jit
-def load(model, position, entry, mask, other, CALL: tl.constexpr):
-    """Return entries of rows, float32; positions and entries broadcast."""
-    rows_ptr, row_stride, stride, width, _, _, _, _, rows_here = model
+def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return entries of rows after bias and mask, float32; positions and entries broadcast."""
+    x = load_raw(model, position, entry, mask, other, CALL)
+    return constrain(x, model, position, entry, mask, CALL, MODEL)
+
+
+@triton.jit
+def constrain(x, model, position, entry, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return loaded entries after bias and mask."""
+    mask_ptr, row_stride, stride, ids_ptr, values_ptr, num_biases = model[9]
+    if CALL.biased[MODEL] or CALL.masked[MODEL]:
+        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
+        if CALL.biased[MODEL]:
+            first = entry
+            last = entry
+            if len(entry.shape) > 0:
+                first = tl.min(entry)
+                last = tl.max(entry)
+            for base in range(0, num_biases, FEW):
+                index = base + tl.arange(0, FEW)
+                ids = tl.load(ids_ptr + index, mask=index < num_biases, other=-1)
+                if tl.sum(((ids >= first) & (ids <= last)).to(tl.int32), 0) > 0:
+                    for i in range(base, tl.minimum(base + FEW, num_biases)):
+                        token = tl.load(ids_ptr + i)
+                        if (token >= first) & (token <= last):
+                            x = tl.where(inside & (entry == token), x + tl.load(values_ptr + i), x)
+        if CALL.masked[MODEL]:
+            if not CALL.has_bonus_rows:
+                inside = inside & (position < model[8])
+            word_ptr = mask_ptr + position.to(tl.int64) * row_stride + (entry >> 5) * stride
+            words = tl.load(word_ptr, mask=inside, other=-1)
+            x = tl.where(((words >> (entry & 31).to(tl.int32)) & 1) == 0, float("-inf"), x)
+    return x
+
+
+@triton.jit
+def load_raw(model, position, entry, mask, other, CALL: tl.constexpr):
+    """Return entries of rows as they are given, float32; positions and entries broadcast."""
+    rows_ptr, row_stride, stride, width, _, _, _, _, rows_here, _, _ = model
     row = position.to(tl.int64) * row_stride
     if CALL.aligned and len(position.shape) == 0:
         row = tl.multiple_of(row, 16)
@@ -104,7 +183,7 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr):
 @triton.jit
 def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
-    _, _, _, width, factor, sums_ptr, maxima_ptr, best_ptr, _ = model
+    _, _, _, width, factor, sums_ptr, maxima_ptr, best_ptr, _, _, _ = model
     maximum = tl.reduce(x, 0, _larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(maxima_ptr + at, maximum, mask=mask)
@@ -120,9 +199,60 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
 
 
 @triton.jit
+def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr):
+    """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
+    if CALL.biased[TARGET] or CALL.masked[TARGET]:
+        x = load_raw(model, position, entry, mask, float("-inf"), CALL)
+    maximum = tl.reduce(x, 0, _larger)
+    relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * LOG2_E
+    at = model[10][5] + 2 * (position.to(tl.int64) * num_blocks + block)
+    tl.store(at, tl.sum((tl.exp2(relative) * SUM_SCALE).to(tl.int64), 0), mask=mask)
+    tl.store((at + 1).to(tl.pointer_type(tl.float32)), maximum, mask=mask)
+
+
+@triton.jit
+def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
+    """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits."""
+    index = tl.arange(0, CALL.max_blocks)[None, :]
+    at = model[10][5] + 2 * (position.to(tl.int64)[:, None] * num_blocks + index)
+    mask = wanted[:, None] & (index < num_blocks)
+    sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
+    maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
+    maximum = tl.reduce(maxima, 1, _larger)
+    total = total_of(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32)).to(tl.float64) / SUM_SCALE
+    return (x - maximum).to(tl.float64) - tl.log(total)
+
+
+@triton.jit
 def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what `law` makes the laws of rows at positions [n] from."""
+    if CALL.filtered[MODEL]:
+        numbers_ptr = (model[10][3] + position.to(tl.int64) * model[10][4]).to(tl.pointer_type(tl.float32))
+        ids_ptr = numbers_ptr.to(tl.pointer_type(tl.int32))
+        return (
+            tl.load(numbers_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
+            tl.load(numbers_ptr + 1, mask=wanted, other=0.0, cache_modifier=".cg"),
+            tl.load(ids_ptr + 2, mask=wanted, other=0, cache_modifier=".cg"),
+            tl.load(numbers_ptr + 3, mask=wanted, other=0.0, cache_modifier=".cg"),
+            tl.load(ids_ptr + 4, mask=wanted, other=0, cache_modifier=".cg"),
+        )
+    else:
+        return load_blocks(model, position, wanted, num_blocks, CALL, MODEL)
+
+
+@triton.jit
+def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of rows from `load_parts`, each number [n]; the maximum of a row without a law is NaN."""
+    if CALL.filtered[MODEL]:
+        return parts
+    else:
+        return combine(model, parts, CALL, MODEL)
+
+
+@triton.jit
+def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, argmaxes."""
-    _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr, _ = model
+    _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr, _, _, _ = model
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = position.to(tl.int64)[:, None] * num_blocks + index
     mask = wanted[:, None] & (index < num_blocks)
@@ -139,19 +269,13 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
 
 
 @triton.jit
-def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of rows from `load_parts`: maximum, 1 / sum of exponentials, argmax; each [n].
-
-    The maximum of a row without a law is NaN.
-    """
-    factor = model[4]
+def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of rows without a filter from `load_blocks`: maximum, 1 / sum of exponentials, argmax."""
     maxima, sums, best = parts
     maximum = tl.reduce(maxima, 1, _larger)
     inverse = tl.zeros_like(maximum)
     if CALL.logits[MODEL]:
-        relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
-        terms = sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)
-        total = tl.maximum(tl.sum(terms.to(tl.int64), 1), 1)
+        total = total_of(maxima, sums, maximum, model[4])
         inverse = (17592186044416.0 / total.to(tl.float64)).to(tl.float32)
     first = tl.min(tl.where(maxima == maximum[:, None], best, 2147483647), 1)
     if CALL.logits[MODEL]:
@@ -162,12 +286,24 @@ def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
+def total_of(maxima, sums, maximum, factor):
+    """Return the sums of exponentials of rows [n] times 2^44, relative to their maxima, from those of their blocks."""
+    relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
+    terms = sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)
+    return tl.maximum(tl.sum(terms.to(tl.int64), 1), 1)
+
+
+@triton.jit
 def law_at(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the law of the row at one position, as scalars."""
     one = tl.zeros((1,), tl.int32)
     wanted = one + wanted.to(tl.int32) != 0
     found = law(model, load_parts(model, one + position, wanted, num_blocks, CALL, MODEL), CALL, MODEL)
-    return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0))
+    if CALL.filtered[MODEL]:
+        kept = (tl.sum(found[3], 0), tl.sum(found[4], 0))
+        return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0)) + kept  # noqa: RUF005
+    else:
+        return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0))
 
 
 @triton.jit
@@ -176,6 +312,8 @@ def prob(x, entry, model, found, CALL: tl.constexpr, MODEL: tl.constexpr):
     if CALL.logits[MODEL]:
         factor = model[4]
         p = tl.exp2((x - found[0]) * factor) * found[1]
+        if CALL.filtered[MODEL]:
+            p = tl.where((x > found[3]) | ((x == found[3]) & (entry >= found[4])), p, 0.0)
         if CALL.temperature[MODEL]:
             p = tl.where(factor == 0, (entry == found[2]).to(tl.float32), p)
         return p
@@ -195,7 +333,11 @@ def prob_of(x, entry, mask, model, found, CALL: tl.constexpr, MODEL: tl.constexp
 @triton.jit
 def largest_prob(model, found, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the largest entry of rows, float64, given their law."""
-    return prob(found[0], found[2], model, found, CALL, MODEL).to(tl.float64)
+    if CALL.filtered[MODEL]:  # of equal largest entries the argmax is the first that top-p leaves out
+        p = tl.where(model[4] == 0, 1.0, found[1])
+        return tl.where(found[0] == found[0], p, float("nan")).to(tl.float64)
+    else:
+        return prob(found[0], found[2], model, found, CALL, MODEL).to(tl.float64)
 
 
 @triton.jit
