@@ -292,12 +292,9 @@ class _Step:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
-                status = ops.where(has_law, ops.where(takes_best, OK, status), INVALID_ROW)
+                status = ops.where(has_law, status, INVALID_ROW)
             else:
-                largest, best = map(as_words, weights.max(1))
-                # The target's own argmax needs no more than a row that has one.
-                has_law = (largest > 0) & (largest < torch.inf)
-                status = ops.where(takes_best & is_bonus, ~has_law * INVALID_ROW, status)
+                best = as_words(weights.argmax(1))
             token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))

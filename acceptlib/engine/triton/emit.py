@@ -54,6 +54,10 @@ def emit(
     known = takes_best
     if CALL.residual is not None:
         known = takes_best & is_bonus
+    # The argmax of a row of the target is in its law: nothing is left to reduce, but to check sums.
+    idle = known
+    if CALL.given_probs and CALL.draws:
+        idle = known & (stop < 0)
     num_parts = num_blocks * CALL.emit_parts
     largest_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32))
     masses_ptr = largest_ptr + num_parts
@@ -61,9 +65,8 @@ def emit(
     w_mass = tl.arange(0, CALL.emit_parts) * 0.0
     p_mass = w_mass
     q_mass = w_mass
-    # The argmax of a row of the target is in its law: nothing is left to reduce.
     if CALL.loops:
-        for block in range(program, tl.where(known, 0, num_blocks), num_programs):
+        for block in range(program, tl.where(idle, 0, num_blocks), num_programs):
             following = reduce.load_block(
                 block + num_programs, stop, stop < length, request, target, draft, CALL.emit_block, CALL
             )
@@ -72,9 +75,9 @@ def emit(
             w_mass += w
             p_mass += p
             q_mass += q
-    elif not known:
+    elif not idle:
         w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, request, target, draft, partials, CALL)
-    if not known:
+    if not idle:
         tl.store(masses_ptr + program, tl.sum(w_mass, 0))
         if CALL.given_probs:
             tl.store(masses_ptr + num_programs + program, tl.sum(p_mass, 0))
@@ -87,6 +90,7 @@ def emit(
             is_bonus,
             takes_best,
             known,
+            idle,
             row,
             request,
             target,
@@ -161,6 +165,7 @@ def choose(
     is_bonus,
     takes_best,
     known,
+    idle,
     row,
     request,
     target,
@@ -175,7 +180,7 @@ def choose(
     target_law = row[2]
     token = tl.full((), 0, tl.int64) + target_law[2]
     row_fault = tl.where(target_law[0] == target_law[0], 0, 1)
-    if not known:
+    if not idle:
         partials_ptr, largest_ptr, masses_ptr = partials
         index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
         used = index < num_blocks * CALL.emit_parts
@@ -232,7 +237,7 @@ def choose(
             if takes_best:
                 best = tl.min(tl.where(weights == most, entry, 2147483647), 0)
                 token = tl.where(from_target, target_law[2], best).to(tl.int64)
-    token = tl.minimum(token, request[1] - 1)
+    token = tl.where(known, target_law[2], tl.minimum(token, request[1] - 1))
     p = rows.prob_of(
         rows.load(target, stop, token, token >= 0, 0.0, CALL, TARGET),
         token,

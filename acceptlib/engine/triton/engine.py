@@ -74,6 +74,7 @@ SELECT_WARPS = 8
 
 SELECT_REGISTERS = 64
 """Registers of a thread of such a program. One in many of them looks for a cut, and takes what the others would not."""
+
 MOST_REQUESTS = 65535
 """Requests of a call, at most: what a grid's second dimension holds."""
 
@@ -132,7 +133,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     blocks_per_program = min(
         max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1
     )
-    num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if plan.samples or plan.residual else 1
+    num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if call.draws else 1
     uniforms, rng = inputs.uniforms, inputs.rng
     arguments = (
         out.output_token_ids,

@@ -113,6 +113,11 @@ class Call:
         return self.stop == "last_acceptance" and not self.counts_passed
 
     @property
+    def draws(self) -> bool:
+        """Whether any token is drawn, or taken from a residual."""
+        return self.residual is not None or "sample" in {self.recovered, self.bonus}
+
+    @property
     def counts_rows(self) -> bool:
         """Whether some stage counts the programs that are done with a row."""
         return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.selects
