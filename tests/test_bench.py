@@ -284,7 +284,9 @@ class TestMeasuring:
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils": SimpleNamespace(
                 rejection_sample=rejection_sample
             ),
-            "vllm.v1.worker.gpu.sample.gumbel": SimpleNamespace(apply_temperature=lambda *_: None),
+            "vllm.v1.worker.gpu.sample.gumbel": SimpleNamespace(
+                apply_temperature=lambda logits, request, heat: logits.div_(heat[request.long()][:, None])
+            ),
             "flashinfer.sampling": SimpleNamespace(chain_speculative_sampling=chain, softmax=softmax),
         }
         monkeypatch.setattr("acceptlib.benchmarks.peers.importlib.import_module", stand_ins.__getitem__)

@@ -144,9 +144,13 @@ def batches_of(workload: Workload, device: torch.device) -> list[Batch]:
 
 
 def step(strategy: AcceptanceStrategy, batch: Batch) -> timing.Call:
-    """Return a call that verifies a batch in place."""
-    arguments = batch.arguments(strategy)
-    return lambda: strategy.verify(batch.draft_token_ids, **arguments, rng=batch.rng, out=batch.out)
+    """Return a call that verifies a batch in place, in memory of its own, as engines call it."""
+    arguments, workload = batch.arguments(strategy), batch.workload
+    shape = (workload.num_requests, workload.num_draft_tokens, workload.vocab_size)
+    workspace = strategy.workspace(*shape, batch.device)
+    return lambda: strategy.verify(
+        batch.draft_token_ids, **arguments, rng=batch.rng, out=batch.out, workspace=workspace
+    )
 
 
 def backend_of(strategy: AcceptanceStrategy, batch: Batch) -> str:

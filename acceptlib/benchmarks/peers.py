@@ -113,22 +113,22 @@ def vllm(batch: Batch, **options: Any) -> Bound:
         **options,
     }
     target, draft = batch.target.view(rows, -1), batch.draft
-    if heat not in {0.0, 1.0}:
-        # Its sampler divides float32 logits in place, once a step. They are divided here, and what is timed is that
-        # pass by a number so near to 1 that no repetition changes a token.
-        target, draft = target.float() / heat, None if draft is None else draft / heat
-        nearly_one = torch.full((size,), 1 + 1e-6, device=device)
+    temperature = torch.full((size,), heat, device=device) if heat not in {0.0, 1.0} else None
+    if draft is not None and temperature is not None:
+        draft = draft / heat  # as its draft model leaves them
     top_k = torch.full((rows,), workload.top_k, dtype=torch.int32, device=device) if workload.top_k else None
     top_p = torch.full((rows,), workload.top_p, device=device) if workload.top_p < 1 else None
 
     def call() -> Emitted:
         logits = target
-        if heat not in {0.0, 1.0}:
-            gumbel.apply_temperature(target, of_request, nearly_one)
-        if top_k is not None or top_p is not None:
-            # It masks in place, what its sampler has copied.
-            filters = importlib.import_module("vllm.v1.sample.ops.topk_topp_triton")
-            logits = filters.apply_top_k_top_p_triton(target.to(torch.float32, copy=True), top_k, top_p)
+        if workload.parameters and heat != 0:
+            # Its sampler copies the logits to float32, and changes the copy in place.
+            logits = target.to(torch.float32, copy=True)
+            if temperature is not None:
+                gumbel.apply_temperature(logits, of_request, temperature)
+            if top_k is not None or top_p is not None:
+                filters = importlib.import_module("vllm.v1.sample.ops.topk_topp_triton")
+                logits = filters.apply_top_k_top_p_triton(logits, top_k, top_p)
         return sampler.rejection_sample(logits, draft, **arguments)  # type: ignore[no-any-return]
 
     return call, lambda result: (result[0], result[1] - 1)

@@ -19,6 +19,9 @@ ROW_SUM_SCALE = tl.constexpr(17592186044416.0)
 
 NOWHERE = tl.constexpr(2147483647)
 
+THREADS = tl.constexpr(256)
+"""Threads of a program, at most."""
+
 
 @triton.jit
 def reduce_rows(position, count, block, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
@@ -94,7 +97,7 @@ def sum_residual(position, count, block, request, target, draft, partials, stop_
     if open_yet:
         open_yet = tl.load(scalars_ptr) == decide.WANTED
         if CALL.spares_masses:
-            open_yet = open_yet & (tl.load(stop_ptr, volatile=True) < position)
+            open_yet = open_yet & (latest(stop_ptr) < position)
     if open_yet:
         num_blocks = request[2]
         partials_ptr = partials[0] + position.to(tl.int64) * num_blocks
@@ -124,8 +127,15 @@ def sum_residual(position, count, block, request, target, draft, partials, stop_
 def needed(position, exists, stop_ptr, CALL: tl.constexpr):
     """Return whether a row exists and is not beyond the stop."""
     if CALL.lazy:
-        exists = exists & (tl.load(stop_ptr, volatile=True) + position <= decide.FAR)
+        exists = exists & (latest(stop_ptr) + position <= decide.FAR)
     return exists
+
+
+@triton.jit
+def latest(counter_ptr):
+    """Return what a counter that others raise holds now, alike for all warps: none may go another way than the rest."""
+    seen = tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True)
+    return tl.max(seen, 0)
 
 
 @triton.jit
