@@ -26,6 +26,7 @@ from acceptlib.benchmarks import measure
 from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS, Peer, vllm
 from acceptlib.benchmarks.workloads import Workload
+from acceptlib.cli.format import write_whole
 from acceptlib.ops import Value
 
 SHAPES: Final = ((1, 3), (8, 3), (32, 3), (64, 5), (128, 7), (256, 7))
@@ -86,10 +87,10 @@ PATHS: Final = {
     "logits, typical": Case(named("typical"), {}),
     "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}),
     "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}),
+    "logits, bitmask": Case(named("rejection"), {"masked": True}),
     "logits, T = 0.7, top-k 50, top-p 0.9": Case(named("rejection"), FILTERS, PEERS["vllm"], (5,) * 6),
     "logits, T = 0.7, top-p 0.9": Case(named("rejection"), {"temperature": 0.7, "top_p": 0.9}),
     "logits, T = 0.7, min-p 0.05": Case(named("rejection"), {"temperature": 0.7, "min_p": 0.05}),
-    "logits, bitmask": Case(named("rejection"), {"masked": True}),
 }
 
 
@@ -124,10 +125,11 @@ def main() -> None:
                     goals[len(rows)] = path.goals[SHAPES.index((num_requests, length))]
                 rows.append(row)
             torch.cuda.empty_cache()
-    record = measure.record(rows, device)
-    for number, goal in goals.items():
-        record["rows"][number]["goal"] = goal
-    given.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        # After each path: a kernel that fails takes the process with it.
+        record = measure.record(rows, device)
+        for number, goal in goals.items():
+            record["rows"][number]["goal"] = goal
+        write_whole(given.record, json.dumps(record, indent=1) + "\n")
     print(table(rows, goals))
     for reason in sorted(filter(None, absent)):
         print(f"not measured: {reason}")
