@@ -4,10 +4,10 @@ A page names a record where its tables belong, `<!-- record: NAME -->` to `<!-- 
 made from `bench/results/NAME.json`, and a test fails where it is not. The figures are drawn when the site is built.
 
 `compare.json` is what `acceptlib compare --output` writes. Any other record says machine, versions and commit, and has
-`rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does. Of a row, `path`,
-`name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, and `goal` is what the ratio to it should
-be; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match` are shown where
-they are.
+`rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does, and may have a `note`.
+Of a row, `path`, `name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, and `goal` is what the
+ratio to it should be; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match`
+are shown where they are.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def section(name: str, record: Record) -> str:
     versions = [f"{key} {record[key]}" for key in keys if record.get(key)]
     commit = f"commit `{record['commit'][:12]}`" if record.get("commit") else "no commit"
     parts = [f"{record['machine']}; {', '.join(versions)}; {commit}. Record: `bench/results/{name}.json`."]
+    if "note" in record:
+        parts.append(record["note"])
     if "ratios" in record:
         parts.append(_ratios(record["ratios"]))
     rows = record.get("rows", [])
@@ -86,7 +88,8 @@ def _times(rows: list[Record]) -> str:
         ("host us", "host_microseconds", ".0f"),
     )
     shown = [column for column in optional if any(row.get(column[1]) is not None for row in ours)]
-    header = ["B, K", *["strategy"] * several, *(label for label, _, _ in shown), "us", "read floor us", "times floor"]
+    floors = ["read floor us", "times floor"] * any(row.get("read_floor") for row in ours)
+    header = ["B, K", *["strategy"] * several, *(label for label, _, _ in shown), "us", *floors]
     for peer in peers:
         header += [f"{peer} us", "times ours"]
     lines = []
@@ -96,7 +99,9 @@ def _times(rows: list[Record]) -> str:
         time, floor = row["microseconds"], row.get("read_floor")
         cells = [f"{row['B']}, {row['K']}", *[f"`{row['name']}`"] * several]
         cells += [_number(row.get(key), how) for _, key, how in shown]
-        cells += [_number(time, ".1f"), _number(floor, ".1f"), _number(time / floor if floor and time else None, ".2f")]
+        cells.append(_number(time, ".1f"))
+        if floors:
+            cells += [_number(floor, ".1f"), _number(time / floor if floor and time else None, ".2f")]
         for peer in peers:
             other = theirs.get((peer, row["B"], row["K"]))
             cells += [_number(other, ".1f"), _number(other / time if other and time else None, ".2f")]

@@ -424,7 +424,8 @@ def compiled_for(rules: _Rules, *form: Any) -> Call:
     return Call(
         **rules,
         **given,
-        lazy=tuning.lazy and reads_rows and leaves_rows_out,
+        # A search for a cut is long: programs do not enter it on a stop that may have moved.
+        lazy=tuning.lazy and reads_rows and leaves_rows_out and not filtered,
         decided=tuning.decides_first or rules["stop"] != "first_rejection",
         block=block,
         max_blocks=1 << blocks_bits,
