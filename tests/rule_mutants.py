@@ -60,7 +60,7 @@ class RecoversFromTarget(Rejection):
     residual = None
 
 
-@rules("acceptance_grows_with_mass")
+@rules("acceptance_is_probability")
 class FallsWithMass(Block):
     """Acceptance falls as the next row's residual mass grows."""
 

@@ -19,7 +19,6 @@ PROOFS: Final[dict[str, tuple[Function, ...]]] = {
 
 EVERY: Final[tuple[Function, ...]] = (
     law.check_acceptance_is_probability,
-    law.check_acceptance_grows_with_mass,
     values.check_decisions_follow_rules,
     values.check_impossible_draft_never_stands,
     values.check_drawn_token_is_possible,
