@@ -253,7 +253,7 @@ class Timing:
 
 
 def timings(rows: Sequence[Timing], ending: str) -> bytes:
-    """Draw time against batch, with the read floor and other libraries, and the share of the floor.
+    """Draw time against batch, with the read floor and other libraries, and the share of the floor where one is known.
 
     Args:
         rows: At least one.
@@ -261,23 +261,24 @@ def timings(rows: Sequence[Timing], ending: str) -> bytes:
     """
     paths = list(dict.fromkeys(row.path for row in rows))
     looks = _looks([row.name for row in rows])
+    draws = [_draw_times, _draw_shares] if any(row.read_floor for row in rows) else [_draw_times]
 
     def draw(figure: Any) -> None:
-        panels = figure.subplots(len(paths), 2, squeeze=False, width_ratios=(1, 1))
-        for (left, right), path in zip(panels, paths, strict=True):
+        panels = figure.subplots(len(paths), len(draws), squeeze=False)
+        for line, path in zip(panels, paths, strict=True):
             here = [row for row in rows if row.path == path]
             shapes = sorted({row.shape for row in here})
-            _draw_times(left, here, shapes, looks)
-            _draw_shares(right, here, shapes, looks)
-            left.set_title(f"Time, from {path}")
-            for axes in (left, right):
+            for axes, panel in zip(line, draws, strict=True):
+                panel(axes, here, shapes, looks)
+            line[0].set_title(f"Time, from {path}")
+            for axes in line:
                 axes.set_xticks(range(len(shapes)), [f"{size}, {length}" for size, length in shapes])
                 axes.set_xlabel("batch: requests B, drafted tokens of each K")
                 axes.margins(x=0.04)
                 axes.grid(axis="y", color="0.9", linewidth=0.7)
                 axes.set_axisbelow(True)
 
-    return _render(draw, ending, (SIZE[0], SIZE[1] * len(paths)))
+    return _render(draw, ending, (SIZE[0] * len(draws) / 2, SIZE[1] * len(paths)))
 
 
 def _draw_times(

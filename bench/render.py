@@ -60,9 +60,7 @@ def section(name: str, record: Record) -> str:
         here = [row for row in rows if row["path"] == path]
         parts += [f"**From {path}**, {_setting(here)}", _times(here)]
     if rows:
-        parts.append(
-            f'<div class="wide" markdown>\n![Time against batch, and share of the floor](figures/{name}.svg)\n</div>'
-        )
+        parts.append(f'<div class="wide" markdown>\n![Time against batch](figures/{name}.svg)\n</div>')
     return "\n\n".join(parts) + "\n\n"
 
 
