@@ -1,0 +1,97 @@
+"""What of a plan the kernel is compiled for: its rules as Triton functions, and what they read."""
+
+from typing import Any
+
+import torch
+
+from acceptlib.engine.plan import Plan
+from acceptlib.engine.triton.binding import bind
+from acceptlib.engine.triton.decide import QUANTITIES
+from acceptlib.rules import ELEMENTS, Rule
+
+
+class Rules(dict[str, Any]):
+    """The part of `Call` that follows from a plan, hashed by identity: there is one for each plan and device."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by identity, as the hash does."""
+        return self is other
+
+
+def scalars_of(plan: Plan) -> list[str]:
+    """Return the names of the scalars [N] float64 that stages leave in the workspace, in their order."""
+    names = [*plan.used_row_sums]
+    if "target_top_entropy" in plan.reads:
+        names.append("target_top_entropy")
+    if plan.carry is not None or "next_residual_mass" in plan.reads:
+        names += ["carry before", "carry after"]
+    if "next_residual_mass" in plan.reads:
+        names.append("next_residual_mass")
+    if plan.forgive is not None:
+        names.append("flags")
+    return names
+
+
+_BOUND: dict[tuple[int, torch.device], tuple[Plan, Rules, torch.Tensor]] = {}
+
+
+def bound(plan: Plan, device: torch.device) -> tuple[Rules, torch.Tensor]:
+    """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
+    key = (id(plan), device)
+    if key not in _BOUND:
+        tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
+        size = max((len(value) for value in tuples.values()), default=0) + 1
+        table = [[*value, *[0.0] * (size - len(value))] for value in tuples.values()] or [[0.0]]
+        # The plan is kept with its entry, so that its id stays its own.
+        _BOUND[key] = (plan, _bind_rules(plan, tuple(tuples)), torch.tensor(table, dtype=torch.float64, device=device))
+    return _BOUND[key][1:]
+
+
+def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
+    scalars = scalars_of(plan)
+    traits = plan.traits
+
+    def names(when: str) -> tuple[str, ...]:
+        """Return the names of a position's values, with `carry` as it is before or after the position."""
+        return (
+            *QUANTITIES,
+            *("carry" if name == f"carry {when}" else name for name in scalars),
+            *tables,
+            *traits.state,
+        )
+
+    def bind_if(rule: Rule | None, names: tuple[str, ...]) -> Any:
+        return rule and bind(rule, names, plan.constants)
+
+    def at(name: str) -> int:
+        return scalars.index(name) if name in scalars else -1
+
+    return Rules(
+        accept=bind_if(plan.accept, names("after")),
+        carry=bind_if(plan.carry, names("before")),
+        forgive=bind_if(plan.forgive, names("after")),
+        residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
+        sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in plan.used_row_sums.values()),
+        top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
+        window=traits.window,
+        stop=traits.stop,
+        recovered=traits.recovered,
+        bonus=traits.bonus,
+        reads_target="target_prob" in plan.reads,
+        reads_draft="draft_prob" in plan.reads,
+        reads_target_max="target_max_prob" in plan.reads,
+        reads_draft_max="draft_max_prob" in plan.reads,
+        reads_argmax="is_target_argmax" in plan.reads,
+        reads_length=not plan.reads.isdisjoint({"num_draft_tokens", "is_last"}),
+        scalars=tuple(scalars),
+        tables=tables,
+        carry_scalar=at("carry before"),
+        carry_value=len(QUANTITIES) + at("carry before"),
+        mass_scalar=at("next_residual_mass"),
+        mass_value=len(QUANTITIES) + at("next_residual_mass"),
+        flags_scalar=at("flags"),
+        sums_scalar=0,
+        needs_sums=bool(plan.used_row_sums) or "target_top_entropy" in plan.reads,
+    )
