@@ -1,8 +1,8 @@
 """The step on a GPU beside the read floor, vLLM and FlashInfer, in one process: `python bench/gpu.py RECORD.json`.
 
 Every result is checked against the oracle before it is timed. vLLM's step is imported from where vLLM has
-it, FlashInfer from its package; what cannot be imported is left out, and said. `--shapes 1x3,8x3` and `--paths`
-measure less.
+it, FlashInfer from its package; what cannot be imported is left out, and said. Drop-ins are timed beside the engine
+that they call. `--shapes 1x3,8x3` and `--paths` measure less.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.benchmarks import measure
 from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS, Peer, vllm
-from acceptlib.benchmarks.workloads import Workload
+from acceptlib.benchmarks.workloads import Batch, Workload
 from acceptlib.cli.format import write_whole
+from acceptlib.compat import flashinfer, vllm_v1
 from acceptlib.ops import Value
 
 SHAPES: Final = ((1, 3), (8, 3), (32, 3), (64, 5), (128, 7), (256, 7))
@@ -59,12 +60,16 @@ class Case:
         workload: What of the workload is not the default.
         peer: The library to compare with, or None.
         goals: Times the peer's speed, for `SHAPES`.
+        beside: Another path, whose time this one's is compared with.
+        most: What it should be of that, at most.
     """
 
     strategy: Callable[[], AcceptanceStrategy]
     workload: Mapping[str, Any]
     peer: Peer | None = None
     goals: tuple[float, ...] = ()
+    beside: str = ""
+    most: float = 0.0
 
 
 def named(name: str) -> Callable[[], AcceptanceStrategy]:
@@ -77,6 +82,33 @@ def like_vllm(**options: Any) -> Peer:
     return dataclasses.replace(PEERS["vllm"], bind=functools.partial(vllm, **options))
 
 
+def through(call: Callable[[Batch], Callable[[], torch.Tensor]]) -> Peer:
+    """Return a drop-in as a peer of the engine that it calls."""
+    return Peer(
+        label=dict.fromkeys(("probs", "logits", "one-hot"), "through the drop-in"),
+        module="acceptlib.compat",
+        bind=lambda batch: (call(batch), lambda tokens: (tokens, (tokens >= 0).sum(1) - 1)),
+        devices=("cuda",),
+    )
+
+
+def flashinfer_dropin(batch: Batch) -> Callable[[], torch.Tensor]:
+    """Return a call of FlashInfer's function."""
+    assert batch.draft is not None
+    rows = batch.draft, batch.draft_token_ids, batch.target
+    return lambda: flashinfer.chain_speculative_sampling(*rows)[0]
+
+
+def vllm_dropin(batch: Batch, *, greedy: bool) -> Callable[[], torch.Tensor]:
+    """Return a call of the sampler of vLLM V1, whose bonus tokens are sampled before."""
+    size, device, heat = len(batch.draft_token_ids), batch.device, batch.workload.temperature
+    metadata = vllm_v1.SpecDecodeMetadata.make_dummy(batch.draft_token_ids.tolist(), device)
+    temperature = None if greedy else torch.full((size,), heat, device=device)
+    sampling = vllm_v1.SamplingMetadata(temperature=temperature, all_greedy=greedy, all_random=not greedy)
+    logits, bonus = batch.target[:, :-1].flatten(0, 1), torch.zeros(size, 1, dtype=torch.int32, device=device)
+    return lambda: vllm_v1.RejectionSampler()(metadata, None, logits, bonus, sampling)
+
+
 PATHS: Final = {
     "probabilities": Case(named("rejection"), {"kind": "probs"}, PEERS["flashinfer"], (10, 9, 5, 3.4, 2.2, 2.15)),
     "logits, T = 0.7": Case(named("rejection"), {"temperature": 0.7}, PEERS["vllm"], (2.3, 2.4, 3, 4, 5, 5.5)),
@@ -84,14 +116,28 @@ PATHS: Final = {
     "logits, block": Case(named("block"), {}, like_vllm(use_block_verification=True), (1.8, 1.8, 1.7, 1.7, 1.7, 1.8)),
     "logits, greedy": Case(named("greedy"), {"temperature": 0.0}, PEERS["vllm"], (1.5, 1.4, 1.2, 1.2, 1.5, 1.6)),
     "logits, one-hot draft": Case(named("rejection"), {"kind": "one-hot"}, PEERS["vllm"], (1.5, 1.5, 1.5, 1.7, 2, 2.2)),
-    "logits, typical": Case(named("typical"), {}),
-    "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}),
-    "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}),
-    "logits, bitmask": Case(named("rejection"), {"masked": True}),
-    "logits, T = 0.7, top-k 50, top-p 0.9": Case(named("rejection"), FILTERS, PEERS["vllm"], (5,) * 6),
-    "logits, T = 0.7, top-p 0.9": Case(named("rejection"), {"temperature": 0.7, "top_p": 0.9}),
-    "logits, T = 0.7, min-p 0.05": Case(named("rejection"), {"temperature": 0.7, "min_p": 0.05}),
+    "logits, typical": Case(named("typical"), {}, beside="logits", most=1.1),
+    "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}, beside="logits", most=1.03),
+    "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}, beside="logits", most=0.6),
+    "logits, bitmask": Case(named("rejection"), {"masked": True}, beside="logits", most=1.15),
+    "logits, T = 0.7, top-k 50, top-p 0.9": Case(
+        named("rejection"), FILTERS, PEERS["vllm"], (5,) * 6, beside="logits, T = 0.7", most=3
+    ),
+    "logits, T = 0.7, top-p 0.9": Case(
+        named("rejection"), {"temperature": 0.7, "top_p": 0.9}, beside="logits, T = 0.7", most=2.5
+    ),
+    "logits, T = 0.7, min-p 0.05": Case(
+        named("rejection"), {"temperature": 0.7, "min_p": 0.05}, beside="logits, T = 0.7", most=1.1
+    ),
+    "probabilities, FlashInfer's function": Case(named("rejection"), {"kind": "probs"}, through(flashinfer_dropin)),
+    "logits, one-hot draft, vLLM V1's sampler": Case(
+        named("rejection"), {"kind": "one-hot"}, through(functools.partial(vllm_dropin, greedy=False))
+    ),
+    "logits, greedy, vLLM V1's sampler": Case(
+        named("greedy"), {"temperature": 0.0}, through(functools.partial(vllm_dropin, greedy=True))
+    ),
 }
+"""A drop-in should take at most a tenth longer than the engine from 32 requests on."""
 
 
 def main() -> None:
@@ -106,7 +152,7 @@ def main() -> None:
     device = torch.device("cuda")
     absent = {peer.missing() for path in PATHS.values() if (peer := path.peer)} - {None}
     rows: list[Row] = []
-    goals: dict[int, float] = {}
+    extra: dict[int, dict[str, Any]] = {}
     for name in given.paths.split(";"):
         path = PATHS[name]
         for num_requests, length in shapes:
@@ -121,47 +167,51 @@ def main() -> None:
                     row.error or "",
                     file=sys.stderr,
                 )
-                if not row.peer and (num_requests, length) in SHAPES and path.goals:
-                    goals[len(rows)] = path.goals[SHAPES.index((num_requests, length))]
+                if not row.peer:
+                    extra[len(rows)] = {}
+                    if (num_requests, length) in SHAPES and path.goals:
+                        extra[len(rows)]["goal"] = path.goals[SHAPES.index((num_requests, length))]
+                    if path.beside:
+                        extra[len(rows)] |= {"beside": path.beside, "most": path.most}
                 rows.append(row)
             torch.cuda.empty_cache()
         # After each path: a kernel that fails takes the process with it.
         record = measure.record(rows, device)
-        for number, goal in goals.items():
-            record["rows"][number]["goal"] = goal
+        for number, values in extra.items():
+            record["rows"][number] |= values
         write_whole(given.record, json.dumps(record, indent=1) + "\n")
-    print(table(rows, goals))
+    print(table(record["rows"]))
     for reason in sorted(filter(None, absent)):
         print(f"not measured: {reason}")
 
 
-def table(rows: list[Row], goals: Mapping[int, float]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Return one line a path and shape: our time, its share of the floor, and the peer's time over it."""
-    theirs = {(row.path, row.B, row.K): row.microseconds for row in rows if row.peer}
+    places = {(row["path"], row["B"], row["K"], row["peer"]): row["microseconds"] for row in rows}
     lines = []
-    for number, row in enumerate(rows):
-        other = theirs.get((row.path, row.B, row.K))
-        if not row.peer:
-            us = row.microseconds
-            ratio = other / us if other and us else None
-            floor = us / row.read_floor if us and row.read_floor else None
+    for row in rows:
+        if not row["peer"]:
+            us, shape = row["microseconds"], (row["B"], row["K"])
+            peer = places.get((row["path"], *shape, True))
+            beside = places.get((row.get("beside"), *shape, False))
             lines.append(
                 [
-                    row.path,
-                    row.B,
-                    row.K,
+                    row["path"],
+                    *shape,
                     us,
-                    floor,
-                    row.host_microseconds,
-                    row.mean_emitted,
-                    other,
-                    ratio,
-                    goals.get(number),
-                    row.error,
+                    us / row["read_floor"] if us and row["read_floor"] else None,
+                    row["host_microseconds"],
+                    row["mean_emitted"],
+                    peer,
+                    peer / us if peer and us else None,
+                    row.get("goal"),
+                    us / beside if beside and us else None,
+                    row.get("most"),
+                    row["error"],
                 ]
             )
-    header = ["path", "B", "K", "us", "times floor", "host us", "tau", "peer us", "times ours", "goal", ""]
-    return tabulate(lines, header, floatfmt=".2f")
+    header = ["path", "B", "K", "us", "times floor", "host us", "tau", "peer us", "times ours", "goal"]
+    return tabulate(lines, [*header, "beside", "at most", ""], floatfmt=".2f")
 
 
 if __name__ == "__main__":

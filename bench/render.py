@@ -6,7 +6,8 @@ made from `bench/results/NAME.json`, and a test fails where it is not. The figur
 `compare.json` is what `acceptlib compare --output` writes. Any other record says machine, versions and commit, and has
 `rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does, and may have a `note`.
 Of a row, `path`, `name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, and `goal` is what the
-ratio to it should be; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match`
+ratio to it should be at least; `beside` names another path, and `most` is what the time should be of that one's at
+most; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match`
 are shown where they are.
 """
 
@@ -58,7 +59,7 @@ def section(name: str, record: Record) -> str:
     rows = record.get("rows", [])
     for path in dict.fromkeys(row["path"] for row in rows):
         here = [row for row in rows if row["path"] == path]
-        parts += [f"**From {path}**, {_setting(here)}", _times(here)]
+        parts += [f"**From {path}**, {_setting(here)}", _times(here, rows)]
     if rows:
         parts.append(f'<div class="wide" markdown>\n![Time against batch](figures/{name}.svg)\n</div>')
     return "\n\n".join(parts) + "\n\n"
@@ -75,8 +76,8 @@ def _setting(rows: list[Record]) -> str:
     return ", ".join([*parts, "each result checked first:" if checked else "not every result could be checked:"])
 
 
-def _times(rows: list[Record]) -> str:
-    """Return a table: batches and strategies as rows, the read floor and the peers as columns."""
+def _times(rows: list[Record], record: list[Record]) -> str:
+    """Return a table: batches and strategies as rows, the read floor, the peers and another path as columns."""
     ours = [row for row in rows if not row.get("peer")]
     peers = list(dict.fromkeys(row["name"] for row in rows if row.get("peer")))
     theirs = {(row["name"], row["B"], row["K"]): row["microseconds"] for row in rows if row.get("peer")}
@@ -93,6 +94,9 @@ def _times(rows: list[Record]) -> str:
     lines = []
     goals = any(row.get("goal") for row in ours)
     header += ["goal"] * goals
+    besides = {row["beside"] for row in rows if row.get("beside")}
+    for beside in besides:  # one at most
+        header += [f"times {beside}", "at most"]
     for row in sorted(ours, key=lambda row: (row["B"], row["K"])):
         time, floor = row["microseconds"], row.get("read_floor")
         cells = [f"{row['B']}, {row['K']}", *[f"`{row['name']}`"] * several]
@@ -103,8 +107,18 @@ def _times(rows: list[Record]) -> str:
         for peer in peers:
             other = theirs.get((peer, row["B"], row["K"]))
             cells += [_number(other, ".1f"), _number(other / time if other and time else None, ".2f")]
-        lines.append([*cells, *[_number(row.get("goal"), "g")] * goals])
+        cells += [_number(row.get("goal"), "g")] * goals
+        for beside in besides:
+            found = [other["microseconds"] for other in record if _same_batch(other, row) and other["path"] == beside]
+            ratio = time / found[0] if found and found[0] and time else None
+            cells += [_number(ratio, ".2f"), _number(row.get("most"), "g")]
+        lines.append(cells)
     return _table(header, lines)
+
+
+def _same_batch(other: Record, row: Record) -> bool:
+    """Return whether a row is ours, on a batch of the same size."""
+    return not other.get("peer") and (other["B"], other["K"]) == (row["B"], row["K"])
 
 
 def _ratios(ratios: list[Record]) -> str:

@@ -7,6 +7,7 @@ form, and its mean number of emitted tokens is shown beside ours.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -73,9 +74,12 @@ def _transformers(batch: Batch) -> Bound:
     assert batch.draft is not None  # noqa: S101 - its label has no one-hot drafts
     target, draft = batch.target, batch.draft
 
+    # Earlier versions want to be told that the sequence goes on.
+    goes_on = (False,) if "is_done_candidate" in inspect.signature(_speculative_sampling).parameters else ()
+
     def call() -> Emitted:
         rows = (draft, target) if temperature == 1 else (draft / temperature, target / temperature)
-        return _speculative_sampling(sequence, rows[0], length, rows[1])  # type: ignore[no-any-return]
+        return _speculative_sampling(sequence, rows[0], length, rows[1], *goes_on)  # type: ignore[no-any-return]
 
     def read(result: Emitted) -> Emitted:
         tokens, accepted = result

@@ -74,6 +74,7 @@ class Reads:
             "target_max_prob",
             "draft_max_prob",
             "is_target_argmax",
+            "target_entropy",
             "target_top_entropy",
             "next_residual_mass",
         }
@@ -86,11 +87,15 @@ class Reads:
 
     def floor(self, batch: Batch) -> Call:
         """Return a call that sums these rows and does nothing else: the read floor."""
-        target = batch.target[:, : self.target]
-        if batch.draft is None or not self.draft:
-            return lambda: target.sum(-1)
-        draft = batch.draft[:, : self.draft]
-        return lambda: (target.sum(-1), draft.sum(-1))
+        models = [batch.target[:, : self.target]]
+        if batch.draft is not None and self.draft:
+            models.append(batch.draft[:, : self.draft])
+        if batch.device.type == "cuda":
+            from acceptlib.benchmarks import floor  # noqa: PLC0415 - Triton is slow to import
+
+            reads = [floor.read(rows) for rows in models]
+            return lambda: [read() for read in reads]
+        return lambda: [rows.sum(-1) for rows in models]
 
 
 def clock(device: torch.device) -> Callable[[], float]:

@@ -51,7 +51,8 @@ class Workload:
         source: `synthetic` or `pair`. Rows of the bundled pair are padded to `vocab_size` with unlikely entries.
         temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
             acceptance without them only.
-        masked: Whether a bitmask forbids half of the tokens that were not drafted.
+        masked: Whether a bitmask forbids tokens of less than the mean logit that were not drafted. They hold next to
+            nothing, so that as much is accepted as without.
     """
 
     num_requests: int = 1
@@ -188,7 +189,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
     device = torch.device(device)
     make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
     target, draft, ids = make_logits(workload, device, seed)
-    sampling = _sampling(workload, ids, seed) if workload.parameters or workload.masked else None
+    sampling = _sampling(workload, ids, target) if workload.parameters or workload.masked else None
     rows: list[torch.Tensor] = [target, draft]
     if workload.kind == "probs":
         rows = [logits.softmax(-1) for logits in rows]
@@ -208,7 +209,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
     )
 
 
-def _sampling(workload: Workload, ids: torch.Tensor, seed: int) -> SamplingParams:
+def _sampling(workload: Workload, ids: torch.Tensor, target: torch.Tensor) -> SamplingParams:
     """Return the sampling parameters, as tensors a request: a number would be one more allocation a call."""
     kinds = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
     found: dict[str, Any] = {
@@ -216,12 +217,10 @@ def _sampling(workload: Workload, ids: torch.Tensor, seed: int) -> SamplingParam
         for name, value in workload.parameters.items()
     }
     if workload.masked:
-        generator = torch.Generator(ids.device).manual_seed(seed)
-        size = (workload.num_requests, workload.num_draft_tokens + 1, -(-workload.vocab_size // 32))
-        words = torch.randint(-(2**31), 2**31, size, dtype=torch.int32, device=ids.device, generator=generator)
-        at, bit = (ids // 32)[..., None], (1 << (ids % 32)).to(torch.int32)[..., None]
-        words[:, :-1].scatter_(-1, at, words[:, :-1].gather(-1, at) | bit)
-        found["allowed_token_bitmask"] = words
+        allowed = target >= target.mean(-1, keepdim=True)
+        allowed[:, :-1].scatter_(-1, ids[..., None], value=True)
+        bits = functional.pad(allowed, (0, -workload.vocab_size % 32)).view(*allowed.shape[:2], -1, 32)
+        found["allowed_token_bitmask"] = (bits << torch.arange(32, device=ids.device)).sum(-1).to(torch.int32)
     return SamplingParams(**found)
 
 
