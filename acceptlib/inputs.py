@@ -12,14 +12,11 @@ import torch
 from acceptlib.errors import InputError, StatusError
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
 from acceptlib.workspace import Workspace
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
-
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ID_DTYPES = (torch.int32, torch.int64)
-STATE_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 
 
 class Status(IntEnum):
@@ -202,6 +199,29 @@ class Inputs:
         return self.target.data.shape[0] > self.draft_token_ids.shape[0]
 
 
+KINDS: Final = (
+    ("sampling", SamplingParams),
+    ("draft_sampling", SamplingParams),
+    ("uniforms", Uniforms),
+    ("state", Mapping),
+    ("out", VerifyResult),
+    ("workspace", Workspace),
+    ("max_num_draft_tokens", int),
+)
+"""Arguments of `verify` that are no tensors, and what they are."""
+
+NUMBER_DTYPES: Final = (*FLOAT_DTYPES, torch.float64)
+HALVES: Final = (torch.float16, torch.bfloat16)
+
+PARAMETERS: Final = (
+    ("temperature", (1,), NUMBER_DTYPES, (*HALVES, torch.float64)),
+    ("top_k", (0,), ID_DTYPES, ()),
+    ("top_p", (1,), NUMBER_DTYPES, HALVES),
+    ("min_p", (0,), NUMBER_DTYPES, HALVES),
+)
+"""Sampling parameters: the numbers that turn each off, the dtypes of its tensor, and those read as float32."""
+
+
 def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
     draft_token_ids: torch.Tensor,
     *,
@@ -238,21 +258,14 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
         raise InputError(msg)
 
-    for name, value, kind in (
-        ("sampling", sampling, SamplingParams),
-        ("draft_sampling", draft_sampling, SamplingParams),
-        ("uniforms", uniforms, Uniforms),
-        ("state", state, Mapping),
-        ("out", out, VerifyResult),
-        ("workspace", workspace, Workspace),
-        ("max_num_draft_tokens", max_num_draft_tokens, int),
-    ):
+    given = (sampling, draft_sampling, uniforms, state, out, workspace, max_num_draft_tokens)
+    for value, (name, kind) in zip(given, KINDS, strict=True):
         if value is not None and not isinstance(value, kind):
             msg = f"{name}: expected {kind.__name__}, got {value!r} ({type(value).__name__})"
             raise InputError(msg)
 
     device = target_data.device
-    _expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)
+    expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)
     # Nothing is read from bonus rows whose tokens are given.
     bonus_rows: tuple[int, ...] = (1,) if bonus_token_ids is None or logprobs else (1, 0)
     if cu_num_draft_tokens is None:
@@ -260,7 +273,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
             draft_token_ids, target_data, draft_data, max_num_draft_tokens, bonus_rows=bonus_rows
         )
     else:
-        _expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
+        expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
         num_requests, most = _ragged(
             draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens, bonus_rows=bonus_rows
         )
@@ -268,11 +281,11 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     if vocab_size == 0:
         msg = f"target rows: expected at least one vocabulary entry, got {list(target_data.shape)}"
         raise InputError(msg)
-    for name, data in (("target", target_data), ("draft", draft_data)):
-        if data is not None:
-            _expect(f"{name} rows", data, tuple(data.shape), FLOAT_DTYPES, device)
+    expect("target rows", target_data, None, FLOAT_DTYPES, device)
+    if draft_data is not None:
+        expect("draft rows", draft_data, None, FLOAT_DTYPES, device)
     if bonus_token_ids is not None:
-        _expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
+        expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
     state = {} if state is None else state
     _check_state(state, state_names, num_requests, device)
     if uniforms is None:
@@ -283,25 +296,34 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
     else:
         ragged_shape = uniforms.accept.ndim == 1 and cu_num_draft_tokens is not None
         shape = tuple(draft_token_ids.shape) if ragged_shape else (num_requests, most)
-        _expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
-        _expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
+        expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
+        expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
     if out is not None:
         _check_out(out, num_requests, most, device, logprobs=logprobs)
 
-    if draft_sampling is None and sampling is not None:
-        draft_sampling = replace(sampling, allowed_token_bitmask=None)  # its rows are the target's
+    draft = None
+    if draft_data is not None:
+        shares = draft_sampling is None  # all but the bitmask, whose rows are the target's
+        draft = make_rows(
+            "draft_sampling",
+            sampling if shares else draft_sampling,
+            draft_data,
+            num_requests,
+            is_logits=draft_is_logits,
+            masked=not shares,
+        )
     return Inputs(
         draft_token_ids=draft_token_ids,
         target=make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits),
-        draft=None
-        if draft_data is None
-        else make_rows("draft_sampling", draft_sampling, draft_data, num_requests, is_logits=draft_is_logits),
+        draft=draft,
         # A few numbers a request: kernels need not take these of any stride.
         cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
         max_num_draft_tokens=most,
         rng=rng if isinstance(rng, Rng) else None,
-        uniforms=None if uniforms is None else replace(uniforms, emit=uniforms.emit.contiguous()),
+        uniforms=uniforms
+        if uniforms is None or uniforms.emit.is_contiguous()
+        else replace(uniforms, emit=uniforms.emit.contiguous()),
         bonus_token_ids=None if bonus_token_ids is None else bonus_token_ids.contiguous(),
         state={name: value.contiguous() for name, value in state.items()},
         logprobs=logprobs,
@@ -320,34 +342,6 @@ def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) 
         msg = f"{name} rows: expected a torch.Tensor, got {type(data).__name__}"
         raise InputError(msg)
     return data, probs is None
-
-
-def _expect(
-    name: str,
-    value: torch.Tensor,
-    shape: tuple[int | None, ...] | None,
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device,
-) -> None:
-    """Check one tensor; None in `shape` stands for any length, and None as `shape` for any shape."""
-    if not isinstance(value, torch.Tensor):
-        msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
-        raise InputError(msg)
-    if value.dtype not in dtypes:
-        expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        msg = f"{name}: expected dtype {expected}, got {str(value.dtype).removeprefix('torch.')}"
-        raise InputError(msg)
-    if value.device != device:
-        msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"
-        raise InputError(msg)
-    if shape is not None:
-        fits = len(shape) == value.ndim and all(
-            length is None or length == actual for length, actual in zip(shape, value.shape, strict=True)
-        )
-        if not fits:
-            expected = ", ".join("any" if length is None else str(length) for length in shape)
-            msg = f"{name}: expected shape [{expected}], got {list(value.shape)}"
-            raise InputError(msg)
 
 
 def _padded(
@@ -413,14 +407,20 @@ def _ragged(
 
 def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str) -> None:
     """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error."""
-    if tuple(data.shape[:-1]) not in fitting or data.ndim != len(fitting[0]) + 1:
+    if data.shape[:-1] not in fitting:
         expected = ", ".join(str(length) for length in fitting[0])
         msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}"
         raise InputError(msg)
 
 
 def make_rows(
-    name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int, *, is_logits: bool
+    name: str,
+    sampling: SamplingParams | None,
+    data: torch.Tensor,
+    num_requests: int,
+    *,
+    is_logits: bool,
+    masked: bool = True,
 ) -> Rows:
     """Return rows [..., V] of B requests with their sampling parameters, those that act on them.
 
@@ -430,6 +430,7 @@ def make_rows(
         data: The rows.
         num_requests: B.
         is_logits: Whether they are logits; parameters do nothing to probabilities.
+        masked: Whether the bitmask is of these rows.
 
     Raises:
         InputError: A parameter does not fit the rows.
@@ -438,33 +439,27 @@ def make_rows(
         return Rows(data, is_logits)
     found: dict[str, Any] = {}
     vocab_size = data.shape[-1]
-    for parameter, off, dtypes in (
-        ("temperature", (1,), (*FLOAT_DTYPES, torch.float64)),
-        ("top_k", (0,), ID_DTYPES),
-        ("top_p", (1,), (*FLOAT_DTYPES, torch.float64)),
-        ("min_p", (0,), (*FLOAT_DTYPES, torch.float64)),
-    ):
+    for parameter, off, dtypes, converted in PARAMETERS:
         value = getattr(sampling, parameter)
         if isinstance(value, torch.Tensor):
-            _expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
-            narrow = value.dtype in {torch.float16, torch.bfloat16} or parameter == "temperature"
-            found[parameter] = (value.to(torch.float32) if narrow else value).contiguous()
+            expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
+            found[parameter] = (value.to(torch.float32) if value.dtype in converted else value).contiguous()
         elif value is not None and value not in off and not (parameter == "top_k" and value >= vocab_size):
             dtype = {"temperature": torch.float32, "top_k": torch.int64}.get(parameter, torch.float64)
             found[parameter] = torch.full((num_requests,), value, dtype=dtype, device=data.device)
             if parameter == "top_k":
                 found["max_top_k"] = value
-    mask, bias = sampling.allowed_token_bitmask, sampling.logit_bias
+    mask, bias = sampling.allowed_token_bitmask if masked else None, sampling.logit_bias
     if mask is not None:
         shape = (*data.shape[:-1], -(-vocab_size // 32))
-        _expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
+        expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
         found["bitmask"] = mask
     if bias is not None:
         if not isinstance(bias, LogitBias):
             msg = f"{name}.logit_bias: expected LogitBias, got {bias!r} ({type(bias).__name__})"
             raise InputError(msg)
-        _expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
-        _expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
+        expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
+        expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
         found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": bias.values.contiguous()}
     return Rows(data, is_logits, **found)
 
@@ -477,22 +472,22 @@ def _check_state(
         msg = f"state: expected {expected}, as the strategy's Traits.state says, got {got}"
         raise InputError(msg)
     for name, value in state.items():
-        _expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
+        expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
 
 
 def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
-    _expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), (torch.int32,), device)
-    _expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
-    _expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
-    _expect("out.status", out.status, (num_requests,), (torch.int8,), device)
+    expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), (torch.int32,), device)
+    expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
+    expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
+    expect("out.status", out.status, (num_requests,), (torch.int8,), device)
     for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
         if logprobs != (value is not None):
             msg = f"{name}: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
             raise InputError(msg)
         if value is not None:
-            _expect(name, value, (num_requests, most + 1), (torch.float32,), device)
+            expect(name, value, (num_requests, most + 1), (torch.float32,), device)
     if out.num_passed is not None:
-        _expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
+        expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
     for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs", "num_passed"):
         value = getattr(out, name)
         if value is not None and not value.is_contiguous():

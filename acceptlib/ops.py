@@ -55,7 +55,11 @@ def exp(a: Value) -> Value:
 
 def log(a: Value) -> Value:
     """Return the natural logarithm of `a`."""
-    return _library(a).log(a)
+    if not isinstance(a, torch.Tensor) or not a.is_cpu:
+        return _library(a).log(a)
+    # Several times quicker than torch's on one core.
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.asarray(np.log(a.detach().numpy())))
 
 
 def sqrt(a: Value) -> Value:

@@ -21,6 +21,7 @@ ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
+SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 
 class Purpose(IntEnum):
@@ -80,7 +81,8 @@ class Rng:
 
         Args:
             source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, draws fresh
-                seeds. An int derives a seed for each row from it: equal ints give equal streams, call after call.
+                seeds and offsets. An int derives a seed for each row from it, with offset 0: equal ints give equal
+                streams, call after call.
             num_requests: B.
             device: Where the tensors live.
 
@@ -95,13 +97,13 @@ class Rng:
                 )
                 raise InputError(msg)
             return source
-        offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
         if source is None or isinstance(source, torch.Generator):
             where = device if source is None else source.device
-            limits = torch.iinfo(torch.int64)
-            seeds = torch.randint(limits.min, limits.max, (num_requests,), generator=source, device=where)
-            return cls(seeds=seeds.to(device), offsets=offsets)
+            # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
+            words = torch.randint(SMALLEST, LARGEST, (2, num_requests), generator=source, device=where).to(device)
+            return cls(seeds=words[0], offsets=words[1])
         if isinstance(source, int):
+            offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
             key = torch.full((num_requests,), _wrap(source), dtype=torch.int64, device=device)
             rows = torch.arange(num_requests, device=device)
             return cls(seeds=join(philox(counters(rows, Purpose.SEED, offsets), key)), offsets=offsets)

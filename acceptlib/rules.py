@@ -20,6 +20,7 @@ SCALARS: Final[dict[str, str]] = {
     "target_max_prob": "the largest entry of the target's row",
     "draft_max_prob": "the largest entry of the draft's row",
     "is_target_argmax": "whether the drafted token is the target's argmax (lowest id among ties)",
+    "target_entropy": "entropy in nats of the target's row",
     "target_top_entropy": "entropy in nats of the target row's `Traits.top_k` largest entries, renormalised",
     "position": "0-based position in the draft",
     "num_draft_tokens": "drafted tokens of this request, n_b",

@@ -219,6 +219,7 @@ class EveryQuantity(AcceptanceStrategy):
         target_prob: Any,
         draft_max_prob: Any,
         draft_prob: Any,
+        target_entropy: Any,
         target_top_entropy: Any,
         next_residual_mass: Any,
     ) -> Any:
@@ -228,6 +229,7 @@ class EveryQuantity(AcceptanceStrategy):
             & (carry == 0.5 * ops.exp(-0.6931471805599453 * position))
         )
         right = right & (is_target_argmax == (target_prob == target_max_prob)) & (draft_prob <= draft_max_prob)
+        right = right & (ops.abs(target_entropy - 0.6931471805599453) < 1e-6)
         right = right & (ops.abs(target_top_entropy - 0.6931471805599453) < 1e-6)
         return ops.where(right & (next_residual_mass == ops.where(is_last, 0.0, 1.0)), 1.0, 0.0)
 

@@ -18,18 +18,34 @@ def as_rows(probs: torch.Tensor) -> torch.Tensor:
     return probs.to(torch.float32) if probs.dtype == torch.float64 else probs
 
 
+_ZEROS: dict[torch.device, torch.Tensor] = {}
+
+
+def zero(device: torch.device) -> torch.Tensor:
+    """Return a float64 tensor [1] that is 0, never to be written: the same one for all calls, which spares a kernel."""
+    found = _ZEROS.get(device)
+    if found is None:
+        # A tensor made in inference mode could not be used outside of it.
+        with torch.inference_mode(mode=False):
+            found = torch.zeros(1, dtype=torch.float64, device=device)
+        # What is made while a CUDA graph is captured is the graph's own.
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _ZEROS[device] = found
+    return found
+
+
 def unused_uniforms(num_requests: int, max_num_draft_tokens: int, device: torch.device) -> acceptlib.Uniforms:
     """Return numbers for a strategy that draws nothing, so that torch's default generator is left alone."""
     return acceptlib.Uniforms(
-        accept=torch.zeros(num_requests, max_num_draft_tokens, dtype=torch.float64, device=device),
-        emit=torch.zeros(num_requests, dtype=torch.int64, device=device),
+        accept=zero(device).expand(num_requests, max_num_draft_tokens),
+        emit=torch.empty(num_requests, dtype=torch.int64, device=device),
     )
 
 
 def request_streams(
     generators: Mapping[int, torch.Generator], num_requests: int, device: torch.device
 ) -> acceptlib.Rng:
-    """Return one stream a request, at its first step, without waiting for the device.
+    """Return one stream a request, without waiting for the device.
 
     A request with a generator gets a seed that the generator draws, so its tokens depend on the generator's state alone
     and the next call's differ. The others' seeds come from torch's default generator.
@@ -40,6 +56,8 @@ def request_streams(
         device: Where the streams are used.
     """
     rng = acceptlib.Rng.of(None, num_requests, device)
+    if generators:
+        rng = acceptlib.Rng(seeds=rng.seeds, offsets=torch.zeros_like(rng.seeds))
     for request, generator in generators.items():
         rng.seeds[request].random_(generator=generator)
     return rng

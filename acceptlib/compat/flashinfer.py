@@ -58,10 +58,14 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     )
     accepted, emitted = out.num_passed, out.num_accepted
     assert accepted is not None  # noqa: S101 - asked for above
-    if maybe_output_accepted_token_num is not None:
-        accepted = maybe_output_accepted_token_num.add_(accepted)
-    if maybe_output_emitted_draft_token_num is not None:
-        emitted = maybe_output_emitted_draft_token_num.add_(emitted)
+    counts = (
+        (maybe_output_accepted_token_num, accepted),
+        (maybe_output_emitted_draft_token_num, emitted),
+    )
+    given = [(total, count) for total, count in counts if total is not None]
+    if given:
+        torch._foreach_add_(*map(list, zip(*given, strict=True)))  # one kernel for both
+    accepted, emitted = (count if total is None else total for total, count in counts)
     return out.output_token_ids, accepted, emitted
 
 
@@ -82,17 +86,22 @@ def _streams(
                 f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
             )
             raise InputError(msg)
-    offsets = _words(0 if offset is None else offset, num_requests, device)
+    start = _words(0 if offset is None else offset)
+    if seed is None or (isinstance(seed, torch.Tensor) and len(seed) == num_requests):
+        # New ones, for `verify` advances offsets in place, and the caller's stay.
+        offsets = torch.empty(num_requests, dtype=torch.int64, device=device)
+        offsets = offsets.copy_(start) if isinstance(start, torch.Tensor) else offsets.fill_(start)
+    else:
+        offsets = torch.arange(0, num_requests * ROW_STRIDE, ROW_STRIDE, device=device)
+        if offset is not None:
+            offsets += start
     if seed is None:
         return Rng(seeds=Rng.of(generator, num_requests, device).seeds, offsets=offsets)
-    if not isinstance(seed, torch.Tensor) or len(seed) != num_requests:
-        offsets += torch.arange(0, num_requests * ROW_STRIDE, ROW_STRIDE, device=device)
-    return Rng(seeds=_words(seed, num_requests, device), offsets=offsets)
+    key = _words(seed)
+    seeds = key.expand(num_requests).contiguous() if isinstance(key, torch.Tensor) else torch.full_like(offsets, key)
+    return Rng(seeds=seeds, offsets=offsets)
 
 
-def _words(value: int | torch.Tensor, num_requests: int, device: torch.device) -> torch.Tensor:
-    """Return a new [B] int64 tensor of 64-bit words; `verify` advances offsets in place, the caller's stay."""
-    if isinstance(value, torch.Tensor):
-        return value.view(torch.int64).expand(num_requests).clone(memory_format=torch.contiguous_format)
-    signed = (value + 2**63) % 2**64 - 2**63
-    return torch.full((num_requests,), signed, dtype=torch.int64, device=device)
+def _words(value: int | torch.Tensor) -> int | torch.Tensor:
+    """Return 64-bit words as int64, signed."""
+    return value.view(torch.int64) if isinstance(value, torch.Tensor) else (value + 2**63) % 2**64 - 2**63

@@ -6,12 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
+from pydantic import Field
 
-from acceptlib import PLACEHOLDER_TOKEN_ID, AcceptanceStrategy, Rng, VerifyResult, create
+from acceptlib import (
+    PLACEHOLDER_TOKEN_ID,
+    AcceptanceStrategy,
+    Options,
+    Rng,
+    Traits,
+    VerifyResult,
+    create,
+    ops,
+    row_sum,
+    rule,
+)
 from acceptlib.compat._common import request_streams, unused_uniforms
 from acceptlib.errors import InputError
+from acceptlib.ops import Value
 
 __all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
 
@@ -77,7 +91,9 @@ class _SpecDecodeSampler(torch.nn.Module):
             self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
-        out = VerifyResult.empty(batch_size, k, device, num_passed=True)
+        counts = torch.empty(2, batch_size, dtype=torch.int32, device=device)
+        out = VerifyResult.empty(batch_size, k, device)
+        out = replace(out, num_passed=counts[0], num_emitted=counts[1])
         self._strategy.verify(
             draft_token_ids,
             target_probs=target_with_bonus_probs,
@@ -92,13 +108,13 @@ class _SpecDecodeSampler(torch.nn.Module):
         output = out.output_token_ids.to(torch.int64)
         if self._disable_bonus_tokens:
             output[:, -1] = PLACEHOLDER_TOKEN_ID
+            out.num_emitted.clamp_(max=k)
         if self.num_accepted_tokens is None or self.num_emitted_tokens is None:
             self.init_tensors(device)
         assert self.num_accepted_tokens is not None  # noqa: S101 - just made
         assert self.num_emitted_tokens is not None  # noqa: S101
-        assert out.num_passed is not None  # noqa: S101 - asked for above
-        self.num_accepted_tokens += out.num_passed.sum()
-        self.num_emitted_tokens += (output != PLACEHOLDER_TOKEN_ID).sum()
+        totals = [self.num_accepted_tokens, self.num_emitted_tokens]
+        torch._foreach_add_(totals, counts.sum(1).unbind())  # one kernel for both
         self.num_draft_tokens += draft_token_ids.numel()
         return output
 
@@ -197,8 +213,32 @@ class RejectionSampler(_SpecDecodeSampler):
         return self._passes(target_probs, draft_probs, draft_token_ids)
 
 
+class _GuardedTypical(AcceptanceStrategy):
+    """`typical` with vLLM's guard of the logarithm, which lowers the entropy of flat rows."""
+
+    name = "typical-vllm"
+    traits = Traits(guarantee="lossy", bound="none", recovered="argmax")
+
+    class Options(Options):
+        """Those of `typical` that vLLM's sampler has."""
+
+        posterior_threshold: float = Field(ge=0, le=1)
+        posterior_alpha: float = Field(ge=0)
+
+    @row_sum
+    def guarded_entropy(p: Value) -> Value:
+        """Sum to -sum_x p(x) log(p(x) + 1e-5)."""
+        return -p * ops.log(p + 1e-5)
+
+    @rule
+    def accept(target_prob: Value, guarded_entropy: Value, posterior_threshold: Value, posterior_alpha: Value) -> Value:
+        """Return h."""
+        threshold = ops.minimum(posterior_alpha * ops.exp(-guarded_entropy), posterior_threshold)
+        return ops.where(target_prob > threshold, 1.0, 0.0)
+
+
 class TypicalAcceptanceSampler(_SpecDecodeSampler):
-    """Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1), the strategy `typical`."""
+    """Typical acceptance (Medusa, arXiv 2401.10774, section 3.3.1), as the strategy `typical` but for vLLM's 1e-5."""
 
     def __init__(
         self,
@@ -216,7 +256,7 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
             strict_mode: Check shapes, dtypes, devices, ids and rows at every call, which waits for the device.
             disable_bonus_tokens: Emit no bonus token: the last column is always -1.
         """
-        strategy = create("typical", posterior_threshold=posterior_threshold, posterior_alpha=posterior_alpha)
+        strategy = _GuardedTypical(posterior_threshold=posterior_threshold, posterior_alpha=posterior_alpha)
         super().__init__(strategy, strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
         self._posterior_threshold = posterior_threshold
         self._posterior_alpha = posterior_alpha

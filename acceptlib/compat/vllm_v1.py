@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
-from acceptlib.compat._common import create, request_streams, unused_uniforms
+from acceptlib.compat._common import create, request_streams, unused_uniforms, zero
 from acceptlib.ops import Value
 
 __all__ = [
@@ -177,14 +177,16 @@ class RejectionSampler(torch.nn.Module):
             )
         if sampling_metadata.all_greedy:
             return _verify_greedy(metadata, bonus_token_ids, target_logits)
+        temperature = sampling_metadata.temperature
+        if not sampling_metadata.all_random:
+            temperature = temperature.clamp(min=0)  # greedy requests have a negative one in vLLM, and 0 here
         return _verify(
             "rejection",
             metadata,
             bonus_token_ids,
             target_logits=target_logits,
             draft_probs=draft_probs,
-            # Greedy requests have a negative temperature in vLLM, and 0 here.
-            sampling=SamplingParams(temperature=sampling_metadata.temperature.clamp(min=0)),
+            sampling=SamplingParams(temperature=temperature),
             rng=_streams(metadata.num_draft_tokens, sampling_metadata.generators, target_logits.device),
         )
 
@@ -407,9 +409,10 @@ def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logi
 
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
+    ends = metadata.cu_num_draft_tokens
     result = create(strategy).verify(
         metadata.draft_token_ids,
-        cu_num_draft_tokens=torch.nn.functional.pad(metadata.cu_num_draft_tokens, (1, 0)),
+        cu_num_draft_tokens=torch.cat((zero(ends.device).view(ends.dtype)[:1], ends)),  # one kernel; `pad` is two
         max_num_draft_tokens=int(metadata.max_spec_len),
         bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
         **arguments,

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from acceptlib.engine import torch_engine
@@ -37,6 +38,16 @@ class Backend:
     verify: Callable[[Plan, Inputs], VerifyResult]
 
 
+@functools.cache
+def _torch(reason: str) -> Backend:
+    return Backend("torch", reason, torch_engine.verify)
+
+
+@functools.cache
+def _triton() -> Backend:
+    return Backend("triton", "the rows are on a GPU and the fused kernels support the call", _engine().verify)
+
+
 def check(choice: str) -> Choice:
     """Return `choice` if it names a backend.
 
@@ -58,14 +69,14 @@ def resolve(choice: Choice, plan: Plan, inputs: Inputs) -> Backend:
         BackendError: An explicit choice cannot run it; the message says why.
     """
     if choice == "torch":
-        return Backend("torch", "backend='torch' was asked for", torch_engine.verify)
+        return _torch("backend='torch' was asked for")
     unavailable = _triton_unavailable(plan, inputs)
     if unavailable is None:
-        return Backend("triton", "the rows are on a GPU and the fused kernels support the call", _triton_verify)
+        return _triton()
     if choice == "triton":
         msg = f"backend='triton' cannot run on {inputs.device}: {unavailable}. Use backend='auto' or 'torch'."
         raise BackendError(msg)
-    return Backend("torch", unavailable, torch_engine.verify)
+    return _torch(unavailable)
 
 
 def workspace(
@@ -74,19 +85,13 @@ def workspace(
     """Return memory for calls up to a size: see `AcceptanceStrategy.workspace`."""
     if choice == "torch" or _missing(device) is not None:
         return Workspace.allocate(0, 0, device)
-    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
-
-    return engine.workspace(plan, num_requests, max_num_draft_tokens, vocab_size, device)
+    memory: Workspace = _engine().workspace(plan, num_requests, max_num_draft_tokens, vocab_size, device)
+    return memory
 
 
 def _triton_unavailable(plan: Plan, inputs: Inputs) -> str | None:
     """Return why the Triton engine cannot run a call, or None if it can."""
-    missing = _missing(inputs.device)
-    if missing is not None:
-        return missing
-    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
-
-    return engine.unsupported(plan, inputs)
+    return _missing(inputs.device) or _engine().unsupported(plan, inputs)
 
 
 def _missing(device: torch.device) -> str | None:
@@ -99,10 +104,11 @@ def _missing(device: torch.device) -> str | None:
     return None
 
 
-def _triton_verify(plan: Plan, inputs: Inputs) -> VerifyResult:
-    from acceptlib.engine.triton import engine  # noqa: PLC0415 - as above
+@functools.cache
+def _engine() -> ModuleType:
+    from acceptlib.engine.triton import engine  # noqa: PLC0415 - a CPU install has no triton
 
-    return engine.verify(plan, inputs)
+    return engine
 
 
 @functools.cache

@@ -17,6 +17,9 @@ from acceptlib.engine.plan import Plan, call
 
 Values = dict[str, Words]
 
+OF_POSITIONS = frozenset({"position", "num_draft_tokens", "is_last"})
+"""Quantities that follow from where a position is."""
+
 
 def positional(
     plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, state: Mapping[str, Words]
@@ -32,9 +35,12 @@ def positional(
     Returns:
         [B, K] words by name, and numbers by name.
     """
+    values: Values = {}
+    numbers = {name: number for name, number in plan.constants.items() if not isinstance(number, tuple)}
+    if not state and len(numbers) == len(plan.constants) and plan.reads.isdisjoint(OF_POSITIONS):
+        return values, numbers
     position = arange(max_num_draft_tokens, num_draft_tokens)
     length = num_draft_tokens[:, None] + 0 * position
-    values: Values = {}
     if "position" in plan.reads:
         values["position"] = float64(position + 0 * length)
     if "num_draft_tokens" in plan.reads:
@@ -44,15 +50,12 @@ def positional(
     for name, value in state.items():
         scalar = value if value.dtype in {torch.bool, np.dtype(bool)} else float64(value)
         values[name] = broadcast(scalar[:, None], length)
-    numbers: dict[str, float] = {}
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
             # Filled entry by entry, for a copy to a device waits.
             table = [*constant, *[0.0] * max_num_draft_tokens][:max_num_draft_tokens]
             entries = [full(length.shape[:1], number, length) for number in table]
             values[name] = library(length).stack(entries, 1) if entries else float64(length)
-        else:
-            numbers[name] = constant
     return values, numbers
 
 

@@ -63,9 +63,9 @@ class Traits:
             raise StrategyDefinitionError(msg)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A strategy with its options bound, as the engines take it.
+    """A strategy with its options bound, as the engines take it. It is equal to itself alone: engines cache by it.
 
     Attributes:
         name: Name of the strategy, for messages.
@@ -122,7 +122,7 @@ class Plan:
         read = {name for rule in rules if rule for name in rule.names}
         return {name: row_sum for name, row_sum in self.row_sums.items() if name in read}
 
-    @property
+    @cached_property
     def reads_draft(self) -> bool:
         """Whether the draft's rows matter at all."""
         return not self.reads.isdisjoint({"q", "draft_prob", "draft_max_prob"})

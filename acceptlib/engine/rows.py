@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words
+from acceptlib.arrays import Words, arange, as_tensor, as_words, library
 from acceptlib.engine.process import constrain, in_range, log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows, Status
@@ -57,8 +57,8 @@ class Layout:
             self.start = None
             ids = drafted
             valid = ids >= 0
-            self.flat_request = (self.request[:, None] + 0 * self.position).reshape(-1)
-            self.flat_position = (0 * self.request[:, None] + self.position).reshape(-1)
+            device = drafted.device if isinstance(drafted, torch.Tensor) else None
+            self.flat_request, self.flat_position = _grid(num_requests, most, device)
         else:
             self.num_tokens = len(drafted)
             given = inputs.cu_num_draft_tokens.to(torch.int64)
@@ -172,8 +172,8 @@ class RowReader:
         return self.layout.request_of_rows(self.model).reshape(-1)
 
     def _spans(self) -> Iterator[Rows]:
-        """Yield all of the caller's rows, a chunk at a time."""
-        for start in range(0, self.raw.shape[:-1].numel(), self.chunk):
+        """Yield all of the caller's rows, a chunk at a time; an empty one where there are none."""
+        for start in range(0, max(self.raw.shape[:-1].numel(), 1), self.chunk):
             yield self._span(slice(start, start + self.chunk))
 
     def rows(self, request: Words, position: Words) -> torch.Tensor:
@@ -229,12 +229,15 @@ class RowReader:
         return found.to(torch.float64) - total[row]
 
     @functools.cached_property
-    def best(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Argmax and largest value of every row, in the shape of the leading dimensions."""
-        if not self.given.is_constrained:
-            return _best(self.raw)
-        token, value = zip(*[_best(constrain(rows)) for rows in self._spans()], strict=True)
-        return torch.cat(token).view(self.raw.shape[:-1]), torch.cat(value).view(self.raw.shape[:-1])
+    def best(self) -> tuple[Words, Words]:
+        """Argmax and largest value [R] of every row, counted through."""
+        whole = not (self.raw.is_cpu or self.given.is_constrained)
+        spans = [self._span(slice(None))] if whole else self._spans()
+        parts = [_best(constrain(rows)) for rows in spans]
+        if len(parts) == 1:
+            return parts[0]
+        token, value = (library(part[0]).concatenate(part) for part in zip(*parts, strict=True))
+        return token, value
 
     def argmax(self, request: Words, position: Words, *, every_row: bool) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
@@ -244,15 +247,31 @@ class RowReader:
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
-            token, best = (found[tuple(map(as_tensor, index))] for found in self.best)
+            row = _row_number(self.raw, index)
+            token, best = (found[row] for found in self.best)
         else:
             token, best = _best(constrain(self._rows_at(request, index)))
-        has_law = best.isfinite() if self.is_logits else best.isfinite() & (best > 0)
-        return as_words(token), as_words(has_law)
+        has_law = abs(best) < torch.inf
+        return token, has_law if self.is_logits else has_law & (best > 0)
 
 
-def _best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the argmax of rows [..., V], the lowest id among ties, and the value there, both [...]."""
+@functools.lru_cache(maxsize=64)
+def _grid(num_requests: int, most: int, device: torch.device | None) -> tuple[Words, Words]:
+    """Return request and position [B * K] of every position of a grid. They are shared: never write to them."""
+    like = torch.empty(0, device=device) if device else np.empty(0)
+    request, position = arange(num_requests, like)[:, None], arange(most, like)
+    # A tensor made in inference mode could not be used outside of it.
+    with torch.inference_mode(mode=False):
+        return (request + 0 * position).reshape(-1), (0 * request + position).reshape(-1)
+
+
+def _best(rows: torch.Tensor) -> tuple[Words, Words]:
+    """Return the argmax of rows [n, V], the lowest id among ties, and the value there, both [n]."""
+    if rows.is_cpu:
+        # NumPy is ten times quicker than torch, and takes no halves.
+        found = as_words(rows.detach().to(torch.float32))
+        token = found.argmax(-1)
+        return token, found[arange(len(found), found), token]
     token = rows.argmax(-1)
     return token, rows.gather(-1, token[..., None])[..., 0]
 

@@ -42,6 +42,9 @@ ROW_TOLERANCE = 1 / 64
 MASS_LIMIT = 4.0
 """Weights that sum to more would overflow the draw's integers."""
 
+ENTROPY_GRID = 1.5 * 2.0**8
+"""Added and taken away, it rounds a small float64 to a multiple of 2^-44, and sums of these are exact up to 2^9."""
+
 LITTLE_MASS = 2.0**-30
 """Weights that all count as 0 in the draw's integers sum to less, in any vocabulary."""
 
@@ -75,7 +78,7 @@ class _Step:
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
-        self.wanted = plan.reads & {*PROBS, "target_max_prob", "draft_max_prob", "target_top_entropy"}
+        self.wanted = plan.reads & {*PROBS, "target_max_prob", "draft_max_prob", "target_entropy", "target_top_entropy"}
         self.wanted |= {*plan.used_row_sums} | ({"target_prob"} if inputs.logprobs else set())
         self.flat: decide.Values = {}
 
@@ -189,6 +192,8 @@ class _Step:
             found["target_max_prob"] = p.amax(1).to(torch.float64)
         if "draft_max_prob" in self.wanted:
             found["draft_max_prob"] = q.amax(1).to(torch.float64)
+        if "target_entropy" in self.wanted:
+            found["target_entropy"] = _entropy(p)
         if "target_top_entropy" in self.wanted:
             top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
             top = top / top.sum(1, keepdim=True)
@@ -294,7 +299,7 @@ class _Step:
                 best, has_law = self.target.argmax(request, position, every_row=every_row)
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
-                best = as_words(weights.argmax(1))
+                best = as_words(weights).argmax(1)
             token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
@@ -353,6 +358,17 @@ class _Step:
     def _chunks(self, length: int) -> Iterator[slice]:
         for start in range(0, length, self.chunk):
             yield slice(start, min(start + self.chunk, length))
+
+
+def _entropy(p: torch.Tensor) -> torch.Tensor:
+    """Return the entropies [n] of rows in nats, float64: the same for every order of summation, NaN where a row is."""
+    logs = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("logs", p.shape, p.dtype, p.device))
+    if logs.is_cpu:
+        np.log(logs.numpy(), out=logs.numpy())  # several times quicker than torch's
+    else:
+        logs.log_()
+    terms = scratch("terms", p.shape, torch.float64, p.device).copy_(logs.mul_(p))
+    return -terms.add_(ENTROPY_GRID).sub_(ENTROPY_GRID).sum(1)
 
 
 def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:

@@ -279,6 +279,8 @@ def row_scalars(
         values["draft_max_prob"] = q.amax(-1)
     if "is_target_argmax" in plan.reads:
         values["is_target_argmax"] = p.argmax(-1) == ids
+    if "target_entropy" in plan.reads:
+        values["target_entropy"] = -torch.xlogy(p, p).sum(-1)
     if "target_top_entropy" in plan.reads:
         top = p.topk(min(plan.traits.top_k, p.shape[-1])).values
         top = top / top.sum(-1, keepdim=True)

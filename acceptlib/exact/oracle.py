@@ -238,7 +238,7 @@ def typical(
     """h_i = 1 where p_i(x_i) > min(posterior_threshold, posterior_alpha exp(-H_i)); no q. arXiv 2401.10774."""
     h = []
     for i, x_i in enumerate(x):
-        H = -math.fsum(p_x * math.log(p_x + 1e-5) for p_x in p[i].tolist())
+        H = -math.fsum(p_x * math.log(p_x) for p_x in p[i].tolist() if p_x > 0)
         threshold = min(posterior_threshold, posterior_alpha * math.exp(-H))
         h.append(1.0 if p[i, x_i].item() > threshold else 0.0)
     recovered = {"argmax": lambda tau: one_hot(p[tau]), "sample": lambda tau: p[tau]}[recovery]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from acceptlib import ops, strategy
 from acceptlib.ops import Value
-from acceptlib.rules import row_sum, rule
+from acceptlib.rules import rule
 from acceptlib.strategy import AcceptanceStrategy, Traits
 
 
@@ -19,10 +19,11 @@ class Typical(AcceptanceStrategy):
     Guarantee: lossy, without a bound. The draft's rows are not read.
 
     Formula: h_i = 1 if p_i(x_i) > min(posterior_threshold, posterior_alpha * exp(-H_i)), else 0, with
-    H_i = -sum_x p_i(x) log(p_i(x) + 1e-5). The first rejection stops, and the recovered token is argmax p_i.
+    H_i = -sum_x p_i(x) log p_i(x). The first rejection stops, and the recovered token is argmax p_i.
 
     Source: Cai et al. 2024 (Medusa), arXiv 2401.10774, section 3.3. The defaults and the argmax are those of vLLM's
-    TypicalAcceptanceSampler; Medusa's own code has the two numbers the other way round, 0.3 and 0.09.
+    TypicalAcceptanceSampler; Medusa's own code has the two numbers the other way round, 0.3 and 0.09. Both guard the
+    logarithm by 1e-5, and so find up to log(1 + V / 1e5) less entropy than the paper's H, which this is.
     """
 
     name = "typical"
@@ -46,11 +47,6 @@ class Typical(AcceptanceStrategy):
     def resolve_traits(self) -> Traits:
         """Recover as the option says."""
         return dataclasses.replace(self.traits, recovered=self.options.recovery)
-
-    @row_sum
-    def target_entropy(p: Value) -> Value:
-        """Sum to the entropy of the target's row in nats."""
-        return -p * ops.log(p + 1e-5)
 
     @rule
     def accept(target_prob: Value, target_entropy: Value, posterior_threshold: Value, posterior_alpha: Value) -> Value:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import Field
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, ops, row_sum, rule
+from acceptlib import AcceptanceStrategy, Traits, ops, rule
 
 if TYPE_CHECKING:
-    import torch
-
     from acceptlib.ops import Value
 
 
@@ -20,7 +19,7 @@ class EntropyScaled(AcceptanceStrategy):
 
     Guarantee: lossy. No token becomes more likely than p(x) / s.
 
-    Formula: s_i = min(exp(-posterior_alpha H_i), posterior_threshold) with H_i = -sum_x p_i(x) log(p_i(x) + 1e-10), and
+    Formula: s_i = min(exp(-posterior_alpha H_i), posterior_threshold) with H_i = -sum_x p_i(x) log p_i(x), and
     h_i = min(1, p_i(x_i) / (s_i q_i(x_i))). The recovered token is drawn from max(p_i - q_i, 0), normalised. With
     posterior_alpha = 0 and posterior_threshold = 1 this is `rejection`.
 
@@ -46,14 +45,9 @@ class EntropyScaled(AcceptanceStrategy):
 
     def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:  # noqa: ARG002
         """Return max over x of out(x) - p(x) / s."""
-        entropy = -(p * (p + 1e-10).log()).sum()
+        entropy = -torch.xlogy(p, p).sum()
         s = (-self.options.posterior_alpha * entropy).exp().clamp(max=self.options.posterior_threshold)
         return float((out - p / s).max())
-
-    @row_sum
-    def target_entropy(p: Value) -> Value:
-        """Sum to the entropy of the target's row in nats."""
-        return -p * ops.log(p + 1e-10)
 
     @rule
     def accept(
