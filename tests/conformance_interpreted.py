@@ -17,9 +17,8 @@ from acceptlib.testing import check_strategy
 
 # Small blocks are interpreted sooner, and small vocabularies have several.
 engine.BLOCK = 64
-engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
-    tuning._replace(emit_block=64, emit_part=16) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
-)
+for tuning in engine.TUNINGS:
+    setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=64, emit_part=16))
 
 KERNEL = [
     "decisions_follow_rules",

@@ -65,7 +65,7 @@ def in_workspace(strategy: AcceptanceStrategy, form: str) -> str:
     num_requests, most, vocab_size = sizes = SIZES
     arguments = cases.calls(sizes)[form]
     expected = cases.run(torch_engine.verify, strategy, arguments)
-    for engine.LARGE_BLOCKS in (1 << 30, 1):
+    for engine.SIZES in cases.EVERY_SIZE:
         workspace, misuse = guarded(strategy.workspace(num_requests, most, vocab_size, "cpu"))
         found = cases.run(engine.verify, strategy, {**arguments, "workspace": workspace})
         if isinstance(found, str) or isinstance(expected, str):
@@ -113,7 +113,7 @@ def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path
         apart = torch.as_strided(storage, rows.shape, strides)
         apart.copy_(rows)
         arguments[model] = apart
-    for engine.LARGE_BLOCKS in (1 << 30, 1):
+    for engine.SIZES in cases.EVERY_SIZE:
         found = cases.run(engine.verify, strategy, arguments)
         if isinstance(found, str) or isinstance(expected, str):
             return f"{found} and {expected}"
@@ -129,9 +129,8 @@ def main(_mode: str, path: str) -> None:
     torch.set_num_threads(1)
     # Small blocks, so that small vocabularies have several too.
     engine.BLOCK = 32
-    engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
-        tuning._replace(emit_block=32, emit_part=16) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
-    )
+    for tuning in engine.TUNINGS:
+        setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=32, emit_part=16))
     strategies = cases.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}

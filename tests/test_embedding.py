@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace
-from acceptlib.engine import custom_op
+from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
+from acceptlib.engine import backends, custom_op
 from acceptlib.errors import InputError
 from acceptlib.testing.batches import Request, lay_out, ordinary
 
@@ -78,10 +79,10 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: set[str] = set()
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(operation.overloadpacket.__name__)
+        self.names.append(operation.overloadpacket.__name__)
         return operation(*args, **(kwargs or {}))
 
 
@@ -96,10 +97,55 @@ def test_nothing_is_allocated(name: str, form: str) -> None:
     with mock.patch.object(engine, "launch"):
         with Operations() as operations:
             engine.verify(strategy.plan, cases.inputs(**arguments))
-        assert operations.names <= {"slice", "view", "select", "unbind", "detach", "copy_"}
+        assert {*operations.names} <= {"slice", "view", "select", "unbind", "detach", "copy_"}
         with Operations() as operations:
             engine.verify(strategy.plan, cases.inputs(**{**arguments, "out": None}))
         assert "empty" in operations.names
+
+
+# What drop-ins launch beside the kernels
+
+
+def dropins(count: int, most: int, vocab_size: int) -> dict[str, tuple[Callable[[], object], list[str]]]:
+    """Return calls of drop-ins, and the operations of each that are a kernel on a GPU."""
+    p, q = torch.rand(count, most + 1, vocab_size), torch.rand(count, most, vocab_size)
+    ids, bonus = torch.zeros(count, most, dtype=torch.int64), torch.zeros(count, 1, dtype=torch.int64)
+    chain = functools.partial(flashinfer.chain_speculative_sampling, q, ids, p)
+    totals = [torch.zeros(count, dtype=torch.int32) for _ in range(2)]
+    words = torch.zeros(count, dtype=torch.int64)
+    rejection, typical = vllm_v0.RejectionSampler(), vllm_v0.TypicalAcceptanceSampler()
+    metadata = vllm_v1.SpecDecodeMetadata.make_dummy(ids.tolist(), torch.device("cpu"))
+    v1 = functools.partial(vllm_v1.RejectionSampler(), metadata, q.flatten(0, 1), p[:, 1:].flatten(0, 1), bonus)
+    warm = vllm_v1.SamplingMetadata(torch.ones(count), all_greedy=False, all_random=True)
+    greedy = vllm_v1.SamplingMetadata(None, all_greedy=True, all_random=False)
+    mixed = vllm_v1.SamplingMetadata(torch.ones(count), all_greedy=False, all_random=False)
+    counters = ["_to_copy", "sum", "_foreach_add_"]
+    return {
+        "flashinfer": (chain, ["randint"]),
+        "flashinfer-counts": (lambda: chain(*totals), ["randint", "_foreach_add_"]),
+        "flashinfer-int-seed": (lambda: chain(seed=3, offset=5), ["arange", "add_", "full_like"]),
+        "flashinfer-seeds": (lambda: chain(seed=words, offset=words), ["copy_"]),
+        "vllm_v0-rejection": (lambda: rejection(p, bonus, q, ids), ["randint", *counters]),
+        "vllm_v0-typical": (lambda: typical(p, bonus, None, ids), counters),
+        "vllm_v1-random": (lambda: v1(warm), ["randint", "cat"]),
+        "vllm_v1-mixed": (lambda: v1(mixed), ["clamp", "randint", "cat"]),
+        "vllm_v1-greedy": (lambda: v1(greedy), ["cat"]),
+    }
+
+
+@pytest.mark.parametrize("name", dropins(1, 1, 2))
+def test_few_kernels_beside_the_engines(name: str) -> None:
+    """Each takes a microsecond or two, as much as a twentieth of the step itself."""
+    step, expected = dropins(5, 3, 1000)[name]
+    with (
+        mock.patch.object(engine, "launch"),
+        mock.patch.object(backends, "resolve", return_value=backends.Backend("triton", "", engine.verify)),
+    ):
+        step()  # allocates the engine's workspace
+        with Operations() as operations:
+            step()
+    free = {"empty", "view", "expand", "select", "slice", "unbind", "detach"}
+    assert sorted(name for name in operations.names if name not in free) == sorted(expected)
 
 
 # How often Triton compiles
@@ -147,8 +193,8 @@ def nowhere(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_si
 
 @pytest.mark.parametrize("form", ["padded", "ragged-logits", "far-apart"])
 @pytest.mark.parametrize("name", cases.strategies())
-def test_two_variants_whatever_the_batch(name: str, form: str) -> None:
-    """One for small batches and one for large, for each stage and place in the sequence of stages."""
+def test_three_variants_whatever_the_batch(name: str, form: str) -> None:
+    """One for batches of each size, for each stage and place in the sequence of stages."""
     strategy = cases.strategies()[name]
     specialise = create_function_from_signature(
         kernels.verify_kernel.signature, kernels.verify_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
@@ -157,12 +203,12 @@ def test_two_variants_whatever_the_batch(name: str, form: str) -> None:
         variants = collections.defaultdict(set)
         specialisations = collections.defaultdict(set)
         for num_requests, most in BATCHES:
-            for key, _, warps, values, call in launches(strategy, num_requests, most, vocab_size, form):
+            for key, _, warps, _, values, call in launches(strategy, num_requests, most, vocab_size, form):
                 variants[key[1:]].add((key[0], warps))
                 _, found, _ = specialise(*values, call, *key[1:])
                 specialisations[key].add(tuple(map(str, found[: len(values)])))
         assert variants
-        assert {place: len(keys) for place, keys in variants.items() if len(keys) > 2} == {}
+        assert {place: len(keys) for place, keys in variants.items() if len(keys) > 3} == {}
         # A kernel is found again by its key, so Triton must not tell apart what has one.
         assert [found for found in specialisations.values() if len(found) > 1] == []
 

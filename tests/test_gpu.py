@@ -263,8 +263,10 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
     state = strategy.initial_state(16, "cuda")
     expected = strategy.verify(**call, rng=streams(16), state=state)
     for tuning, warps, block, programs in ((engine.SMALL, 4, 512, 1), (engine.LARGE, 8, 2048, 4096)):
-        changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block, emit_part=block // 2)
-        with mock.patch.multiple(engine, SMALL=changed, SMALL_PROBS=changed, LARGE=changed, ENOUGH_PROGRAMS=programs):
+        changed = tuning._replace(
+            reduce_warps=warps, emit_warps=warps, emit_block=block, emit_part=block // 2, programs=programs
+        )
+        with mock.patch.multiple(engine, **dict.fromkeys(engine.TUNINGS, changed)):
             assert same(strategy.verify(**call, rng=streams(16), state=state), expected)
 
 
@@ -338,8 +340,9 @@ def test_batches_compile_nothing_new(name: str, form: str, monkeypatch: pytest.M
         call = batch(count, form, most, seed=seed)
         strategy.verify(**call, rng=streams(count), state=strategy.initial_state(count, "cuda"))
 
-    # Small and large batches, and those whose stages do not overlap; one drafted token has no next residual.
-    sizes = [1, engine.LARGE_BLOCKS, engine.OVERLAP_BLOCKS]
+    # Batches of every size, and those whose stages do not overlap; one drafted token has no next residual.
+    num_blocks = -(-V // engine.BLOCK)
+    sizes = [1, *(-(-size // num_blocks) for size in (*engine.SIZES[:2], engine.OVERLAP_BLOCKS))]
     for count, most in itertools.product(sizes, (1, 2)):
         run(count, most, 0)
     stages = {key[1:3] for key in engine._KERNELS}

@@ -16,6 +16,7 @@ import triton_engine_cases as cases
 
 import acceptlib
 from acceptlib.engine import backends
+from acceptlib.engine.triton import engine
 from acceptlib.errors import BackendError
 
 Results = Callable[[str], dict[str, str]]
@@ -68,3 +69,27 @@ def test_an_explicit_choice_raises_with_the_reason() -> None:
     strategy = acceptlib.create("rejection", backend="triton")
     with pytest.raises(BackendError, match="cannot run on cpu: Triton runs on GPUs"):
         strategy.verify(torch.zeros(1, 1, dtype=torch.int64), target_probs=probs, draft_probs=probs[:, :1])
+
+
+def stages(strategy: str, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> list[str]:
+    """Return the stages that a call launches."""
+    launched: list[str] = []
+    monkeypatch.setattr(engine, "launch", lambda key, *_: launched.append(key[1]))
+    inputs = cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **arguments)
+    engine.verify(acceptlib.create(strategy).plan, inputs)
+    return launched
+
+
+@pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
+def test_an_entropy_costs_no_stage_from_logits(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with the law of a row, unless a filter or probabilities leave it to another pass."""
+    monkeypatch.setattr(engine, "SIZES", sizes)
+    logits, cut = torch.zeros(2, 4, 50), acceptlib.SamplingParams(top_k=9)
+    warm = acceptlib.SamplingParams(temperature=0.7)
+    for sampling in (None, warm):
+        given = {"target_logits": logits, "sampling": sampling}
+        assert stages("typical", monkeypatch, **given) == stages("rejection", monkeypatch, **given)
+    assert "sum" in stages("typical", monkeypatch, target_logits=logits, sampling=cut)
+    assert "sum" in stages("typical", monkeypatch, target_probs=logits.softmax(-1))
+    mixed = {"target_logits": logits, "draft_logits": logits[:, :3], "draft_sampling": cut, "sampling": warm}
+    assert "sum" not in stages("typical", monkeypatch, **mixed)

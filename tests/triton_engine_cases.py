@@ -15,7 +15,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -69,6 +69,10 @@ WHOLE = ("rejection", "cautious")  # strategies that go through every call; the 
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 # Strategies that go through "filtered": each way to decide and to sum over rows once, for its searches take long.
 FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
+EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(1, 1 << 30, 1 << 30), engine.Sizes(1, 1, 1))
+"""With which every batch is small, medium, or large."""
+SLOW = ("deferred",)  # where every row may be stopped at, and is reduced
+SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
 COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
@@ -122,12 +126,61 @@ class Likeliest(AcceptanceStrategy):
         return p - q
 
 
+class Deferred(AcceptanceStrategy):
+    """A third party's strategy, whose window waits for decisions that take a residual's mass."""
+
+    name = "deferred"
+    traits = Traits(guarantee="lossy", bound="none", stop="window", window=2)
+
+    @rule
+    def carry(carry: Value, target_prob: Value, draft_prob: Value) -> Value:
+        """Return the product of ratios, at most 1."""
+        return ops.minimum(ops.ratio(carry * target_prob, draft_prob), 1.0)
+
+    @rule
+    def accept(carry: Value, next_residual_mass: Value) -> Value:
+        """Return h."""
+        return ops.minimum(0.5 * carry + next_residual_mass, 1.0)
+
+    @rule
+    def forgive(target_prob: Value) -> Value:
+        """Return whether a rejected token may stand."""
+        return target_prob > 0.05
+
+    @rule
+    def residual(p: Value, q: Value, carry: Value) -> Value:
+        """Return the weight of each entry."""
+        return carry * p - q
+
+
+class Wary(AcceptanceStrategy):
+    """A third party's strategy with a carry and no mass."""
+
+    name = "wary"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def carry(carry: Value, target_prob: Value) -> Value:
+        """Return the largest probability so far, which fades."""
+        return ops.maximum(0.9 * carry, target_prob)
+
+    @rule
+    def accept(carry: Value, target_prob: Value, draft_prob: Value) -> Value:
+        """Return h."""
+        return carry * ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+
+    @rule
+    def residual(p: Value, q: Value, carry: Value) -> Value:
+        """Return the weight of each entry."""
+        return p - carry * q
+
+
 def strategies() -> dict[str, AcceptanceStrategy]:
     """Return the strategies of the registry, of the plugins and of our own, by name."""
     found: dict[str, AcceptanceStrategy] = {name: acceptlib.create(name) for name in acceptlib.available()}
     found |= {"cactus": Cactus(), "cascade": Cascade(), "entropy-scaled": EntropyScaled()}
     found["relaxed"] = Relaxed(relaxed_topk=2, begin_thinking_phase_token=1, end_thinking_phase_token=2)
-    return found | {"cautious": Cautious(), "likeliest": Likeliest()}
+    return found | {"cautious": Cautious(), "likeliest": Likeliest(), "deferred": Deferred(), "wary": Wary()}
 
 
 def inputs(ids: torch.Tensor, **arguments: object) -> Inputs:
@@ -274,11 +327,13 @@ def filtered(
     }
 
 
-def compare(strategy: AcceptanceStrategy, arguments: dict[str, object]) -> str:
-    """Return an empty string if both engines do the same, for small and for large batches, else what differs."""
+def compare(
+    strategy: AcceptanceStrategy, arguments: dict[str, object], sizes: Sequence[engine.Sizes] = EVERY_SIZE
+) -> str:
+    """Return an empty string if both engines do the same, for batches of some sizes, else what differs."""
     expected = run(torch_engine.verify, strategy, arguments)
-    sizes = [1 << 30, 1] if strategy.plan.traits.stop == "first_rejection" else [1]
-    for engine.LARGE_BLOCKS in sizes:
+    decides = strategy.plan.traits.stop == "first_rejection" or "next_residual_mass" in strategy.plan.reads
+    for engine.SIZES in sizes if decides else sizes[-1:]:
         found = run(engine.verify, strategy, arguments)
         if isinstance(expected, str) or isinstance(found, str):
             return f"{expected} and {found}"
@@ -311,6 +366,75 @@ def law_rows() -> dict[str, torch.Tensor]:
     }
 
 
+class Expecting(AcceptanceStrategy):
+    """Accepts where the entropy of the target's row is the one that the caller expects, but for rounding."""
+
+    name = "expecting"
+    traits = Traits(guarantee="lossy", bound="none", state=("expected",))
+
+    @rule
+    def accept(target_entropy: Value, expected: Value) -> Value:
+        """Return h."""
+        return ops.where(ops.abs(target_entropy - expected) < 2e-6, 1.0, 0.0)
+
+
+ENTROPY_TEMPERATURES = (0.7, 0.0, 0.02)
+
+
+def entropy_calls() -> dict[str, tuple[torch.Tensor, dict[str, object]]]:
+    """Return calls of every kind of row at every temperature, with the rows' entropies [B] in nats, by name."""
+    rows = torch.stack([*law_rows().values()]).repeat_interleave(len(ENTROPY_TEMPERATURES), 0)
+    (count, vocab_size), generator = rows.shape, torch.Generator().manual_seed(2)
+    temperature = torch.tensor(ENTROPY_TEMPERATURES).repeat(len(law_rows()))
+    mask = torch.randint(-(2**31), 2**31 - 1, (count, -(-vocab_size // 32)), generator=generator).int()
+    ids = torch.randint(vocab_size, (count, 1), generator=generator)
+    bias = acceptlib.LogitBias(ids, torch.full(ids.shape, 1.5))
+    entry = torch.arange(vocab_size)
+    allowed = (mask[:, entry // 32] >> (entry % 32)) & 1 == 1
+    constrained = rows.double().scatter_add(1, ids, bias.values.double()).where(allowed, -math.inf)
+    heat = acceptlib.SamplingParams(temperature=temperature)
+    constraints = dataclasses.replace(heat, allowed_token_bitmask=mask[:, None].expand(-1, 2, -1), logit_bias=bias)
+    filters = acceptlib.SamplingParams(temperature=ENTROPY_TEMPERATURES[0], top_k=9, top_p=0.9)
+    probs, logits = (twice[:, None].expand(-1, 2, -1).contiguous() for twice in (rows.softmax(-1), rows))
+    few = slice(None, None, len(ENTROPY_TEMPERATURES))  # searches for cuts take long
+    return {
+        "logits": (entropy(rows, temperature), {"target_logits": logits, "sampling": heat, "logprobs": True}),
+        "constrained": (entropy(constrained, temperature), {"target_logits": logits, "sampling": constraints}),
+        "filtered": (
+            entropy(process.law(rows[few], filters).log()),
+            {"target_logits": logits[few], "sampling": filters},
+        ),
+        "probs": (entropy(rows), {"target_probs": probs}),
+    }
+
+
+def entropy(logits: torch.Tensor, temperature: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the entropies [B] of the softmax of rows [B, V] in nats, in float64; 0 at temperature 0."""
+    heat = torch.ones(len(logits)) if temperature is None else temperature
+    logits = logits.double() - logits.amax(1, keepdim=True).double()
+    p = (logits / heat.double().where(heat > 0, 1)[:, None]).softmax(1)
+    return torch.special.entr(p).sum(1) * (heat > 0)
+
+
+def compare_entropies(expected: torch.Tensor, arguments: dict[str, object]) -> str:
+    """Return an empty string if both engines find these entropies [B], and none where they are NaN, else where not."""
+    count = len(expected)
+    given = {
+        "uniforms": acceptlib.Uniforms(
+            accept=torch.zeros(count, 1).double(), emit=torch.zeros(count, dtype=torch.int64)
+        ),
+        "state_names": ("expected",),
+        "state": {"expected": expected},
+    }
+    call = inputs(torch.zeros(count, 1, dtype=torch.int64), **arguments, **given)
+    found = {
+        verify.__module__: verify(Expecting().plan, call).num_accepted
+        for verify in (torch_engine.verify, engine.verify)
+    }
+    wrong = {name: (accepted == expected.isnan()).nonzero()[:, 0].tolist() for name, accepted in found.items()}
+    return "; ".join(f"{name}: requests {requests}" for name, requests in wrong.items() if requests)
+
+
 LAWS = (
     (0.7, 5, 0.9, 0.0),
     (1.0, 0, 0.9, 0.0),
@@ -340,8 +464,7 @@ def compare_laws(logits: torch.Tensor) -> str:
     call, num_blocks = launched[0][-1], -(-rows.shape[1] // engine.BLOCK)
     words = torch.zeros(engine.words(call, len(rows), 0, num_blocks, 0), dtype=torch.int64)
     parameters = (temperature, top_k, top_p.double(), min_p.double())
-    counters = torch.zeros(len(rows), dtype=torch.int32)
-    law_kernel[(len(rows),)](found, rows, *parameters, words, counters, len(rows), rows.shape[1], num_blocks, call)
+    law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
     different = (found > 0) != (expected > 0)
     if different.any():
         return f"kept otherwise: {different.nonzero().tolist()}"
@@ -358,7 +481,6 @@ def law_kernel(
     top_p_ptr,
     min_p_ptr,
     workspace_ptr,
-    counters_ptr,  # [n] int32
     num_rows,
     width,
     num_blocks,
@@ -384,7 +506,7 @@ def law_kernel(
         num_blocks,
         (top_k_ptr, top_p_ptr, min_p_ptr) + nothing,  # noqa: RUF005 - what Triton compiles
         workspace_ptr + 2 * num_rows * num_blocks,
-        4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2),
+        kernel_rows.LAW_WORDS + (CALL.tile * kernel_rows.WIDTH + num_blocks * (CALL.block // kernel_rows.WIDTH)) // 2,
         workspace_ptr,
         width,
         CALL,
@@ -392,7 +514,12 @@ def law_kernel(
     )
     request = (number, width, num_blocks)
     for block in range(num_blocks):
-        select.reduce_row(zero, zero == 0, block, request, model, counters_ptr + number, CALL, kernel_rows.TARGET)
+        entry = block * CALL.block + tl.arange(0, CALL.block)
+        x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
+        kernel_rows.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
+    select.store_law(zero, request, model, CALL, kernel_rows.TARGET)
+    select.collect_row(zero, zero, zero + 1, request, model, CALL, kernel_rows.TARGET)
+    select.finish_row(zero, request, model, CALL, kernel_rows.TARGET)
     found = kernel_rows.law_at(model, zero, zero == 0, num_blocks, CALL, kernel_rows.TARGET)
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
@@ -438,9 +565,10 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
         run(engine.verify, strategy, arguments)
     names, problems = kernels.verify_kernel.arg_names, []
-    for (_, stage, first, _), _, warps, values, call in launched:
+    for (_, stage, first, _), _, warps, _, values, call in launched:
         assert isinstance(values, tuple)
-        signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in values]
+        typed = [values[0] if v is None else v for v in values]  # as `launch` has it compiled
+        signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in typed]
         constants = (call, stage, first, target == "cuda:90")
         positions = {(len(values) + index,): value for index, value in enumerate(constants)}
         source = ASTSource(
@@ -463,7 +591,7 @@ def labels(mode: str) -> list[str]:
             for shape, sizes in SHAPES.items()
             for call in calls(sizes)
             if goes_through(name, sizes, call)
-        ] + [f"law-{kind}" for kind in law_rows()]
+        ] + [*(f"law-{kind}" for kind in law_rows()), *(f"entropy-{kind}" for kind in entropy_calls())]
     return [f"{name}-{call}" for name, call in compiled()]
 
 
@@ -471,6 +599,8 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     """Return whether a strategy goes through a call when interpreted."""
     if shape == FILTERED_SHAPE:
         return name == "rejection" or (call == "filtered" and name in FILTERED)
+    if shape[1] > SLOW_LENGTH and name in SLOW:
+        return False
     return name in WHOLE or call in CORE
 
 
@@ -498,9 +628,8 @@ def main(mode: str, path: str) -> None:
     if mode == "interpreted":
         # Small blocks, so that small vocabularies have several too.
         engine.BLOCK = 256
-        engine.SMALL, engine.SMALL_PROBS, engine.LARGE = (
-            tuning._replace(emit_block=128, emit_part=32) for tuning in (engine.SMALL, engine.SMALL_PROBS, engine.LARGE)
-        )
+        for name in engine.TUNINGS:
+            setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32, programs=9))
         engine._scratch = poisoned  # what one call leaves behind must not help the next
         for shape, sizes in SHAPES.items():
             if sizes == FILTERED_SHAPE:  # rows of several blocks, not all of which fit into a tile
@@ -508,8 +637,11 @@ def main(mode: str, path: str) -> None:
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():
                     if goes_through(name, sizes, call):
-                        results[f"{name}-{shape}-{call}"] = compare(strategy, arguments)
+                        # A medium batch has nothing that a small or a large one has not.
+                        some = EVERY_SIZE if shape == "B3-K3-V50" else EVERY_SIZE[::2]
+                        results[f"{name}-{shape}-{call}"] = compare(strategy, arguments, some)
         results |= {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
+        results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
         for name, call in compiled():

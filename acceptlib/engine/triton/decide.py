@@ -2,7 +2,8 @@
 
 A strategy that stops at the first rejection is decided wherever its answer is needed, LANES positions at a time: it
 takes less time to find it again than to wait for it. Where a decision depends on other positions (a carry, the last
-acceptance, a window), one program a request decides.
+acceptance, a window), one program a request decides. Where it depends on the mass of residuals, `prepare` says of
+which rows, and the last stage, which finds them, decides.
 
 A request is a tuple: (number, vocab_size, num_blocks, ids, stream, scalars, tables, state), with
 ids = (ids_ptr, stride), stream = (accept_ptr, stride, seed, offset), and the last three a pointer and the length of
@@ -21,8 +22,8 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET
 LANES = tl.constexpr(8)
 """Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
 
-WANTED = tl.constexpr(-1.0)
-"""In the place of a mass that is not known yet, and is needed."""
+NUM_BITS = tl.constexpr(63)
+"""Rows of a request that may be left out one by one; later ones are not."""
 
 MOST_MASS = tl.constexpr(4.0)
 """Rows with more count as not normalised."""
@@ -111,8 +112,11 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
     is_last = position == length - 1
     found = (p, q, p_max, q_max, is_best, zero + position, zero + length, is_last, zero + ids)
     for i in tl.static_range(len(CALL.scalars)):
-        scalars_ptr, size = request[5]
-        found = found + (tl.load(scalars_ptr + i * size + position, mask=inside, other=0.0, cache_modifier=".cg"),)
+        if CALL.entropy and i == CALL.entropy_scalar:
+            found = found + (target_law[3],)
+        else:
+            scalars_ptr, size = request[5]
+            found = found + (tl.load(scalars_ptr + i * size + position, mask=inside, other=0.0, cache_modifier=".cg"),)
     for i in tl.static_range(len(CALL.tables)):
         tables_ptr, size = request[6]
         found = found + (tl.load(tables_ptr + i * size + tl.minimum(position, size - 1)),)
@@ -234,70 +238,105 @@ def window(count, request, target, draft, CALL: tl.constexpr):
 
 
 @triton.jit
-def carry(count, request, target, draft, stop_ptr, CALL: tl.constexpr):
-    """Store the carry before and after every drafted position, and prepare for the masses."""
-    scalars_ptr, size = request[5]
-    scalars_ptr += CALL.carry_scalar * size
+def find_stop(count, request, target, draft, CALL: tl.constexpr):
+    """Return how many drafted tokens stand, given every scalar of every position."""
+    if CALL.stop == "first_rejection":
+        stop, _, _ = first_rejection(count, request, target, draft, CALL)
+    elif CALL.stop == "last_acceptance":
+        stop = last_acceptance(count, request, target, draft, CALL)
+    else:
+        stop = window(count, request, target, draft, CALL)
+    return stop
+
+
+@triton.jit
+def prepare(count, request, target, draft, CALL: tl.constexpr):
+    """Store the carry before and after every drafted position; return the rows that a stop or a mass may need.
+
+    They are (first, last, bits): rows first and last, and of those between the ones whose bit is set or that have none.
+    Where masses are spared, row `first` is stopped at unless a mass says otherwise: the probability of acceptance does
+    not fall as the mass grows, so what is accepted at none is accepted, and what is rejected at the largest is not.
+    """
     length = length_of(request, count)
     sound_length = length
+    first = length * 0
+    last = length if not CALL.spares_masses else first
+    bits = tl.full((), 0 if CALL.spares_masses else -1, tl.int64)
     running = tl.full((), 1.0, tl.float64)
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        _, sound, found = look(position, length, request, target, draft, CALL)
-        sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
-        for lane in tl.static_range(LANES):
-            tl.store(scalars_ptr + base + lane, running, mask=base + lane < length)
-            if CALL.carry is not None:
-                here = ()
-                for i in tl.static_range(len(found)):
-                    if i == CALL.carry_value:
-                        here = here + (running,)
-                    else:
-                        here = here + (_lane(found[i], lane),)
+        u, sound, found = look(position, length, request, target, draft, CALL)
+        before = position * 0.0 + running
+        after = before
+        if CALL.carry is not None:
+            for i in range(base, tl.minimum(base + LANES, length)):
+                before = tl.where(position >= i, running, before)
+                here = with_scalar(lane_of(found, position == i), running, CALL.carry_value)
                 running = call(CALL.carry, here, tl.float64)
-            tl.store(scalars_ptr + size + base + lane, running, mask=base + lane < length)
-    if CALL.mass_scalar >= 0:
-        tl.debug_barrier()
-        prepare_masses(length, sound_length, request, target, draft, stop_ptr, CALL)
+                after = tl.where(position >= i, running, after)
+        scalars_ptr, size = request[5]
+        here_ptr = scalars_ptr + CALL.carry_scalar * size + position
+        tl.store(here_ptr, before, mask=position < length)
+        tl.store(here_ptr + size, after, mask=position < length)
+        if CALL.mass_scalar >= 0 and not CALL.spares_masses:
+            # The last drafted token has no next row, and no program stores its mass.
+            mass_ptr = scalars_ptr + CALL.mass_scalar * size + position
+            tl.store(mass_ptr, before * 0.0, mask=position == length - 1)
+        if CALL.spares_masses:
+            found = with_scalar(with_scalar(found, before, CALL.carry_value), after, CALL.carry_value + 1)
+            least = u < call(CALL.accept, with_scalar(found, before * 0.0, CALL.mass_value), tl.float64)
+            most = u < call(CALL.accept, with_scalar(found, before * 0.0 + MOST_MASS, CALL.mass_value), tl.float64)
+            sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
+            within = position < sound_length
+            first = tl.maximum(first, tl.max(tl.where(within & least, position + 1, 0), 0))
+            wanted = within & (position < length - 1) & most & (least == 0)
+            last = tl.maximum(last, tl.max(tl.where(wanted, position + 1, 0), 0))
+            bit = tl.full((LANES,), 1, tl.int64) << tl.minimum(position + 1, NUM_BITS - 1).to(tl.int64)
+            bits += tl.sum(tl.where(wanted & (position + 1 < NUM_BITS), bit, 0), 0)
+    return first, tl.maximum(first, last), bits
 
 
 @triton.jit
-def prepare_masses(length, sound_length, request, target, draft, stop_ptr, CALL: tl.constexpr):
-    """Store `WANTED` as the mass of the next row where it decides, 0 elsewhere, and what is accepted without.
-
-    The probability of acceptance does not fall as the mass grows.
-    """
-    scalars_ptr, size = request[5]
-    scalars_ptr += CALL.mass_scalar * size
-    accepted = length * 0
-    for base in range(0, length, LANES):
-        position = base + tl.arange(0, LANES)
-        u, _, found = look(position, length, request, target, draft, CALL)
-        least = u < call(CALL.accept, with_mass(found, position * 0.0, CALL), tl.float64)
-        most = u < call(CALL.accept, with_mass(found, position * 0.0 + MOST_MASS, CALL), tl.float64)
-        sound = position < sound_length
-        wanted = sound & (position < length - 1) & most & (least == 0)
-        tl.store(scalars_ptr + position, tl.where(wanted, WANTED, 0.0), mask=position < length)
-        accepted = tl.maximum(accepted, tl.max(tl.where(sound & least, position + 1, 0), 0))
-    tl.store(stop_ptr, accepted)
+def may_matter(position, rows_wanted):
+    """Return whether a row is among those that `prepare` returned; it is from the first to the last."""
+    first, _, bits = rows_wanted
+    bit = bits >> tl.minimum(position, NUM_BITS - 1).to(tl.int64)
+    return (position == first) | (position >= NUM_BITS) | ((bit & 1) != 0)
 
 
 @triton.jit
-def with_mass(found, mass, CALL: tl.constexpr):
-    """Return the scalars with another mass of the next row."""
+def accepts(position, mass, length, request, target, draft, CALL: tl.constexpr):
+    """Return whether the token at one sound position is accepted, given the mass of the next row."""
+    position += tl.zeros((1,), tl.int32)
+    u, _, found = look(position, length, request, target, draft, CALL)
+    found = with_scalar(found, position * 0.0 + mass, CALL.mass_value)
+    return tl.sum((u < call(CALL.accept, found, tl.float64)).to(tl.int32), 0) != 0
+
+
+@triton.jit
+def with_scalar(found, scalar, at: tl.constexpr):
+    """Return the scalars with another one at one place."""
     here = ()
     for i in tl.static_range(len(found)):
-        if i == CALL.mass_value:
-            here = here + (mass.to(tl.float64),)
+        if i == at:
+            here = here + (scalar.to(tl.float64),)
         else:
             here = here + (found[i],)
     return here
 
 
 @triton.jit
-def _lane(values, lane: tl.constexpr):
-    """Return one of [LANES] values."""
-    chosen = tl.arange(0, LANES) == lane
+def lane_of(found, chosen):
+    """Return the scalars [LANES] at one lane."""
+    here = ()
+    for i in tl.static_range(len(found)):
+        here = here + (_lane(found[i], chosen),)
+    return here
+
+
+@triton.jit
+def _lane(values, chosen):
+    """Return the one of [LANES] values that is chosen."""
     if values.dtype == tl.int1:
         return tl.max((values & chosen).to(tl.int32), 0) != 0
     else:  # noqa: RET505 - a branch on what is known when compiling

@@ -2,6 +2,9 @@
 
 Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
 program to arrive scans these sums, searches one part, and writes the result.
+
+The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
+at, from the last to the first, and a row's last program to arrive decides the position before it.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals
@@ -19,37 +22,163 @@ WRITTEN = tl.constexpr(64)
 
 @triton.jit
 def emit(
-    program,
-    num_programs,
-    num_blocks,
+    grid,  # program, num_programs, num_blocks
     count,
     fault,
     request,
     target,
     draft,
-    partials_ptr,  # the request's: [num_parts] int64, [num_parts] and [3, num_programs] float32
+    prepared_ptr,
+    partials_ptr,  # of a row: [num_parts] int64, [num_parts] and [3, num_programs] float32
     counters,
     out,
-    offsets_ptr,
-    emit_ptr,
-    bonus_ptr,
+    ends,
     most,  # K
     CALL: tl.constexpr,
 ):
-    """Reduce some blocks of one request's stopping row, and finish the request if the last to do so."""
-    stop_ptr, arrived_ptr, rows_arrived_ptr, num_rows_arrived = counters
-    if CALL.decided:
-        code = tl.load(stop_ptr, cache_modifier=".cg")
+    """Reduce some blocks of the row that one request stops at, or may, and finish the request if the last to do so."""
+    stop_ptr, arrived_ptr, _, _ = counters
+    if CALL.mass_scalar >= 0:
         length = decide.length_of(request, count)
-        stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
-        passed = length
+        if CALL.decided:
+            wanted = (tl.load(prepared_ptr).to(tl.int32), tl.load(prepared_ptr + 1).to(tl.int32))
+            wanted += (tl.load(prepared_ptr + 2),)
+        else:
+            wanted = decide.prepare(count, request, target, draft, CALL)
+            tl.debug_barrier()
+        weigh_wanted(wanted, length, grid, request, target, draft, partials_ptr, counters, CALL)
+        # All arrive, those too that had nothing to read: the last one changes what they decide by.
+        if reduce.arrive(arrived_ptr, grid[1] * tl.num_programs(2)):
+            if CALL.spares_masses:
+                stop = wanted[0]
+                if stop < wanted[1]:
+                    stop = tl.maximum(stop, tl.load(stop_ptr, cache_modifier=".cg"))
+            else:
+                stop = decide.find_stop(count, request, target, draft, CALL)
+            sums_ptr = row_partials(stop, partials_ptr, grid, CALL)
+            found = load_partials(sums_ptr, grid, CALL)
+            row = reduce.open_row(stop, length, request, target, draft, CALL)
+            finish(
+                stop,
+                length,
+                length,
+                row,
+                grid,
+                count,
+                fault,
+                request,
+                target,
+                draft,
+                (sums_ptr, found),
+                counters,
+                out,
+                ends,
+                most,
+                CALL,
+            )
     else:
-        stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
+        if CALL.decided:
+            code = tl.load(stop_ptr, cache_modifier=".cg")
+            length = decide.length_of(request, count)
+            stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
+            passed = length
+        else:
+            stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
+        row = weigh_row(stop, length, grid, request, target, draft, partials_ptr, CALL)
+        if reduce.arrive(arrived_ptr, grid[1]):
+            found = load_partials(partials_ptr, grid, CALL)
+            finish(
+                stop,
+                length,
+                passed,
+                row,
+                grid,
+                count,
+                fault,
+                request,
+                target,
+                draft,
+                (partials_ptr, found),
+                counters,
+                out,
+                ends,
+                most,
+                CALL,
+            )
+
+
+@triton.jit
+def load_partials(partials_ptr, grid, CALL: tl.constexpr):
+    """Return the sums of a row's parts, int64, and the masses that programs found of the draw's weights, p and q."""
+    _, num_programs, num_blocks = grid
+    index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
+    num_parts = num_blocks * CALL.emit_parts
+    sums = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
+    place = tl.arange(0, CALL.max_emit_blocks)
+    used = place < num_programs
+    masses_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32)) + num_parts + place
+    w_masses = tl.load(masses_ptr, mask=used, other=0.0, cache_modifier=".cg")
+    if CALL.given_probs:
+        p_masses = tl.load(masses_ptr + num_programs, mask=used, other=0.0, cache_modifier=".cg")
+        q_masses = tl.load(masses_ptr + 2 * num_programs, mask=used, other=0.0, cache_modifier=".cg")
+    else:
+        p_masses = w_masses
+        q_masses = w_masses
+    return sums, w_masses, p_masses, q_masses
+
+
+@triton.jit
+def row_partials(position, partials_ptr, grid, CALL: tl.constexpr):
+    """Return where the partial results of one of a request's rows are."""
+    return partials_ptr + position.to(tl.int64) * 2 * grid[2] * (1 + CALL.emit_parts)
+
+
+@triton.jit
+def weigh_wanted(wanted, length, grid, request, target, draft, partials_ptr, counters, CALL: tl.constexpr):
+    """Reduce some blocks of the rows that `decide.prepare` found, and find a row's mass if the last to do so.
+
+    Rows go from the last to the first, in turns to the programs of a block, for the last acceptance spares the rest.
+    """
+    stop_ptr, _, rows_arrived_ptr, num_rows_arrived = counters
+    rows_arrived_ptr += 2 * (num_rows_arrived // 3)
+    first, last, _ = wanted
+    number = first * 0
+    for i in range(first, last + 1):
+        position = last + first - i
+        if decide.may_matter(position, wanted):
+            if number % tl.num_programs(2) == tl.program_id(2):
+                sums_ptr = row_partials(position, partials_ptr, grid, CALL)
+                if not accepted_beyond(position, number, stop_ptr, CALL):
+                    weigh_row(position, length, grid, request, target, draft, sums_ptr, CALL)
+                if (position > first) & (position < length):
+                    if reduce.arrive(rows_arrived_ptr + position, grid[1]):
+                        # None has left the row out unless a later one is accepted by now.
+                        if not accepted_beyond(position, number, stop_ptr, CALL):
+                            found = load_partials(sums_ptr, grid, CALL)
+                            mass = tl.sum(found[0], 0).to(tl.float64) / rows.WEIGHT_SCALE
+                            if CALL.spares_masses:
+                                if decide.accepts(position - 1, mass, length, request, target, draft, CALL):
+                                    tl.atomic_max(stop_ptr, position)
+                            else:
+                                scalars_ptr, num_positions = request[5]
+                                tl.store(scalars_ptr + CALL.mass_scalar * num_positions + position - 1, mass)
+            number += 1
+
+
+@triton.jit
+def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
+    """Return whether a row is spared, for a later one is accepted; `number` rows come before it."""
+    found = number < 0
+    if CALL.spares_rows:
+        if number > 0:
+            found = reduce.latest(stop_ptr) > position
+    return found
+
+
+@triton.jit
+def kind_of(stop, length, CALL: tl.constexpr):
+    """Return whether a row is the bonus row, its argmax is taken, that is known, and nothing is left to reduce."""
     is_bonus = stop == length
-    lane = tl.arange(0, WRITTEN)
-    # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = reduce.load_block(program, stop, stop < length, request, target, draft, CALL.emit_block, CALL)
-    row = reduce.open_row(stop, length, request, target, draft, CALL)
     takes_best = (is_bonus & (CALL.bonus == "argmax")) | ((stop < length) & (CALL.recovered == "argmax"))
     known = takes_best
     if CALL.residual is not None:
@@ -58,6 +187,19 @@ def emit(
     idle = known
     if CALL.given_probs and CALL.draws:
         idle = known & (stop < 0)
+    return is_bonus, takes_best, known, idle
+
+
+@triton.jit
+def weigh_row(stop, length, grid, request, target, draft, partials_ptr, CALL: tl.constexpr):
+    """Store the partial results of some blocks of one row; return the row."""
+    program, num_programs, num_blocks = grid
+    # The first block is on its way before the row's law is known, and each next one before this one is weighed.
+    raw = reduce.load_block(program, stop, stop < length, request, target, draft, CALL.emit_block, CALL)
+    row = reduce.open_row(stop, length, request, target, draft, CALL)
+    is_bonus, _, _, idle = kind_of(stop, length, CALL)
+    if CALL.mass_scalar >= 0:
+        idle = idle & is_bonus
     num_parts = num_blocks * CALL.emit_parts
     largest_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32))
     masses_ptr = largest_ptr + num_parts
@@ -82,48 +224,73 @@ def emit(
         if CALL.given_probs:
             tl.store(masses_ptr + num_programs + program, tl.sum(p_mass, 0))
             tl.store(masses_ptr + 2 * num_programs + program, tl.sum(q_mass, 0))
-    if reduce.arrive(arrived_ptr, num_programs):
-        # On its way while the token is found.
-        ids = decide.tokens_at(request, lane, lane < stop, -1)
-        token, row_fault, p = choose(
-            stop,
-            is_bonus,
-            takes_best,
-            known,
-            idle,
-            row,
-            request,
-            target,
-            draft,
-            partials,
-            num_blocks,
-            num_programs,
-            emit_ptr,
-            CALL,
-        )
-        if CALL.has_bonus:
-            # In the ragged layout a placeholder that ended the chain before its count has its own row.
-            if stop == (count if CALL.ragged else length):
-                token = tl.load(bonus_ptr).to(tl.int64)
-                row_fault = tl.where((token >= 0) & (token < request[1]), 0, 3)
-        if not is_bonus:
-            # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
-            own = decide.token_fault(row[0], row[1][0], row[2], request[1], CALL)
-            row_fault = tl.where(own == 0, row_fault, own)
-        fault = tl.where(fault == 0, row_fault, fault)
-        write(stop, ids, token, p, fault, request, target, out, most, CALL)
-        if CALL.counts_passed:
-            if CALL.decided:
-                _, _, passed = decide.first_rejection(count, request, target, draft, CALL)
-            tl.store(out[5], passed)
-        if not CALL.explicit:
-            tl.store(offsets_ptr, request[4][3] + 1)
-        tl.store(arrived_ptr, 0)
-        tl.store(stop_ptr, 0)
-        if CALL.counts_rows:
-            for base in range(0, num_rows_arrived, 64):
-                index = base + tl.arange(0, 64)
-                tl.store(rows_arrived_ptr + index, 0, mask=index < num_rows_arrived)
+    return row
+
+
+@triton.jit
+def finish(
+    stop,
+    length,
+    passed,
+    row,
+    grid,
+    count,
+    fault,
+    request,
+    target,
+    draft,
+    partials,  # where a row's are, and what `load_partials` returned
+    counters,
+    out,
+    ends,
+    most,
+    CALL: tl.constexpr,
+):
+    """Draw one request's token, write its result, and leave the counters as they were."""
+    stop_ptr, arrived_ptr, rows_arrived_ptr, num_rows_arrived = counters
+    offsets_ptr, emit_ptr, bonus_ptr = ends
+    is_bonus, takes_best, known, idle = kind_of(stop, length, CALL)
+    # On its way while the token is found.
+    lane = tl.arange(0, WRITTEN)
+    ids = decide.tokens_at(request, lane, lane < stop, -1)
+    token, row_fault, p = choose(
+        stop,
+        is_bonus,
+        takes_best,
+        known,
+        idle,
+        row,
+        request,
+        target,
+        draft,
+        partials,
+        grid[2],
+        emit_ptr,
+        CALL,
+    )
+    if CALL.has_bonus:
+        # In the ragged layout a placeholder that ended the chain before its count has its own row.
+        if stop == (count if CALL.ragged else length):
+            token = tl.load(bonus_ptr).to(tl.int64)
+            row_fault = tl.where((token >= 0) & (token < request[1]), 0, 3)
+    if not is_bonus:
+        # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
+        own = decide.token_fault(row[0], row[1][0], row[2], request[1], CALL)
+        row_fault = tl.where(own == 0, row_fault, own)
+    fault = tl.where(fault == 0, row_fault, fault)
+    write(stop, ids, token, p, fault, request, target, out, most, CALL)
+    if CALL.counts_passed:
+        if CALL.decided or CALL.mass_scalar >= 0:
+            _, _, passed = decide.first_rejection(count, request, target, draft, CALL)
+        tl.store(out[5], passed)
+    if not CALL.explicit:
+        tl.store(offsets_ptr, request[4][3] + 1)
+    tl.store(arrived_ptr, 0)
+    tl.store(stop_ptr, 0)
+    if CALL.counts_rows:
+        for base in range(0, num_rows_arrived, 64):
+            index = base + tl.arange(0, 64)
+            tl.store(rows_arrived_ptr + index, 0, mask=index < num_rows_arrived)
 
 
 @triton.jit
@@ -135,7 +302,10 @@ def reduce_block(block, raw, from_target, row, request, target, draft, partials,
     shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
     if CALL.recovered == "argmax":
         tl.store(largest_ptr + at, tl.max(tl.reshape(weights, shape), 1))
-    terms = (tl.reshape(rows.fixed(weights), shape), tl.reshape(weights, shape))
+    finite = weights
+    if CALL.mass_scalar >= 0:
+        finite = tl.where(weights < float("inf"), weights, 0.0)
+    terms = (tl.reshape(rows.fixed(finite), shape), tl.reshape(weights, shape))
     if CALL.given_probs:
         total, w_mass, p_mass, q_mass = tl.reduce(
             (terms[0], terms[1], tl.reshape(p, shape), tl.reshape(q, shape)), 1, _add_four
@@ -172,7 +342,6 @@ def choose(
     draft,
     partials,
     num_blocks,
-    num_programs,
     emit_ptr,
     CALL: tl.constexpr,
 ):
@@ -181,10 +350,10 @@ def choose(
     token = tl.full((), 0, tl.int64) + target_law[2]
     row_fault = tl.where(target_law[0] == target_law[0], 0, 1)
     if not idle:
-        partials_ptr, largest_ptr, masses_ptr = partials
+        partials_ptr, loaded = partials
+        sums, w_masses, p_masses, q_masses = loaded
         index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
         used = index < num_blocks * CALL.emit_parts
-        sums = tl.load(partials_ptr + index, mask=used, other=0, cache_modifier=".cg")
         total = tl.sum(sums, 0)
         from_target = is_bonus
         if CALL.residual is not None:
@@ -196,12 +365,7 @@ def choose(
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
                     sums = tl.where(index == number, tl.sum(rows.fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
-        place = tl.arange(0, CALL.max_emit_blocks)
-        arrived = place < num_programs
-        w_masses = tl.load(masses_ptr + place, mask=arrived, other=0.0, cache_modifier=".cg")
         if CALL.given_probs:
-            p_masses = tl.load(masses_ptr + num_programs + place, mask=arrived, other=0.0, cache_modifier=".cg")
-            q_masses = tl.load(masses_ptr + 2 * num_programs + place, mask=arrived, other=0.0, cache_modifier=".cg")
             w_mass, p_mass, q_mass = tl.reduce((w_masses, p_masses, q_masses), 0, _add_three)
         else:
             w_mass = tl.sum(w_masses, 0)
@@ -224,6 +388,7 @@ def choose(
         found, taken = tl.reduce((below.to(tl.int32), tl.where(below, ends, 0)), 0, _count_and_largest)
         found = tl.minimum(found, num_blocks * CALL.emit_parts - 1)
         if CALL.residual is not None and CALL.recovered == "argmax":
+            largest_ptr = (partials_ptr + num_blocks * CALL.emit_parts).to(tl.pointer_type(tl.float32))
             largest = tl.load(largest_ptr + index, mask=used, other=-1.0, cache_modifier=".cg")
             most = tl.max(largest, 0)
             if takes_best:

@@ -4,96 +4,134 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton.decide import QUANTITIES
+from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
 from acceptlib.engine.triton.kernel import Call, verify_kernel
-from acceptlib.engine.triton.plans import Rules, bound, scalars_of
-from acceptlib.engine.triton.select import WIDTH
+from acceptlib.engine.triton.plans import bound, unknown
+from acceptlib.engine.triton.rows import LAW_WORDS, WIDTH
 from acceptlib.errors import InputError
-from acceptlib.inputs import Inputs, Rows, VerifyResult
-from acceptlib.rules import ELEMENTS
+from acceptlib.inputs import Inputs, VerifyResult
 from acceptlib.workspace import Workspace
 
 BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
 
-
-class Tuning(NamedTuple):
-    """What is chosen for speed, and changes no result.
-
-    Attributes:
-        reduce_warps: Warps of a program that reduces rows.
-        emit_warps: Warps of a program of the last stage.
-        emit_block: Entries that such a program weighs at a time.
-        emit_part: Entries that are summed up apart, of which the draw searches one part.
-        loops: Whether it goes through several blocks where there are more than fill the device.
-        decides_first: Whether the stop is found before the last stage rather than by every program of it.
-        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
-            own.
-    """
-
-    reduce_warps: int
-    emit_warps: int
-    emit_block: int
-    emit_part: int
-    loops: bool
-    decides_first: bool
-    lazy: bool
-
-
 SMALL = Tuning(
-    reduce_warps=8, emit_warps=8, emit_block=2048, emit_part=512, loops=False, decides_first=False, lazy=False
+    reduce_warps=8,
+    reduce_registers=0,
+    select_registers=0,
+    emit_warps=8,
+    emit_registers=64,
+    emit_block=2048,
+    emit_part=512,
+    loops=False,
+    decides_first=False,
+    lazy=False,
 )
 """For latency: a batch that leaves the device with room to spare."""
 
 SMALL_PROBS = SMALL._replace(emit_warps=4)
 """The same from probabilities, which need no law of a row."""
 
-LARGE = Tuning(reduce_warps=4, emit_warps=4, emit_block=1024, emit_part=1024, loops=True, decides_first=True, lazy=True)
+SMALL_MASSES = SMALL._replace(emit_registers=128, loops=True, programs=200)
+"""The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
+
+LARGE = Tuning(
+    reduce_warps=8,
+    reduce_registers=0,
+    select_registers=128,
+    emit_warps=4,
+    emit_registers=64,
+    emit_block=1024,
+    emit_part=1024,
+    loops=True,
+    decides_first=True,
+    lazy=True,
+)
 """For throughput."""
 
-LARGE_BLOCKS = 512
-"""Blocks of stopping rows, BLOCK entries each, from which on a batch is large."""
+LARGE_HALF = LARGE._replace(reduce_warps=4, reduce_registers=64)
+"""The same for rows of 16-bit numbers, of which a block is half as many bytes."""
+
+LARGE_PROBS = LARGE._replace(emit_registers=0)
+"""The same from probabilities."""
+
+LARGE_MASSES = LARGE_HALF._replace(emit_registers=128, shares=2)
+"""The same where a mass decides."""
+
+MEDIUM = LARGE_HALF._replace(lazy=False)
+"""Between the two: rows are read before a stop would be known, or what is kept of them takes too long to wait for."""
+
+TUNINGS = ("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "LARGE", "LARGE_HALF", "LARGE_PROBS", "LARGE_MASSES")
+
+
+class Sizes(NamedTuple):
+    """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
+
+    Attributes:
+        medium: No longer small.
+        large: Large.
+        large_filtered: The same where rows are filtered, for which laziness takes two launches a position.
+    """
+
+    medium: int = 512
+    large: int = 1536
+    large_filtered: int = 4096
+
+
+SIZES = Sizes()
 
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage no longer starts before the one ahead of it ends: it would take that one's place."""
 
-ENOUGH_PROGRAMS = 528
-"""Programs of the last stage that fill the device."""
+ENOUGH_ROW_PROGRAMS = 1024
+"""Programs that reduce one model's rows at one position and fill the device."""
+
+MOST_ROW_BLOCKS = 4
+"""Blocks that such a program reduces, at most."""
 
 MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
-TILE = 64
+TILE = 128
 """Sub-blocks of a row that may hold what a filter keeps, for its cut to be found in registers."""
 
 SELECT_WARPS = 8
-"""Warps of a program that reduces filtered rows."""
+"""Warps of a program that finds what is kept of a row."""
 
-SELECT_REGISTERS = 64
-"""Registers of a thread of such a program. One in many of them looks for a cut, and takes what the others would not."""
+COLLECT_REGISTERS = 80
+"""Registers of a thread of a program that lists entries which a cut may be among."""
 
 MOST_REQUESTS = 65535
 """Requests of a call, at most: what a grid's second dimension holds."""
 
 ROUNDS = 8
-"""Launches at most for row sums that are found lazily."""
+"""Parts of the positions that are read one after the other where their rows take more than one launch."""
 
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
     if inputs.num_requests > MOST_REQUESTS:
         return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
-    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *scalars_of(plan), "carry"}
-    missing = sorted(plan.reads - known)
-    if missing:
-        return f"strategy {plan.name!r} reads {', '.join(missing)}, which the fused kernels do not compute yet"
-    return None
+    return unknown(plan)
 
 
-@torch.no_grad()
+def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -> Tuning:
+    """Return how to run a plan on a batch of `num_blocks` blocks of stopping rows."""
+    small = num_blocks < SIZES.medium
+    if "next_residual_mass" in plan.reads:
+        return SMALL_MASSES if small else LARGE_MASSES
+    if not target.is_logits:
+        return SMALL_PROBS if small else LARGE_PROBS
+    if small:
+        return SMALL
+    filtered = target.is_filtered or (draft is not None and draft.is_filtered)
+    if num_blocks < (SIZES.large_filtered if filtered else SIZES.large):
+        return MEDIUM
+    return LARGE if target.dtype == torch.float32 else LARGE_HALF
+
+
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
     device, num_requests, most = inputs.device, inputs.num_requests, inputs.max_num_draft_tokens
@@ -103,27 +141,34 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):  # kernels are launched on the current one
             return verify(plan, inputs)
-    target, ids, cu = inputs.target.data, inputs.draft_token_ids, inputs.cu_num_draft_tokens
-    draft = inputs.draft if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1] else None
-    rows = target if draft is None else draft.data
+    ids, cu, uniforms, rng = inputs.draft_token_ids, inputs.cu_num_draft_tokens, inputs.uniforms, inputs.rng
     ragged = cu is not None
+    target, target_arguments = open_rows(inputs.target, ragged=ragged)
+    draft, draft_arguments = None, target_arguments
+    if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1]:
+        draft, draft_arguments = open_rows(inputs.draft, ragged=ragged)
+    vocab_size = target.vocab_size
+    draft_vocab_size = vocab_size if draft is None else draft.vocab_size
     num_positions = ids.shape[0] if ragged else num_requests * most
-    num_blocks = triton.cdiv(max(target.shape[-1], rows.shape[-1]), BLOCK)
-    tuning = LARGE
-    if num_requests * num_blocks < LARGE_BLOCKS:
-        tuning = SMALL if inputs.target.is_logits else SMALL_PROBS
-    num_emit_blocks = triton.cdiv(target.shape[-1], tuning.emit_block)
+    num_blocks = -(-max(vocab_size, draft_vocab_size) // BLOCK)
+    tuning = tuning_of(plan, num_requests * num_blocks, target, draft)
+    num_emit_blocks = -(-vocab_size // tuning.emit_block)
     rules, tables = bound(plan, device)
-    call = compiled_for(
-        rules,
-        *_form(plan, inputs, draft, rows),
-        out.num_passed is not None,
-        tuning,
-        BLOCK,
-        (num_blocks - 1).bit_length(),
-        (num_emit_blocks - 1).bit_length(),
-        TILE,
+    form = Form(
+        device=device,
+        target=target,
+        draft=draft,
+        ids=ids.dtype,
+        counts=None if cu is None else cu.dtype,
+        bonus=None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
+        state=tuple(inputs.state[name].dtype == torch.bool for name in plan.traits.state),
+        has_bonus_rows=inputs.has_bonus_rows,
+        uniform_dims=uniforms.accept.ndim if uniforms else 0,
+        logprobs=inputs.logprobs,
+        counts_passed=out.num_passed is not None,
     )
+    sizes = (BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE)
+    call = compiled_for(rules, form, tuning, *sizes)
     memory = _memory(
         inputs,
         counters(num_requests, most),
@@ -131,130 +176,100 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     )
     # Enough programs to fill the device; beyond that, more blocks a program.
     blocks_per_program = min(
-        max(num_emit_blocks * num_requests // ENOUGH_PROGRAMS, 1), MOST_BLOCKS if tuning.loops else 1
+        max(num_emit_blocks * num_requests // tuning.programs, 1), MOST_BLOCKS if tuning.loops else 1
     )
-    num_programs = triton.cdiv(num_emit_blocks, blocks_per_program) if call.draws else 1
-    uniforms, rng = inputs.uniforms, inputs.rng
+    num_programs = -(-num_emit_blocks // blocks_per_program) if call.draws else 1
+    shares = 1
+    if call.mass_scalar >= 0:
+        shares = min(most + 1, max(tuning.shares, min(2, tuning.programs // (num_programs * num_requests))))
+    id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
     arguments = (
         out.output_token_ids,
         out.num_accepted,
         out.num_emitted,
         out.status,
-        out.logprobs if out.logprobs is not None else out.num_accepted,
-        out.raw_logprobs if out.raw_logprobs is not None else out.num_accepted,
-        out.num_passed if out.num_passed is not None else out.num_accepted,
+        out.logprobs,
+        out.raw_logprobs,
+        out.num_passed,
         memory.counters,
         memory.words,
-        target,
-        0 if ragged else target.stride(0),
-        target.stride(-2),
-        target.stride(-1),
-        target if inputs.target.temperature is None else inputs.target.temperature,
-        *_parameters(inputs.target),
-        rows,
-        0 if ragged else rows.stride(0),
-        rows.stride(-2),
-        rows.stride(-1),
-        target if draft is None or draft.temperature is None else draft.temperature,
-        *_parameters(draft or inputs.target),
+        *target_arguments,
+        *draft_arguments,
         ids,
-        0 if ragged else ids.stride(0),
-        ids.stride(-1),
-        cu if ragged else ids,
-        uniforms.accept if uniforms else ids,
-        uniforms.accept.stride(0) if uniforms else 0,
-        uniforms.accept.stride(-1) if uniforms else 0,
-        uniforms.emit if uniforms else ids,
-        rng.seeds if rng else ids,
-        rng.offsets if rng else ids,
-        ids if inputs.bonus_token_ids is None else inputs.bonus_token_ids,
-        tables,
+        0 if ragged else id_strides[0],
+        id_strides[-1],
+        cu,
+        uniforms.accept if uniforms else None,
+        uniform_strides[0],
+        uniform_strides[-1],
+        uniforms.emit if uniforms else None,
+        rng.seeds if rng else None,
+        rng.offsets if rng else None,
+        inputs.bonus_token_ids,
+        tables if call.tables else None,
         tables.shape[1],
-        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else tables,
+        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else None,
         num_requests,
         ids.shape[0] if ragged else 0,
         num_positions,
         most,
-        target.shape[-1],
-        rows.shape[-1],
+        vocab_size,
+        draft_vocab_size,
         num_blocks,
         num_emit_blocks,
     )
-    key = (
-        *(device, target.dtype, rows.dtype, ids.dtype, call, tuning),
-        *(_dtypes(inputs.target), None if draft is None else _dtypes(draft)),
-        None if cu is None else cu.dtype,
-        None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
-        # What Triton compiles for besides: which of these are multiples of 16, which are 1, which need 64 bits.
-        *(target.data_ptr() % 16, rows.data_ptr() % 16),
-        *(target.shape[-1], rows.shape[-1], target.stride(-1), rows.stride(-1)),
-    )
     found = stages(call, most)
     overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
+    # Likewise of the stages that go through rows.
+    blocks_each = min(max(num_requests * num_blocks // ENOUGH_ROW_PROGRAMS, 1), MOST_ROW_BLOCKS)
+    per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
     for number, (stage, first, last) in enumerate(found):
-        if stage == "emit":
-            grid, warps = (num_programs, num_requests, 1), tuning.emit_warps
-        elif first == last:
-            grid, warps = (1, num_requests, 1), 4
-        else:
-            grid, warps = (num_blocks, num_requests, last - first), tuning.reduce_warps
-            if stage == "reduce" and call.selects:
-                grid, warps = (2 * num_blocks, num_requests, last - first), SELECT_WARPS
-        launch((key, stage, number == 0, overlap), grid, warps, (*arguments, first, num_programs), call)
+        programs, warps, registers = {
+            "reduce": (call.num_reduced * per_row, tuning.reduce_warps, tuning.reduce_registers),
+            "select": (call.num_filtered, SELECT_WARPS, tuning.select_registers),
+            "collect": (call.num_collected * per_row, SELECT_WARPS, COLLECT_REGISTERS),
+            "finish": (call.num_collected, SELECT_WARPS, tuning.select_registers),
+            "sum": (num_blocks, tuning.reduce_warps, 0),
+            "decide": (1, 4, 0),
+            "emit": (num_programs, tuning.emit_warps, tuning.emit_registers),
+        }[stage]
+        grid = (programs, num_requests, shares if stage == "emit" else max(last - first, 1))
+        launch((call, stage, number == 0, overlap), grid, warps, registers, (*arguments, first, num_programs), call)
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
-        out.raw_logprobs.copy_(out.logprobs)
+        out.raw_logprobs.copy_(out.logprobs.detach())
     return out
-
-
-def _parameters(rows: Rows) -> tuple[torch.Tensor | int, ...]:
-    """Return sampling parameters but the temperature as the kernel takes them; some tensor where there is none."""
-    data, mask = rows.data, rows.bitmask
-    if rows.is_plain:
-        return data, data, data, data, 0, 0, 0, data, data, 0
-    return (
-        data if rows.top_k is None else rows.top_k,
-        data if rows.top_p is None else rows.top_p,
-        data if rows.min_p is None else rows.min_p,
-        data if mask is None else mask,
-        0 if mask is None else mask.stride(0),
-        0 if mask is None else mask.stride(-2),
-        0 if mask is None else mask.stride(-1),
-        data if rows.bias_token_ids is None else rows.bias_token_ids,
-        data if rows.bias_values is None else rows.bias_values,
-        0 if rows.bias_token_ids is None else rows.bias_token_ids.shape[1],
-    )
-
-
-def _dtypes(rows: Rows) -> tuple[torch.dtype | None, ...] | None:
-    """Return the dtypes of sampling parameters that may have several, None if there are no parameters."""
-    if rows.is_plain:
-        return None
-    given = (rows.top_k, rows.top_p, rows.min_p, rows.bias_token_ids)
-    return tuple(None if values is None else values.dtype for values in given)
 
 
 _KERNELS: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
-    key: tuple[Any, ...], grid: tuple[int, int, int], warps: int, arguments: tuple[Any, ...], call: Call
+    key: tuple[Any, ...],
+    grid: tuple[int, int, int],
+    warps: int,
+    registers: int,
+    arguments: tuple[Any, ...],
+    call: Call,
 ) -> None:
-    """Launch one stage; the first time through Triton's own dispatch, which takes several times as long."""
+    """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
+
+    Of `arguments`, None stands for a tensor that the call does not have.
+    """
     _, stage, first, overlap = key
     constants = (call, stage, first, overlap)
-    bounded = stage == "reduce" and call.selects and torch.version.hip is None
     kernel = _KERNELS.get(key)
     if kernel is not None:
         kernel[grid](*arguments, *constants)
         return
+    # A null pointer has no type to compile for, and none matters.
     _KERNELS[key] = verify_kernel[grid](
-        *arguments,
+        *(arguments[0] if argument is None else argument for argument in arguments),
         *constants,
         num_warps=warps,
         # The weights' bits are part of the specification: a contracted a * b - c would change them.
         enable_fp_fusion=False,
         **({"launch_pdl": not first} if overlap else {}),
-        **({"maxnreg": SELECT_REGISTERS} if bounded else {}),
+        **({"maxnreg": registers} if registers and torch.version.hip is None else {}),
     )
 
 
@@ -267,17 +282,18 @@ def _overlaps(device: torch.device) -> bool:
 def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
     """Return the stages of a call in order, each with the positions [first, last) of its grid, if it has any."""
     reduces = any(call.logits) or any(call.best)
-    step = -(-(most + 1) // ROUNDS) if call.lazy and reduces and call.needs_sums else most + 1
+    step = -(-(most + 1) // ROUNDS) if call.lazy and reduces and (call.needs_sums or call.selects) else most + 1
     found = []
     for first in range(0, most + 1, step):
         if reduces:
             found.append(("reduce", first, min(first + step, most + 1)))
+        if call.selects:
+            found.append(("select", first, min(first + step, most + 1)))
+        if call.num_collected:
+            found.append(("collect", first, min(first + step, most + 1)))
+            found.append(("finish", first, min(first + step, most + 1)))
         if call.needs_sums and first < most:
             found.append(("sum", first, min(first + step, most)))
-    if most and call.carry_scalar >= 0:
-        found.append(("carry", 0, 0))
-        if call.mass_scalar >= 0 and most > 1:
-            found.append(("mass", 1, most))
     if call.decided and not call.lazy:
         found.append(("decide", 0, 0))
     return [*found, ("emit", 0, 0)]
@@ -286,14 +302,14 @@ def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
 def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
     """Return how many 64-bit words of its workspace a call uses."""
     partials = 2 * (2 * num_positions + num_requests)
-    planes = len(call.sums) + call.top_k + (call.mass_scalar >= 0)
-    per_position = planes * num_blocks + len(call.scalars)
-    cut_words = 4 + call.tile * WIDTH.value // 2 + num_blocks * (call.block // WIDTH.value // 2)
+    per_position = (len(call.sums) + call.top_k) * num_blocks + len(call.scalars)
+    cut_words = LAW_WORDS.value + call.tile * WIDTH.value // 2 + num_blocks * (call.block // WIDTH.value // 2)
     num_rows = num_positions + num_requests
     cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
-    raw = 2 * call.raw * num_rows * num_blocks
-    per_request = 2 * num_emit_blocks * (1 + call.emit_parts) + len(call.state)
-    return partials * num_blocks + per_position * num_positions + per_request * num_requests + cuts + raw
+    extra = call.extra_words * num_rows * num_blocks
+    own = 2 * num_emit_blocks * (1 + call.emit_parts) * (num_rows if call.mass_scalar >= 0 else num_requests)
+    per_request = 3 * (call.mass_scalar >= 0) + len(call.state)
+    return partials * num_blocks + per_position * num_positions + own + per_request * num_requests + cuts + extra
 
 
 def counters(num_requests: int, most: int) -> int:
@@ -304,12 +320,25 @@ def counters(num_requests: int, most: int) -> int:
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
     """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
     rules, _ = bound(plan, device)
-    pairs = {name: (True, True) for name, kind in Call.__annotations__.items() if kind == tuple[bool, bool]}
-    form = {**dict.fromkeys(FORM, True), **pairs, "state": (True,) * len(plan.traits.state)}  # of what needs most
-    num_blocks, num_words = triton.cdiv(vocab_size, BLOCK), 0
-    for tuning in (SMALL, SMALL_PROBS, LARGE):
-        call = compiled_for(rules, *(form[name] for name in FORM), tuning, BLOCK, 0, 0, TILE)
-        num_emit_blocks = triton.cdiv(vocab_size, tuning.emit_block)
+    given = dict.fromkeys(PARAMETERS, torch.float32)
+    rows = Model(torch.float32, address=0, vocab_size=vocab_size, stride=1, aligned=True, is_logits=True, **given)
+    form = Form(  # of what needs most
+        device=device,
+        target=rows,
+        draft=rows,
+        ids=torch.int64,
+        counts=torch.int64,
+        bonus=torch.int64,
+        state=(True,) * len(plan.traits.state),
+        has_bonus_rows=True,
+        uniform_dims=2,
+        logprobs=True,
+        counts_passed=True,
+    )
+    num_blocks, num_words = -(-vocab_size // BLOCK), 0
+    for tuning in map(globals().__getitem__, TUNINGS):
+        call = compiled_for(rules, form, tuning, BLOCK, 0, 0, TILE)
+        num_emit_blocks = -(-vocab_size // tuning.emit_block)
         num_words = max(num_words, words(call, num_requests, num_requests * most, num_blocks, num_emit_blocks))
     return Workspace.allocate(counters(num_requests, most), num_words, device)
 
@@ -342,88 +371,9 @@ def _scratch(device: torch.device, stream: int, counters_bits: int, words_bits: 
     return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
 
 
-def _form(plan: Plan, inputs: Inputs, draft: Rows | None, rows: torch.Tensor) -> tuple[Any, ...]:
-    """Return what of a call's form the kernel is compiled for: ragged and what follows in `Call`, up to `best`."""
-    uniforms, traits = inputs.uniforms, plan.traits
-    target = inputs.target
-    strides = (*target.data.stride()[:-1], *rows.stride()[:-1])
-    return (
-        inputs.cu_num_draft_tokens is not None,
-        draft is not None,
-        inputs.bonus_token_ids is not None,
-        inputs.has_bonus_rows,
-        uniforms is not None,
-        uniforms is not None and uniforms.accept.ndim == 1,
-        inputs.logprobs,
-        inputs.logprobs and not target.is_plain,
-        all(stride % 16 == 0 for stride in strides),
-        (target.is_logits, draft is not None and draft.is_logits),
-        *(
-            (getattr(target, name) is not None, draft is not None and getattr(draft, name) is not None)
-            for name in ("temperature", "top_k", "top_p", "min_p", "bitmask", "bias_token_ids")
-        ),
-        (
-            "is_target_argmax" in plan.reads
-            or "argmax" in {traits.recovered, traits.bonus}
-            or ("target_max_prob" in plan.reads and not target.is_logits),
-            draft is not None and "draft_max_prob" in plan.reads and not draft.is_logits,
-        ),
-        tuple(inputs.state[name].dtype == torch.bool for name in traits.state),
-    )
-
-
 def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
     """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
     stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
     for row, values in zip(stacked, state, strict=True):
-        row.copy_(values)
+        row.copy_(values.detach())
     return stacked
-
-
-FORM = (
-    "ragged",
-    "has_draft",
-    "has_bonus",
-    "has_bonus_rows",
-    "explicit",
-    "flat_uniforms",
-    "logprobs",
-    "raw",
-    "aligned",
-    "logits",
-    "temperature",
-    "top_ks",
-    "top_ps",
-    "min_ps",
-    "masked",
-    "biased",
-    "best",
-    "state",
-    "counts_passed",
-)
-
-
-@functools.lru_cache(maxsize=1024)
-def compiled_for(rules: Rules, *form: Any) -> Call:
-    """Return what the kernel is compiled for, the same object for the same call."""
-    *form, tuning, block, blocks_bits, emit_blocks_bits, tile = form
-    given = dict(zip(FORM, form, strict=True))
-    # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
-    reads_rows = any(given["logits"]) or any(given["best"]) or rules["needs_sums"]
-    leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not given["counts_passed"]
-    filtered = any(map(any, (given["top_ks"], given["top_ps"], given["min_ps"])))
-    return Call(
-        **rules,
-        **given,
-        # A search for a cut is long: programs do not enter it on a stop that may have moved.
-        lazy=tuning.lazy and reads_rows and leaves_rows_out and not filtered,
-        decided=tuning.decides_first or rules["stop"] != "first_rejection",
-        block=block,
-        max_blocks=1 << blocks_bits,
-        loops=tuning.loops,
-        emit_block=tuning.emit_block,
-        emit_part=tuning.emit_part,
-        max_emit_blocks=1 << emit_blocks_bits,
-        tile=tile if filtered else 0,
-        max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,
-    )

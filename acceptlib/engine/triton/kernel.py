@@ -1,11 +1,13 @@
 """The kernel: one entry, whose stages run one after the other as a call needs them.
 
-    reduce    what the laws of rows need, for logits and for the argmax; what top-k, top-p and min-p keep
+    reduce    what the laws of rows need, for logits and for the argmax
+    select    what top-k, top-p and min-p keep of rows
+    collect   the entries that a cut is among where top-p keeps many
+    finish    what is kept of these rows
     sum       row sums and entropies of the strategy's own
-    carry     the running scalar, position by position
-    mass      the mass of the residual of each next row
-    decide    where to stop, if it depends on later positions
-    emit      the decision of strategies that stop at the first rejection, and the draw
+    decide    the running scalar, position by position, and where to stop; or which rows may be stopped at, where that
+              depends on a residual's mass
+    emit      the draw; the mass, and the decision where it is not made before
 
 From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a
 request.
@@ -14,6 +16,7 @@ request.
 # ruff: noqa: N803 - kernels; their constants are in capitals
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import triton
@@ -23,10 +26,12 @@ from acceptlib.engine.triton import decide, emit, reduce, rows, select
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
     """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
 
+    There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
+    `entropy` says whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
     Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
     """
 
@@ -54,8 +59,8 @@ class Call:
     mass_scalar: int
     mass_value: int
     flags_scalar: int
-    sums_scalar: int
-    needs_sums: bool
+    entropy_scalar: int
+    top_scalar: int
     ragged: bool
     has_draft: bool
     has_bonus: bool
@@ -64,6 +69,7 @@ class Call:
     flat_uniforms: bool
     logprobs: bool
     raw: bool
+    entropy: bool
     aligned: bool
     logits: tuple[bool, bool]
     temperature: tuple[bool, bool]
@@ -85,22 +91,53 @@ class Call:
     tile: int
     max_sub_blocks: int
 
-    @property
+    @cached_property
     def filtered(self) -> tuple[bool, bool]:
         """Whether a model's rows have a top-k, top-p or min-p."""
         target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
         return target, draft
 
-    @property
+    @cached_property
     def selects(self) -> bool:
         """Whether some rows are filtered."""
         return any(self.filtered)
 
+    @cached_property
+    def num_filtered(self) -> int:
+        """The number of models whose rows are filtered."""
+        return sum(self.filtered)
+
+    @cached_property
+    def collects(self) -> tuple[bool, bool]:
+        """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
+        target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
+        return target, draft
+
+    @cached_property
+    def num_collected(self) -> int:
+        """The number of models of whose rows it may."""
+        return sum(self.collects)
+
     @property
-    def num_reduced(self) -> int:
-        """The number of models whose rows are reduced."""
+    def reduces(self) -> tuple[bool, bool]:
+        """Whether laws or argmaxes of a model's rows are found."""
         target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
-        return int(target) + int(draft and self.has_draft)
+        return target, draft and self.has_draft
+
+    @cached_property
+    def num_reduced(self) -> int:
+        """The number of models of which they are."""
+        return sum(self.reduces)
+
+    @property
+    def extra_words(self) -> int:
+        """Words for each block of the target's rows, beyond those that each model's rows have."""
+        return 2 * self.raw + self.entropy
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether some quantity needs rows after their laws are known."""
+        return bool(self.sums) or self.top_k > 0
 
     @property
     def emit_parts(self) -> int:
@@ -110,9 +147,14 @@ class Call:
     @property
     def spares_masses(self) -> bool:
         """Whether no mass is needed before a position that is accepted."""
-        return self.stop == "last_acceptance" and not self.counts_passed
+        return self.mass_scalar >= 0 and self.stop == "last_acceptance" and not self.counts_passed
 
     @property
+    def spares_rows(self) -> bool:
+        """Whether programs leave rows out as later positions are accepted."""
+        return self.spares_masses and self.decided
+
+    @cached_property
     def draws(self) -> bool:
         """Whether any token is drawn, or taken from a residual."""
         return self.residual is not None or "sample" in {self.recovered, self.bonus}
@@ -234,34 +276,33 @@ def verify_kernel(
     FIRST: tl.constexpr,  # whether no stage comes before
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
-    """Run one stage for one request."""
+    """Run one stage for one request. Pointers to what the call does not have are null."""
     program = tl.program_id(0)
     number = tl.program_id(1).to(tl.int64)
     position = first_position + tl.program_id(2)
-    if STAGE == "mass":  # later rows first: their decisions may spare those before
-        position = max_num_draft_tokens - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
 
-    # The workspace: both models' partial results, scalars of positions, partial sums of positions, of requests; cuts of
-    # both models' rows, and partial results of the target's rows as they are given.
+    # The workspace: both models' partial results, scalars of positions, partial sums of positions, of requests or all
+    # their rows, what `decide.prepare` finds; cuts of both models' rows, and what else is reduced of the target's rows.
     num_rows = (num_positions + num_requests).to(tl.int64)
     draft_partials_ptr = workspace_ptr + 2 * num_rows * num_blocks
     scalars_ptr = draft_partials_ptr + 2 * num_positions.to(tl.int64) * num_blocks
     sums_ptr = scalars_ptr + len(CALL.scalars) * num_positions.to(tl.int64)
-    own_ptr = (
-        sums_ptr + (len(CALL.sums) + CALL.top_k + (CALL.mass_scalar >= 0)) * num_positions.to(tl.int64) * num_blocks
-    )
-    cuts_ptr = own_ptr + num_requests.to(tl.int64) * 2 * num_emit_blocks * (1 + CALL.emit_parts)
-    cut_words = 4 + CALL.tile * select.WIDTH // 2 + num_blocks * (CALL.block // select.WIDTH // 2)
+    own_ptr = sums_ptr + (len(CALL.sums) + CALL.top_k) * num_positions.to(tl.int64) * num_blocks
+    own_words = 2 * num_emit_blocks * (1 + CALL.emit_parts)
+    prepared_ptr = own_ptr + (num_rows if CALL.mass_scalar >= 0 else num_requests.to(tl.int64)) * own_words
+    cuts_ptr = prepared_ptr + (3 * num_requests if CALL.mass_scalar >= 0 else 0)
+    cut_words = rows.LAW_WORDS + CALL.tile * rows.WIDTH // 2 + num_blocks * (CALL.block // rows.WIDTH // 2)
     draft_cuts_ptr = cuts_ptr
     if CALL.filtered[TARGET]:
         draft_cuts_ptr += num_rows * cut_words
-    raw_ptr = draft_cuts_ptr
+    extra_ptr = draft_cuts_ptr
     if CALL.filtered[DRAFT]:
-        raw_ptr += num_positions.to(tl.int64) * cut_words
-    own_ptr += number * 2 * num_emit_blocks * (1 + CALL.emit_parts)
+        extra_ptr += num_positions.to(tl.int64) * cut_words
+    own_ptr += (start + number if CALL.mass_scalar >= 0 else number) * own_words
+    prepared_ptr += 3 * number
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
     target, target_fault = rows.open_model(
@@ -292,7 +333,7 @@ def verify_kernel(
         ),
         cuts_ptr,
         cut_words,
-        raw_ptr,
+        extra_ptr,
         vocab_size,
         CALL,
         TARGET,
@@ -325,7 +366,7 @@ def verify_kernel(
         ),
         draft_cuts_ptr,
         cut_words,
-        raw_ptr,
+        extra_ptr,
         vocab_size,
         CALL,
         DRAFT,
@@ -359,26 +400,26 @@ def verify_kernel(
     arrived_ptr = counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1)
     partials = (sums_ptr + start * num_blocks, num_positions.to(tl.int64) * num_blocks)
     if STAGE == "reduce":
-        if CALL.selects:
-            select.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
-        else:
-            reduce.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        reduce.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+    elif STAGE == "select":
+        select.select_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+    elif STAGE == "collect":
+        select.collect_rows(position, count, program, request, target, draft, stop_ptr, CALL)
+    elif STAGE == "finish":
+        select.finish_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "sum":
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
-    elif STAGE == "carry":
-        decide.carry(count, request, target, draft, stop_ptr, CALL)
-    elif STAGE == "mass":
-        arrived_ptr += 2 * (max_num_draft_tokens + 1)
-        reduce.sum_residual(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "decide":
-        if CALL.stop == "first_rejection":
-            stop, _, _ = decide.first_rejection(count, request, target, draft, CALL)
-        elif CALL.stop == "last_acceptance":
-            stop = decide.last_acceptance(count, request, target, draft, CALL)
+        if CALL.carry_scalar >= 0:
+            first, last, bits = decide.prepare(count, request, target, draft, CALL)
+            tl.debug_barrier()
+        if CALL.mass_scalar >= 0:
+            tl.store(prepared_ptr, first)
+            tl.store(prepared_ptr + 1, last)
+            tl.store(prepared_ptr + 2, bits)
         else:
-            stop = decide.window(count, request, target, draft, CALL)
-        tl.store(stop_ptr, decide.coded(stop))
+            tl.store(stop_ptr, decide.coded(decide.find_stop(count, request, target, draft, CALL)))
     else:
         row = number * (max_num_draft_tokens + 1)
         out = (
@@ -392,20 +433,17 @@ def verify_kernel(
         )
         counters = (stop_ptr, counters_ptr + number, arrived_ptr, 3 * (max_num_draft_tokens + 1))
         emit.emit(
-            program,
-            num_programs,
-            num_emit_blocks,
+            (program, num_programs, num_emit_blocks),
             count,
             fault,
             request,
             target,
             draft,
+            prepared_ptr,
             own_ptr,
             counters,
             out,
-            offsets_ptr + number,
-            emit_ptr + number,
-            bonus_ptr + number,
+            (offsets_ptr + number, emit_ptr + number, bonus_ptr + number),
             max_num_draft_tokens,
             CALL,
         )

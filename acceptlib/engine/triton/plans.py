@@ -1,13 +1,22 @@
 """What of a plan the kernel is compiled for: its rules as Triton functions, and what they read."""
 
+import functools
 from typing import Any
 
 import torch
 
+from acceptlib import ops
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
-from acceptlib.rules import ELEMENTS, Rule
+from acceptlib.ops import Value
+from acceptlib.rules import ELEMENTS, Rule, row_sum
+
+
+@row_sum
+def target_entropy(p: Value) -> Value:
+    """Sum to the entropy of the target's row in nats, for rows whose law comes without it."""
+    return ops.where(p > 0, -p * ops.log(p), 0.0)
 
 
 class Rules(dict[str, Any]):
@@ -22,7 +31,7 @@ class Rules(dict[str, Any]):
 
 def scalars_of(plan: Plan) -> list[str]:
     """Return the names of the scalars [N] float64 that stages leave in the workspace, in their order."""
-    names = [*plan.used_row_sums]
+    names = [*_sums(plan)]
     if "target_top_entropy" in plan.reads:
         names.append("target_top_entropy")
     if plan.carry is not None or "next_residual_mass" in plan.reads:
@@ -34,19 +43,28 @@ def scalars_of(plan: Plan) -> list[str]:
     return names
 
 
-_BOUND: dict[tuple[int, torch.device], tuple[Plan, Rules, torch.Tensor]] = {}
+def _sums(plan: Plan) -> dict[str, Rule]:
+    """Return row sums by name, with the entropy as the last if it is read."""
+    return {**plan.used_row_sums, **({"target_entropy": target_entropy} if "target_entropy" in plan.reads else {})}
 
 
+@functools.cache
+def unknown(plan: Plan) -> str | None:
+    """Return why the kernels cannot run a plan, or None if they can."""
+    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *scalars_of(plan), "carry"}
+    missing = sorted(plan.reads - known)
+    if missing:
+        return f"strategy {plan.name!r} reads {', '.join(missing)}, which the fused kernels do not compute yet"
+    return None
+
+
+@functools.cache
 def bound(plan: Plan, device: torch.device) -> tuple[Rules, torch.Tensor]:
     """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
-    key = (id(plan), device)
-    if key not in _BOUND:
-        tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
-        size = max((len(value) for value in tuples.values()), default=0) + 1
-        table = [[*value, *[0.0] * (size - len(value))] for value in tuples.values()] or [[0.0]]
-        # The plan is kept with its entry, so that its id stays its own.
-        _BOUND[key] = (plan, _bind_rules(plan, tuple(tuples)), torch.tensor(table, dtype=torch.float64, device=device))
-    return _BOUND[key][1:]
+    tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
+    size = max((len(value) for value in tuples.values()), default=0) + 1
+    table = [[*value, *[0.0] * (size - len(value))] for value in tuples.values()] or [[0.0]]
+    return _bind_rules(plan, tuple(tuples)), torch.tensor(table, dtype=torch.float64, device=device)
 
 
 def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
@@ -73,7 +91,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
         carry=bind_if(plan.carry, names("before")),
         forgive=bind_if(plan.forgive, names("after")),
         residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
-        sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in plan.used_row_sums.values()),
+        sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in _sums(plan).values()),
         top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
         window=traits.window,
         stop=traits.stop,
@@ -92,6 +110,6 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
         mass_scalar=at("next_residual_mass"),
         mass_value=len(QUANTITIES) + at("next_residual_mass"),
         flags_scalar=at("flags"),
-        sums_scalar=0,
-        needs_sums=bool(plan.used_row_sums) or "target_top_entropy" in plan.reads,
+        entropy_scalar=at("target_entropy"),
+        top_scalar=at("target_top_entropy"),
     )

@@ -24,25 +24,48 @@ THREADS = tl.constexpr(256)
 
 
 @triton.jit
-def reduce_rows(position, count, block, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
-    """Find what the laws of the rows at one position need of one block; decide the position if the last to do so."""
+def reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
+    """Find what the law of one row at a position needs of some blocks; decide the position if the last to do so.
+
+    Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
+    room for half as many.
+    """
     if needed(position, position <= count, stop_ptr, CALL):
-        num_blocks = request[2]
-        entry = block * CALL.block + tl.arange(0, CALL.block)
-        # Both rows are on their way before either is reduced.
-        x = rows.load(target, position, entry, position <= count, float("-inf"), CALL, TARGET)
-        if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
-            y = rows.load(draft, position, entry, position < count, float("-inf"), CALL, DRAFT)
-            if not CALL.logits[DRAFT]:
-                y = tl.where(y > 0, y, 0.0)  # NaN counts as 0
-            rows.reduce_block(y, entry, draft, position, block, num_blocks, position < count, CALL, DRAFT)
-        if CALL.logits[TARGET] or CALL.best[TARGET]:
-            rows.reduce_block(x, entry, target, position, block, num_blocks, position <= count, CALL, TARGET)
-        if CALL.raw:
-            rows.reduce_raw(x, entry, target, position, block, num_blocks, position <= count, CALL)
-        if CALL.lazy and not CALL.needs_sums:
-            if arrive(arrived_ptr + position, num_blocks):
+        step = tl.num_programs(0) // CALL.num_reduced
+        if CALL.reduces[TARGET]:
+            if program < step:
+                reduce_row(position, position <= count, program, step, request, target, CALL, TARGET)
+        if CALL.reduces[DRAFT]:
+            first = program - (tl.num_programs(0) - step)
+            if first >= 0:
+                reduce_row(position, position < count, first, step, request, draft, CALL, DRAFT)
+        if CALL.lazy and not CALL.needs_sums and not CALL.selects:
+            if arrive(arrived_ptr + position, tl.num_programs(0)):
                 settle(position, count, request, target, draft, stop_ptr, CALL)
+
+
+@triton.jit
+def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find what the law of one row needs of every `step`th block from the first on."""
+    if CALL.loops:
+        for block in range(first, request[2], step):
+            reduce_block(position, exists, block, request, model, CALL, MODEL)
+    else:
+        reduce_block(position, exists, first, request, model, CALL, MODEL)
+
+
+@triton.jit
+def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find what the law of one row needs of one block."""
+    num_blocks = request[2]
+    entry = block * CALL.block + tl.arange(0, CALL.block)
+    start = block * CALL.block
+    x = rows.load_block(model, position, start, CALL.block, exists, exists, float("-inf"), CALL, MODEL)
+    if MODEL == DRAFT and not CALL.logits[DRAFT]:
+        x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
+    rows.reduce_block(x, entry, model, position, block, num_blocks, exists, CALL, MODEL)
+    if CALL.raw and MODEL == TARGET:
+        rows.reduce_raw(x, entry, model, position, block, num_blocks, exists, CALL)
 
 
 @triton.jit
@@ -72,55 +95,17 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
         if arrive(arrived_ptr + position, num_blocks):
             index = tl.arange(0, CALL.max_blocks)
             scalars_ptr, num_positions = request[5]
-            scalars_ptr += CALL.sums_scalar * num_positions + position
+            scalars_ptr += position
             for i in tl.static_range(len(CALL.sums)):
                 part = partials_ptr + i * size + index
                 total = tl.sum(tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg"), 0)
                 tl.store(scalars_ptr + i * num_positions, total.to(tl.float64) / ROW_SUM_SCALE)
             if CALL.top_k:
                 entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)
-                tl.store(scalars_ptr + len(CALL.sums) * num_positions, entropy)
+                tl.store(scalars_ptr + CALL.top_scalar * num_positions, entropy)
             if CALL.lazy:
                 tl.debug_barrier()
                 settle(position, count, request, target, draft, stop_ptr, CALL)
-
-
-@triton.jit
-def sum_residual(position, count, block, request, target, draft, partials, stop_ptr, arrived_ptr, CALL: tl.constexpr):
-    """Add up the residual at one position over one block; store the mass for the position before, if the last.
-
-    Only where that position is not decided yet, and no later one is accepted: the last acceptance is what counts.
-    """
-    scalars_ptr, num_positions = request[5]
-    scalars_ptr += CALL.mass_scalar * num_positions + position - 1
-    open_yet = (position > 0) & (position < count)
-    if open_yet:
-        open_yet = tl.load(scalars_ptr) == decide.WANTED
-        if CALL.spares_masses:
-            open_yet = open_yet & (latest(stop_ptr) < position)
-    if open_yet:
-        num_blocks = request[2]
-        partials_ptr = partials[0] + position.to(tl.int64) * num_blocks
-        length = decide.length_of(request, count)
-        raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
-        row = open_row(position, length, request, target, draft, CALL)
-        entry, p, q, is_drafted = elements(raw, row, target, draft, CALL)
-        weights = p
-        if CALL.residual is not None:
-            numbers = (p, q, is_drafted) + as_rows(row[1])
-            weights = call(CALL.residual, numbers, tl.float32)
-        weights = tl.where((weights > 0) & (weights < float("inf")) & (entry < request[1]), weights, 0.0)
-        tl.store(partials_ptr + block, tl.sum(rows.fixed(weights), 0))
-        if arrive(arrived_ptr + position, num_blocks):
-            index = tl.arange(0, CALL.max_blocks)
-            parts = tl.load(partials_ptr + index, mask=index < num_blocks, other=0, cache_modifier=".cg")
-            tl.store(scalars_ptr, tl.sum(parts, 0).to(tl.float64) / rows.WEIGHT_SCALE)
-            if CALL.spares_masses:
-                tl.debug_barrier()
-                before = tl.zeros((1,), tl.int32) + position - 1
-                accepted, _, _ = decide.judge(before, length, request, target, draft, CALL)
-                if tl.sum(accepted.to(tl.int32), 0) != 0:
-                    tl.atomic_max(stop_ptr, position)
 
 
 @triton.jit
@@ -198,18 +183,19 @@ def open_row(position, length, request, target, draft, CALL: tl.constexpr):
 def load_block(block, position, drafted, request, target, draft, BLOCK: tl.constexpr, CALL: tl.constexpr):
     """Return entry numbers and a block of both rows as they are given, [BLOCK]; 0 beyond them and where not needed."""
     entry = block * BLOCK + tl.arange(0, BLOCK)
-    inside = entry < request[1]
     # A greedy row is known without reading it.
-    read = inside
+    wanted = position >= 0
     if CALL.temperature[TARGET]:
-        read = inside & (tl.zeros(entry.shape, tl.float32) + target[4] > 0)
-    x = rows.load(target, position, entry, read, 0.0, CALL, TARGET)
+        wanted = target[4] > 0
+    read = entry < tl.where(wanted, request[1], 0)
+    x = rows.load_block(target, position, block * BLOCK, BLOCK, read, wanted, 0.0, CALL, TARGET)
     y = x
     if CALL.has_draft:
-        read = inside & (tl.zeros_like(entry) + drafted.to(tl.int32) != 0)
+        wanted = drafted
         if CALL.temperature[DRAFT]:
-            read = read & (tl.zeros(entry.shape, tl.float32) + draft[4] > 0)
-        y = rows.load(draft, position, entry, read, 0.0, CALL, DRAFT)
+            wanted = wanted & (draft[4] > 0)
+        read = entry < tl.where(wanted, request[1], 0)
+        y = rows.load_block(draft, position, block * BLOCK, BLOCK, read, wanted, 0.0, CALL, DRAFT)
     return entry, x, y
 
 

@@ -1,14 +1,15 @@
 """Rows inside the kernels: where a request's rows are, their law, and their entries as probabilities.
 
-From logits, a row's law is its maximum, its normaliser and, where asked for, its argmax. The maximum and the sum of
-exponentials of every block of the row are found first; whoever needs the law combines them. All sums are integers, so
-neither the layout of a program nor the order of blocks changes a bit of the law.
+From logits, a row's law is its maximum, its normaliser and, where asked for, its argmax and its entropy. The maximum
+and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. All sums are
+integers, so neither the layout of a program nor the order of blocks changes a bit of the law.
 
 `CALL.logits`, `CALL.temperature` and `CALL.best` hold what is known of each model's rows when compiling, at `TARGET`
 and `DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr,
 rows_here, constraints, filters), its pointers at the request's first row and `rows_here` its number of rows, with
 constraints = (mask_ptr, row_stride, stride, bias_ids_ptr, bias_values_ptr, num_biases), and
-filters = (top_k_ptr, top_p_ptr, min_p_ptr, cuts_ptr, cut_words, raw_ptr).
+filters = (top_k_ptr, top_p_ptr, min_p_ptr, cuts_ptr, cut_words, extra_ptr), the last for what is reduced of the target
+alone: the sum and the maximum of a row as it is given (`CALL.raw`), and what its entropy needs (`CALL.entropy`).
 
 A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores the law as it is here,
 (maximum, normaliser, argmax, cut, first_id). An entry above the cut is kept, and one that equals it from an id on.
@@ -22,12 +23,26 @@ import triton.language as tl
 TARGET = tl.constexpr(0)
 DRAFT = tl.constexpr(1)
 
+RUN = tl.constexpr(4)
+"""Entries of a block that share a word of the mask: what a thread holds next to each other."""
+
 FEW = tl.constexpr(32)
 """Ids of a bias that are looked at together."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SUM_SCALE = tl.constexpr(17592186044416.0)
 """2^44, of exponentials relative to their block's maximum: a row of 2^18 sums to less than 2^63."""
+
+WIDTH = tl.constexpr(32)
+"""Entries of a sub-block, of which filtered rows keep the largest."""
+
+LAW_WORDS = tl.constexpr(8)
+"""Words of the law of a filtered row."""
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+NEGLIGIBLE = tl.constexpr(256.0)
+"""Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
 
 HALF = tl.constexpr(262144.0)
 """2^18."""
@@ -72,7 +87,7 @@ def open_model(
     parameters,  # as `verify_kernel` takes them
     cuts_ptr,  # int64 words, `cut_words` for each row
     cut_words,
-    raw_ptr,  # int64 words, 2 for each block of each row
+    extra_ptr,  # int64 words, `CALL.extra_words` for each block of each row
     vocab_size,
     CALL: tl.constexpr,
     MODEL: tl.constexpr,
@@ -119,7 +134,7 @@ def open_model(
         min_p_ptr + request,
         cuts_ptr + first * cut_words,
         cut_words,
-        raw_ptr + first * 2 * num_blocks,
+        extra_ptr + first * CALL.extra_words * num_blocks,
     )
     maxima_ptr = (partials_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.float32))
     best_ptr = (maxima_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.int32))
@@ -143,35 +158,62 @@ def open_model(
 def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return entries of rows after bias and mask, float32; positions and entries broadcast."""
     x = load_raw(model, position, entry, mask, other, CALL)
-    return constrain(x, model, position, entry, mask, CALL, MODEL)
+    if CALL.biased[MODEL]:
+        x = add_biases(x, model, entry, mask)
+    if CALL.masked[MODEL]:
+        mask_ptr, row_stride, stride, _, _, _ = model[9]
+        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
+        if not CALL.has_bonus_rows:
+            inside = inside & (position < model[8])
+        word_ptr = mask_ptr + position.to(tl.int64) * row_stride + (entry >> 5) * stride
+        words = tl.load(word_ptr, mask=inside, other=-1)
+        x = tl.where(((words >> (entry & 31).to(tl.int32)) & 1) == 0, float("-inf"), x)
+    return x
 
 
 @triton.jit
-def constrain(x, model, position, entry, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return loaded entries after bias and mask."""
-    mask_ptr, row_stride, stride, ids_ptr, values_ptr, num_biases = model[9]
-    if CALL.biased[MODEL] or CALL.masked[MODEL]:
-        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
-        if CALL.biased[MODEL]:
-            first = entry
-            last = entry
-            if len(entry.shape) > 0:
-                first = tl.min(entry)
-                last = tl.max(entry)
-            for base in range(0, num_biases, FEW):
-                index = base + tl.arange(0, FEW)
-                ids = tl.load(ids_ptr + index, mask=index < num_biases, other=-1)
-                if tl.sum(((ids >= first) & (ids <= last)).to(tl.int32), 0) > 0:
-                    for i in range(base, tl.minimum(base + FEW, num_biases)):
-                        token = tl.load(ids_ptr + i)
-                        if (token >= first) & (token <= last):
-                            x = tl.where(inside & (entry == token), x + tl.load(values_ptr + i), x)
-        if CALL.masked[MODEL]:
-            if not CALL.has_bonus_rows:
-                inside = inside & (position < model[8])
-            word_ptr = mask_ptr + position.to(tl.int64) * row_stride + (entry >> 5) * stride
-            words = tl.load(word_ptr, mask=inside, other=-1)
-            x = tl.where(((words >> (entry & 31).to(tl.int32)) & 1) == 0, float("-inf"), x)
+def load_block(
+    model, position, start, SIZE: tl.constexpr, mask, exists, other, CALL: tl.constexpr, MODEL: tl.constexpr
+):
+    """Return SIZE entries of a row from one on, a multiple of RUN, after bias and mask, float32.
+
+    They are `other` where `mask`, of entries, is not set; a scalar says whether any is.
+    """
+    entry = start + tl.arange(0, SIZE)
+    x = load_raw(model, position, entry, mask, other, CALL)
+    if CALL.biased[MODEL]:
+        x = add_biases(x, model, entry, mask)
+    if CALL.masked[MODEL]:
+        mask_ptr, row_stride, stride, _, _, _ = model[9]
+        first = start + RUN * tl.arange(0, SIZE // RUN)
+        inside = first < tl.where(exists, model[3], 0)
+        if not CALL.has_bonus_rows:
+            inside = first < tl.where(exists & (position < model[8]), model[3], 0)
+        word_ptr = mask_ptr + position.to(tl.int64) * row_stride + (first >> 5) * stride
+        words = tl.load(word_ptr, mask=inside, other=-1) >> (first & 31)
+        bits = (words[:, None] >> tl.arange(0, RUN)[None, :]) & 1
+        x = tl.where(tl.reshape(bits, [SIZE]) == 0, float("-inf"), x)
+    return x
+
+
+@triton.jit
+def add_biases(x, model, entry, mask):
+    """Return loaded entries after the bias."""
+    _, _, _, ids_ptr, values_ptr, num_biases = model[9]
+    inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
+    first = entry
+    last = entry
+    if len(entry.shape) > 0:
+        first = tl.min(entry)
+        last = tl.max(entry)
+    for base in range(0, num_biases, FEW):
+        index = base + tl.arange(0, FEW)
+        ids = tl.load(ids_ptr + index, mask=index < num_biases, other=-1)
+        if tl.sum(((ids >= first) & (ids <= last)).to(tl.int32), 0) > 0:
+            for i in range(base, tl.minimum(base + FEW, num_biases)):
+                token = tl.load(ids_ptr + i)
+                if (token >= first) & (token <= last):
+                    x = tl.where(inside & (entry == token), x + tl.load(values_ptr + i), x)
     return x
 
 
@@ -192,17 +234,42 @@ def load_raw(model, position, entry, mask, other, CALL: tl.constexpr):
 def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     _, _, _, width, factor, sums_ptr, maxima_ptr, best_ptr, _, _, _ = model
-    maximum = tl.reduce(x, 0, _larger)
+    if CALL.filtered[MODEL]:
+        sub_blocks: tl.constexpr = CALL.block // WIDTH
+        maxima = tl.reduce(tl.reshape(x, [sub_blocks, WIDTH]), 1, _larger)
+        place = block * sub_blocks + tl.arange(0, sub_blocks)
+        tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
+        maximum = tl.reduce(maxima, 0, _larger)
+    else:
+        maximum = tl.reduce(x, 0, _larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(maxima_ptr + at, maximum, mask=mask)
     # A greedy request needs the argmax and no sum; others need it only where the strategy asks for it.
-    if CALL.logits[MODEL]:
-        if factor > 0:
-            tl.store(sums_ptr + at, sum_exp(x, maximum, factor), mask=mask)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         if (factor == 0) | CALL.best[MODEL]:
             best = tl.min(tl.where(x == maximum, entry, width), 0)
             tl.store(best_ptr + at, tl.minimum(best, width - 1), mask=mask)
+    if CALL.logits[MODEL]:
+        if factor > 0:
+            if CALL.entropy and MODEL == TARGET:
+                total, bits = sum_exp_and_bits(x, maximum, factor)
+                tl.store(model[10][5] + at * CALL.extra_words + 2 * CALL.raw, bits, mask=mask)
+            else:
+                total = sum_exp(x, maximum, factor)
+            tl.store(sums_ptr + at, total, mask=mask)
+
+
+@triton.jit
+def law_pointers(model, position):
+    """Return where the law of filtered rows is, as float32, as int32 and as words; what finds it keeps more there."""
+    words_ptr = model[10][3] + position.to(tl.int64) * model[10][4]
+    return words_ptr.to(tl.pointer_type(tl.float32)), words_ptr.to(tl.pointer_type(tl.int32)), words_ptr
+
+
+@triton.jit
+def sub_maxima(model, position):
+    """Return where the maxima of a filtered row's sub-blocks are."""
+    return (model[10][3] + position.to(tl.int64) * model[10][4] + LAW_WORDS).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -213,17 +280,36 @@ def sum_exp(x, maximum, factor):
     bits, so two fused multiply-adds a half and an addition do instead; 4096 halves of 19 bits fit 32.
     """
     terms = tl.exp2((x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor)
-    high = tl.fma(terms, HALF, MAGIC)
-    rest = tl.fma(terms, HALF, MAGIC - high)
-    low = tl.fma(rest, HALF, MAGIC)
-    highs, lows = tl.reduce((_integer(high), _integer(low)), 0, _add_pairs)
-    return ((highs.to(tl.int64) << 18) + lows.to(tl.int64)) << 8
+    highs, lows = tl.reduce(_halves(terms), 0, _add_pairs)
+    return _joined(highs, lows)
 
 
 @triton.jit
-def _integer(number):
-    """Return the integer that `MAGIC` was added to."""
-    return number.to(tl.int32, bitcast=True) - MAGIC_BITS
+def sum_exp_and_bits(x, maximum, factor):
+    """Return `sum_exp`, and likewise the sum of each exponential times the bits that it lies below its maximum.
+
+    An exponential times its bits is at most 1 / (e ln 2), so that it fits where an exponential does.
+    """
+    relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
+    terms = tl.exp2(relative)
+    halves = _halves(terms) + _halves(terms * tl.minimum(-relative, NEGLIGIBLE))
+    highs, lows, bit_highs, bit_lows = tl.reduce(halves, 0, _add_quadruples)
+    return _joined(highs, lows), _joined(bit_highs, bit_lows)
+
+
+@triton.jit
+def _halves(terms):
+    """Return numbers from 0 to 1 times 2^36 as two integers, of which the first counts in 2^18."""
+    high = tl.fma(terms, HALF, MAGIC)
+    rest = tl.fma(terms, HALF, MAGIC - high)
+    low = tl.fma(rest, HALF, MAGIC)
+    return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS
+
+
+@triton.jit
+def _joined(highs, lows):
+    """Return what sums of `_halves` are together, times 2^44."""
+    return ((highs.to(tl.int64) << 18) + lows.to(tl.int64)) << 8
 
 
 @triton.jit
@@ -232,12 +318,17 @@ def _add_pairs(a, b, c, d):
 
 
 @triton.jit
+def _add_quadruples(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
 def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr):
     """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
     if CALL.biased[TARGET] or CALL.masked[TARGET]:
         x = load_raw(model, position, entry, mask, float("-inf"), CALL)
     maximum = tl.reduce(x, 0, _larger)
-    at = model[10][5] + 2 * (position.to(tl.int64) * num_blocks + block)
+    at = model[10][5] + CALL.extra_words * (position.to(tl.int64) * num_blocks + block)
     tl.store(at, sum_exp(x, maximum, LOG2_E), mask=mask)
     tl.store((at + 1).to(tl.pointer_type(tl.float32)), maximum, mask=mask)
 
@@ -246,7 +337,7 @@ def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.cons
 def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
     """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits."""
     index = tl.arange(0, CALL.max_blocks)[None, :]
-    at = model[10][5] + 2 * (position.to(tl.int64)[:, None] * num_blocks + index)
+    at = model[10][5] + CALL.extra_words * (position.to(tl.int64)[:, None] * num_blocks + index)
     mask = wanted[:, None] & (index < num_blocks)
     sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
     maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
@@ -259,8 +350,7 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
 def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what `law` makes the laws of rows at positions [n] from."""
     if CALL.filtered[MODEL]:
-        numbers_ptr = (model[10][3] + position.to(tl.int64) * model[10][4]).to(tl.pointer_type(tl.float32))
-        ids_ptr = numbers_ptr.to(tl.pointer_type(tl.int32))
+        numbers_ptr, ids_ptr, _ = law_pointers(model, position)
         return (
             tl.load(numbers_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
             tl.load(numbers_ptr + 1, mask=wanted, other=0.0, cache_modifier=".cg"),
@@ -283,7 +373,7 @@ def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, argmaxes."""
+    """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, best, bits."""
     _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr, _, _, _ = model
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = position.to(tl.int64)[:, None] * num_blocks + index
@@ -297,13 +387,20 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
         sums = tl.load(sums_ptr + at, mask=mask, other=0, cache_modifier=".cg")
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         best = tl.load(best_ptr + at, mask=mask, other=0, cache_modifier=".cg")
-    return (maxima, sums, best)
+    bits = sums
+    if CALL.entropy and MODEL == TARGET:
+        bits_ptr = model[10][5] + at * CALL.extra_words + 2 * CALL.raw
+        bits = tl.load(bits_ptr, mask=mask, other=0, cache_modifier=".cg")
+    return (maxima, sums, best, bits)
 
 
 @triton.jit
 def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of rows without a filter from `load_blocks`: maximum, 1 / sum of exponentials, argmax."""
-    maxima, sums, best = parts
+    """Return the law of rows without a filter from `load_blocks`: maximum, 1 / sum of exponentials, argmax, entropy.
+
+    The entropy is there where `CALL.entropy` asks for it.
+    """
+    maxima, sums, best, bits = parts
     maximum = tl.reduce(maxima, 1, _larger)
     inverse = tl.zeros_like(maximum)
     if CALL.logits[MODEL]:
@@ -314,7 +411,25 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
     elif CALL.best[MODEL] and MODEL == TARGET:
         maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
-    return (maximum, inverse, first)
+    if CALL.entropy and MODEL == TARGET:
+        entropy = entropy_of(maxima, sums, bits, maximum, total, model[4])
+        return (maximum, inverse, first, entropy)
+    else:
+        return (maximum, inverse, first)
+
+
+@triton.jit
+def entropy_of(maxima, sums, bits, maximum, total, factor):
+    """Return the entropies of rows [n] in nats, float64; NaN where a row has no law.
+
+    H = log Z + sum_x w(x) bits(x) / Z, of exponentials w, their sum Z, and the bits that they lie below the largest.
+    Those of a block lie deeper by as much as its maximum does.
+    """
+    deeper = tl.minimum((maximum[:, None] - maxima) * factor, NEGLIGIBLE)
+    terms = (bits.to(tl.float64) + sums.to(tl.float64) * deeper) * tl.exp2(-deeper).to(tl.float64)
+    mean = tl.sum(terms.to(tl.int64), 1).to(tl.float64) / total.to(tl.float64)
+    entropy = tl.log(total.to(tl.float64) / SUM_SCALE) + mean * LN_2
+    return tl.where(maximum == maximum, tl.where(factor == 0, 0.0, entropy), float("nan"))
 
 
 @triton.jit
@@ -334,6 +449,8 @@ def law_at(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.co
     if CALL.filtered[MODEL]:
         kept = (tl.sum(found[3], 0), tl.sum(found[4], 0))
         return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0)) + kept  # noqa: RUF005
+    elif CALL.entropy and MODEL == TARGET:
+        return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0), tl.sum(found[3], 0))
     else:
         return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0))
 

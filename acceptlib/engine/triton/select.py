@@ -1,118 +1,78 @@
-"""What top-k, top-p and min-p keep of a row, without a sort: a cut, found by whoever is last to reduce the row.
+"""What top-k, top-p and min-p keep of a row, without a sort: a cut, found by one program a row.
 
 Every block of a row leaves the maxima of its sub-blocks of WIDTH entries. Whatever is kept reaches a bound that these
 maxima alone give (the k-th largest of them is no larger than the k-th largest entry), so that few sub-blocks can hold
-any of it: they become one tile in registers, and the cut is found there. Where they are too many, as in a flat row,
-passes over the row list a pool of entries that the cut is among, and these become the tile. Where even that fails, as
-among thousands of equal entries, each step of the search goes through the row.
+any of it: their entries that reach the bound are listed. As a rule there are few: each of them is compared with each,
+which ranks them all at once. Where there are more, `search` finds the cut among them.
 
-A row that nobody else has to wait for keeps nobody waiting: the other programs go on to other rows. Cuts are found by
-bisection over the logits' bits, which order like them, and all sums are integers, so that neither the layout of a
-program, nor a sample, nor who is last changes a bit of them.
+Where even the sub-blocks are too many, as top-p keeps of a flat row, a sample of the row says which entries the cut is
+among; many programs then go through the row, list these and add up the mass above them, and the last of them finds the
+cut in the list. Where the sample was wrong, and in the rare cases that remain, `search` goes through the row.
 """
 
-# ruff: noqa: FBT003, N803, PLR5501, RET505 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803 - jit functions; constants in capitals
 
 import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import reduce, rows
-from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rows import DRAFT, TARGET, WIDTH
+from acceptlib.engine.triton.search import (
+    LISTED,
+    LOWEST,
+    at_least,
+    inverse_of,
+    key_of,
+    list_of,
+    logit_of,
+    mass_of,
+    mass_to_keep,
+    search_row,
+)
 
-WIDTH = tl.constexpr(32)
-"""Entries of a sub-block."""
+DEPTH = tl.constexpr(42.0)
+"""Binary digits below the largest entry from which on a mass is 0."""
 
-MASS_SCALE = tl.constexpr(4398046511104.0)
-"""2^42, of masses relative to the largest entry."""
+STEPS = tl.constexpr(10)
+"""Of the search for a depth."""
 
-LOWEST = tl.constexpr(-2139095041)
-"""The key of minus infinity."""
+HIGHEST = tl.constexpr(2147483647)
 
-TRIES = tl.constexpr(4)
-"""Passes over a row at most in search of a pool."""
+GROUPS = tl.constexpr(128)
+"""Groups of sub-blocks, at most; also the largest k for which their maxima give a bound."""
 
-COUNT = tl.constexpr(0)
-MASS = tl.constexpr(1)
-TIES = tl.constexpr(2)
+RANKED = tl.constexpr(128)
+"""Entries of which each is compared with each, at most."""
+
+FULL = tl.constexpr(0.75)
+"""How full a list is meant to be."""
+
+ABREAST = tl.constexpr(8)
+"""Entries that all others are compared with at a time: a loop, for code is slow where it runs for the first time."""
 
 
 @triton.jit
-def reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
-    """Do as `reduce.reduce_rows`, for one model's row; find the law of the row if the last to do so.
-
-    Programs of the target's row come first, then those of the draft's. One counter a position holds the arrivals at
-    either row, and how many of them are done.
-    """
-    num_blocks = request[2]
+def select_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
+    """Find the law of one filtered row, the target's or the draft's; decide the position if the last to do so."""
     if reduce.needed(position, position <= count, stop_ptr, CALL):
-        done = position < 0
-        if program < num_blocks:
-            if CALL.logits[TARGET] or CALL.best[TARGET]:
-                done = reduce_row(position, position <= count, program, request, target, arrived_ptr, CALL, TARGET)
-        elif position < count:
-            if CALL.has_draft and (CALL.logits[DRAFT] or CALL.best[DRAFT]):
-                done = reduce_row(
-                    position, position < count, program - num_blocks, request, draft, arrived_ptr, CALL, DRAFT
-                )
-        if CALL.lazy and not CALL.needs_sums:
-            if done:
-                num_models: tl.constexpr = CALL.num_reduced
-                if arrive(arrived_ptr + position, num_models, 20):
-                    reduce.settle(position, count, request, target, draft, stop_ptr, CALL)
-
-
-@triton.jit
-def reduce_row(position, exists, block, request, model, arrived_ptr, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Reduce one block of one row; return whether this program is the last to do so, and has found the law."""
-    num_blocks = request[2]
-    entry = block * CALL.block + tl.arange(0, CALL.block)
-    x = rows.load(model, position, entry, exists, float("-inf"), CALL, MODEL)
-    if MODEL == DRAFT and not CALL.logits[DRAFT]:
-        x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
-    rows.reduce_block(x, entry, model, position, block, num_blocks, exists, CALL, MODEL)
-    if CALL.raw and MODEL == TARGET:
-        rows.reduce_raw(x, entry, model, position, block, num_blocks, exists, CALL)
-    if CALL.filtered[MODEL]:
-        sub_blocks: tl.constexpr = CALL.block // WIDTH
-        maxima_ptr = sub_maxima(model, position, CALL)
-        maxima = tl.max(tl.reshape(x, [sub_blocks, WIDTH]), 1)
-        tl.store(maxima_ptr + block * sub_blocks + tl.arange(0, sub_blocks), maxima)
-    last = position < 0
-    if CALL.filtered[MODEL] or (CALL.lazy and not CALL.needs_sums):
-        last = arrive(arrived_ptr + position, num_blocks, MODEL * 10)
-    if CALL.filtered[MODEL]:
-        if last:
-            store_law(position, request, model, CALL, MODEL)
-    return last
-
-
-@triton.jit
-def arrive(counter_ptr, expected, SHIFT: tl.constexpr):
-    """Do as `reduce.arrive`, with 10 bits of a counter."""
-    tl.debug_barrier()
-    before = tl.atomic_add(counter_ptr, tl.full((), 1, tl.int32) << SHIFT, sem="acq_rel")
-    tl.debug_barrier()
-    return ((before >> SHIFT) & 1023) == expected - 1
-
-
-@triton.jit
-def sub_maxima(model, position, CALL: tl.constexpr):
-    """Return where the maxima of a row's sub-blocks are: after its law, 4 words, and its list."""
-    words_ptr = model[10][3] + position.to(tl.int64) * model[10][4] + 4 + CALL.tile * WIDTH // 2
-    return words_ptr.to(tl.pointer_type(tl.float32))
-
-
-@triton.jit
-def list_of(model, position):
-    """Return where a program lists what its tile is made of: sub-blocks, or entries of a pool."""
-    return (model[10][3] + position.to(tl.int64) * model[10][4] + 4).to(tl.pointer_type(tl.int32))
+        if CALL.filtered[TARGET]:
+            if program == 0:
+                store_law(position, request, target, CALL, TARGET)
+        if CALL.filtered[DRAFT]:
+            if (program == tl.num_programs(0) - 1) & (position < count):
+                store_law(position, request, draft, CALL, DRAFT)
+        if CALL.lazy and not CALL.needs_sums and CALL.num_collected == 0:
+            if reduce.arrive(arrived_ptr + position, tl.num_programs(0)):
+                tl.debug_barrier()
+                reduce.settle(position, count, request, target, draft, stop_ptr, CALL)
 
 
 @triton.jit
 def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a reduced row, and store it as `rows.load_parts` reads it."""
     num_blocks, width, factor = request[2], model[3], model[4]
-    top_k_ptr, top_p_ptr, min_p_ptr, cuts_ptr, cut_words, _ = model[10]
+    top_k_ptr, top_p_ptr, min_p_ptr, _, _, _ = model[10]
+    numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
     one = tl.zeros((1,), tl.int32)
     parts = rows.load_blocks(model, one + position, one == 0, num_blocks, CALL, MODEL)
     maxima, normalisers, best = rows.combine(model, parts, CALL, MODEL)
@@ -136,28 +96,29 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
     first = tl.full((), 0, tl.int64)
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
         row = (position, num_blocks, model, maximum)
-        high = key_of(maximum).to(tl.int64) + 1
-        low, index, few = candidates(row, top_k, top_p, target, least, high, CALL, MODEL)
-        entry = index[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        above = tl.full((), 0, tl.int64)
-        if few == 0:
-            low, high, above, count = pool(row, low, high, top_k, top_p, target, total, least, CALL, MODEL)
-            few = count <= CALL.tile * WIDTH
-            # What is above the pool has to stay: min-p must not cut there.
-            if least > 0:
-                few = few & (tl.exp2((logit_of(high - 1) - maximum) * factor) >= least)
-            place = tl.arange(0, CALL.tile)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-            pool_ptr = list_of(model, position)
-            entry = tl.load(pool_ptr + place, mask=place < count, other=-1, cache_modifier=".cg")
+        filters = (top_k, top_p, target, least)
+        low, num_sub_blocks = candidates(row, filters, CALL, MODEL)
+        few = num_sub_blocks <= CALL.tile * LISTED
+        count = tl.full((), 0, tl.int32)
         if few:
-            x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
-            tile = (key_of(x), mass_of(x, maximum, factor), entry, above)
-            cut, first, normaliser = cut_row(row, tile, low, high, top_k, top_p, target, least, False, CALL, MODEL)
+            count = list_entries(row, low, num_sub_blocks, CALL, MODEL)
+            few = count <= CALL.tile * (WIDTH - LISTED)
+        ranked: tl.constexpr = min(RANKED.value, CALL.tile * LISTED.value)
+        if few & (count <= ranked):
+            cut, first, normaliser = rank(row, count, ranked, filters, CALL, MODEL)
+        elif CALL.collects[MODEL] & (few == 0) & (top_p < 1) & (least == 0):
+            cut += float("nan")  # until it is found
+            lowest, beyond = bracket(row, target, total, CALL, MODEL)
+            tl.store(ids_ptr + 5, lowest)
+            tl.store(ids_ptr + 6, beyond)
+            tl.store(ids_ptr + 7, 0)
+            tl.store(words_ptr + 4, 0)
+            tl.store(words_ptr + 5, 0)
+            tl.store(words_ptr + 6, total)
         else:
-            nothing = (low, low, low, low)
-            cut, first, normaliser = cut_row(row, nothing, low, high, top_k, top_p, target, least, True, CALL, MODEL)
-    numbers_ptr = (cuts_ptr + position.to(tl.int64) * cut_words).to(tl.pointer_type(tl.float32))
-    ids_ptr = numbers_ptr.to(tl.pointer_type(tl.int32))
+            high = key_of(maximum).to(tl.int64) + 1
+            none = tl.full((), 0, tl.int64)
+            cut, first, normaliser = search_row(row, low, high, none, count, total, few, filters, CALL, MODEL)
     tl.store(numbers_ptr, maximum)
     tl.store(numbers_ptr + 1, normaliser)
     tl.store(ids_ptr + 2, tl.sum(best, 0))
@@ -166,45 +127,27 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
 
 
 @triton.jit
-def candidates(row, top_k, top_p, target, least, high, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return a bound that everything kept reaches, the sub-blocks [TILE] that do, -1 beyond, and whether that is all.
+def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return a bound that everything kept reaches, and how many sub-blocks do; list them, as many as there is room for.
 
     All that top-k keeps does where top-p needs its mass.
     """
     position, num_blocks, model, maximum = row
+    top_k, top_p, target, least = filters
     factor = model[4]
     index = tl.arange(0, CALL.max_sub_blocks)
-    maxima = tl.load(
-        sub_maxima(model, position, CALL) + index,
-        mask=index < num_blocks * (CALL.block // WIDTH),
-        other=float("-inf"),
-        cache_modifier=".cg",
-    )
+    num_maxima = num_blocks * (CALL.block // WIDTH)
+    maxima_ptr = rows.sub_maxima(model, position) + index
+    maxima = tl.load(maxima_ptr, mask=index < num_maxima, other=float("-inf"), cache_modifier=".cg")
+    list_ptr = list_of(model, position, num_blocks, CALL)
     key = key_of(maxima)
     low = tl.full((), LOWEST, tl.int64)
-    above = high
-    count = tl.full((), CALL.tile + 1, tl.int32)
     if CALL.top_ks[MODEL]:
         if top_k > 0:
-            while (above - low > 1) & (count > CALL.tile):
-                middle = low + (above - low) // 2
-                found = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
-                if found >= top_k:
-                    low = middle
-                    count = found
-                else:
-                    above = middle
+            low = bound_of_count(key, list_ptr, num_maxima, top_k, maximum, CALL)
     if CALL.top_ps[MODEL]:
         if (top_k == 0) & (top_p < 1):
-            mass = mass_of(maxima, maximum, factor)
-            while (above - low > 1) & (count > CALL.tile):
-                middle = low + (above - low) // 2
-                reaches = key >= middle.to(tl.int32)
-                if tl.sum(tl.where(reaches, mass, 0), 0) >= target:
-                    low = middle
-                    count = tl.sum(reaches.to(tl.int32), 0)
-                else:
-                    above = middle
+            low = bound_of_mass(maxima, key, target, maximum, factor)
     if CALL.min_ps[MODEL]:
         # A little lower, for what rounding there is.
         bound = key_of(maximum + tl.div_rn(tl.log2(least) - 0.001, factor)).to(tl.int64)
@@ -212,233 +155,242 @@ def candidates(row, top_k, top_p, target, least, high, CALL: tl.constexpr, MODEL
             low = tl.maximum(low, bound)
     reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
     number = tl.sum(reaches.to(tl.int32), 0)
-    list_ptr = list_of(model, position)
     place = tl.cumsum(reaches.to(tl.int32), 0) - 1
-    tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile))
+    tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile * LISTED))
     tl.debug_barrier()
-    lane = tl.arange(0, CALL.tile)
-    return low, tl.load(list_ptr + lane, mask=lane < number, other=-1, cache_modifier=".cg"), number <= CALL.tile
+    return low, number
 
 
 @triton.jit
-def pool(row, low, high, top_k, top_p, target, total, least, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List the entries from which on a cut may lie; return [low, high) of their keys, the mass above, their number.
+def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """List the entries of listed sub-blocks that reach a bound, behind them; return their number."""
+    position, num_blocks, model, _ = row
+    list_ptr = list_of(model, position, num_blocks, CALL)
+    room: tl.constexpr = CALL.tile * (WIDTH - LISTED)
+    count = tl.full((), 0, tl.int32)
+    for start in range(0, num_sub_blocks, CALL.tile):
+        lane = start + tl.arange(0, CALL.tile)
+        sub_block = tl.load(list_ptr + lane, mask=lane < num_sub_blocks, other=-1)
+        entry = sub_block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        key = key_of(rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL))
+        reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
+        number = tl.sum(reaches.to(tl.int32), 1)
+        place = count + (tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(reaches.to(tl.int32), 1) - 1
+        tl.store(list_ptr + CALL.tile * LISTED + place, entry, mask=reaches & (place < room))
+        count += tl.sum(number, 0)
+    tl.debug_barrier()
+    return count
 
-    Where top-p alone cuts, a sample of the row says where to look: a pass over the row then lists what is there, and
-    tells whether the cut is. The bracket returned holds the cut in any case, but only if the number is no larger than
-    a tile is everything listed.
-    """
-    position, num_blocks, model, maximum = row
-    factor = model[4]
-    room: tl.constexpr = CALL.tile * WIDTH
-    by_mass = (top_k == 0) & (top_p < 1)
-    count = tl.full((), room + 1, tl.int64)
-    above = tl.full((), 0, tl.int64)
-    rank = tl.full((), 0, tl.int64)
-    spread = tl.full((), room // 128 + 1, tl.int64)
-    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
-    entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    sampled = rows.load(model, position, entry, by_mass | (entry < 0), float("-inf"), CALL, MODEL)
-    key = key_of(sampled)
-    tile = (key, mass_of(sampled, maximum, factor), entry, above)
-    if by_mass:
-        whole = tl.sum(tile[1])
-        share = tl.sum((entry < model[3]).to(tl.int32)).to(tl.float64) / model[3]
-        # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
-        wanted = tl.maximum(whole - ((total - target).to(tl.float64) * share).to(tl.int64), 1)
-        center = search(row, tile, low, high, low, wanted, MASS, False, CALL, MODEL)
-        rank = tl.sum((key >= center.to(tl.int32)).to(tl.int64))
-    tries = 0
-    while (count > room) & (tries < TRIES):
-        start = low
-        end = high
-        if by_mass & ((tries > 0) | (least == 0)):
-            start = search(row, tile, low, high, low, rank + spread, COUNT, False, CALL, MODEL)
-            if rank > spread:
-                end = search(row, tile, low, high, low, rank - spread, COUNT, False, CALL, MODEL) + 1
-            end = tl.maximum(end, start + 1)
-        count, above, mass = collect(row, start, end, CALL, MODEL)
-        tries += 1
-        if (start == low) & (end == high):
-            if (by_mass == 0) | (mass < target):  # nothing but top-p can be narrowed down, and only where it cuts
-                tries = TRIES
-        else:
-            if above >= target:
-                low = end
-                rank -= 2 * spread
-                count = tl.full((), room + 1, tl.int64)
-            elif mass + above < target:
-                high = start
-                rank += 2 * spread
-                count = tl.full((), room + 1, tl.int64)
+
+@triton.jit
+def bound_of_count(key, list_ptr, num_maxima, top_k, maximum, CALL: tl.constexpr):
+    """Return the key of a number that at least top_k of the sub-blocks' maxima reach."""
+    groups: tl.constexpr = min(GROUPS.value, CALL.max_sub_blocks, CALL.tile * WIDTH.value)
+    low = tl.full((), LOWEST, tl.int64)
+    if top_k <= groups:
+        # The k-th largest of the maxima of groups.
+        largest = tl.max(tl.reshape(key, [CALL.max_sub_blocks // groups, groups]), 0)
+        number = tl.arange(0, groups)
+        tl.store(list_ptr + number, largest)
+        tl.debug_barrier()
+        place = tl.zeros((groups, ABREAST), tl.int32)
+        for start in range(0, tl.minimum(num_maxima, groups), ABREAST):
+            other = start + tl.arange(0, ABREAST)
+            value = tl.load(list_ptr + other)
+            equal = (value[None, :] == largest[:, None]) & (other[None, :] < number[:, None])
+            place += ((value[None, :] > largest[:, None]) | equal).to(tl.int32)
+        low = tl.max(tl.where(tl.sum(place, 1) == top_k.to(tl.int32) - 1, largest, LOWEST), 0).to(tl.int64)
+        tl.debug_barrier()
+    else:
+        above = key_of(maximum).to(tl.int64) + 1
+        count = tl.full((), CALL.tile + 1, tl.int32)
+        while (above - low > 1) & (count > CALL.tile):
+            middle = low + (above - low) // 2
+            found = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
+            if found >= top_k:
+                low = middle
+                count = found
             else:
-                low = start
-                high = end
-                spread = (spread + 1) // 2
-    return low, high, above, count
-
-
-@triton.jit
-def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
-    position, num_blocks, model, maximum = row
-    pool_ptr = list_of(model, position)
-    count = tl.full((), 0, tl.int64)
-    above = tl.full((), 0, tl.int64)
-    inside = tl.full((), 0, tl.int64)
-    tl.debug_barrier()
-    x = rows.load(model, position, tl.arange(0, CALL.block), position >= 0, float("-inf"), CALL, MODEL)
-    for block in range(num_blocks):
-        entry = block * CALL.block + tl.arange(0, CALL.block)
-        following = rows.load(model, position, entry + CALL.block, position >= 0, float("-inf"), CALL, MODEL)
-        key = key_of(x)
-        mass = mass_of(x, maximum, model[4])
-        x = following
-        listed = (key >= low.to(tl.int32)) & (key < high.to(tl.int32)) & (key > LOWEST)
-        place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
-        tl.store(pool_ptr + place, entry, mask=listed & (place < CALL.tile * WIDTH))
-        count += tl.sum(listed.to(tl.int32), 0)
-        above += tl.sum(tl.where(key >= high.to(tl.int32), mass, 0), 0)
-        inside += tl.sum(tl.where(listed, mass, 0), 0)
-    tl.debug_barrier()
-    return count, above, inside
-
-
-@triton.jit
-def cut_row(
-    row,
-    tile,
-    low,
-    high,
-    top_k,
-    top_p,
-    target,
-    least,
-    WHOLE: tl.constexpr,
-    CALL: tl.constexpr,
-    MODEL: tl.constexpr,
-):
-    """Return the smallest logit kept, the first id kept of those that equal it, and 1 / sum of what is kept.
-
-    WHOLE rows are gone through instead of a tile.
-    """
-    factor, maximum = row[2][4], row[3]
-    cut = low
-    first = tl.full((), 0, tl.int64)
-    if CALL.top_ks[MODEL]:
-        if top_k > 0:
-            cut = search(row, tile, cut, high, cut, top_k, COUNT, WHOLE, CALL, MODEL)
-            if CALL.top_ps[MODEL]:
-                if top_p < 1:
-                    target = mass_to_keep(top_p, measure(row, tile, cut, cut, MASS, WHOLE, CALL, MODEL))
-    if CALL.top_ps[MODEL]:
-        if top_p < 1:
-            cut = search(row, tile, cut, high, cut, target, MASS, WHOLE, CALL, MODEL)
-            rest = target - measure(row, tile, cut + 1, cut, MASS, WHOLE, CALL, MODEL)
-            each = tl.maximum(mass_of(logit_of(cut), maximum, factor), 1)
-            wanted = (rest + each - 1) // each
-            if measure(row, tile, first, cut, TIES, WHOLE, CALL, MODEL) > wanted:
-                first = search(row, tile, first, first + row[2][3], cut, wanted, TIES, WHOLE, CALL, MODEL)
-    if CALL.min_ps[MODEL]:
-        if least > 0:
-            lowest = lightest(cut, key_of(maximum).to(tl.int64), maximum, factor, least)
-            first = tl.where(lowest > cut, 0, first)
-            cut = lowest
-    kept = measure(row, tile, cut + 1, cut, MASS, WHOLE, CALL, MODEL)
-    ties = measure(row, tile, first, cut, TIES, WHOLE, CALL, MODEL)
-    kept += ties * mass_of(logit_of(cut), maximum, factor)
-    return logit_of(cut), first, (tl.full((), MASS_SCALE, tl.float64) / kept.to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
-def search(
-    row, tile, low, high, cut, wanted, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr
-):
-    """Return the highest of [low, high) from which on entries measure as much as wanted; at least `low`."""
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        found = measure(row, tile, middle, cut, KIND, WHOLE, CALL, MODEL)
-        if found >= wanted:
-            low = middle
-            if KIND == COUNT:  # what is kept is known before the smallest of it is
-                high = tl.where(found == wanted, low + 1, high)
-        else:
-            high = middle
+                above = middle
     return low
 
 
 @triton.jit
-def measure(row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the number or mass of entries of which the key reaches a bound, or of those at the cut whose id does."""
-    if WHOLE:
-        position, num_blocks, model, maximum = row
-        found = tl.full((), 0, tl.int64)
-        for block in range(num_blocks):
+def bound_of_mass(maxima, key, target, maximum, factor):
+    """Return the key of a number from which on the sub-blocks' maxima have a mass; the lowest if they have not."""
+    mass = mass_of(maxima, maximum, factor)
+    depth = (maximum - maxima) * factor
+    low = tl.full((), LOWEST, tl.int64)
+    if tl.sum(mass, 0) >= target:
+        short = tl.full((), 0.0, tl.float32)
+        deep = tl.full((), DEPTH, tl.float32)
+        for _ in range(STEPS):
+            middle = (short + deep) * 0.5
+            enough = tl.sum(tl.where(depth <= middle, mass, 0), 0) >= target
+            short = tl.where(enough, short, middle)
+            deep = tl.where(enough, middle, deep)
+        low = tl.min(tl.where(depth <= deep, key, HIGHEST), 0).to(tl.int64)
+    return low
+
+
+@triton.jit
+def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what `cut_row` does, of few listed entries, by comparing each with each."""
+    position, num_blocks, model, maximum = row
+    top_k, top_p, target, least = filters
+    list_ptr = list_of(model, position, num_blocks, CALL)
+    lane = tl.arange(0, ranked)
+    kept = lane < count
+    entry = tl.load(list_ptr + CALL.tile * LISTED + lane, mask=kept, other=-1)
+    key = key_of(rows.load(model, position, entry, kept, float("-inf"), CALL, MODEL))
+    x = logit_of(key)
+    mass = mass_of(x, maximum, model[4])
+    # The entries take the place of the sub-blocks, their keys that of the entries.
+    tl.debug_barrier()
+    tl.store(list_ptr + lane, entry, mask=kept)
+    tl.store(list_ptr + CALL.tile * LISTED + lane, key, mask=kept)
+    tl.debug_barrier()
+    place = tl.zeros((ranked, ABREAST), tl.int32)
+    before = tl.zeros((ranked, ABREAST), tl.int64)
+    for start in range(0, count, ABREAST):
+        index = start + tl.arange(0, ABREAST)
+        other = tl.load(list_ptr + CALL.tile * LISTED + index, mask=index < count, other=LOWEST)
+        above = other[None, :] > key[:, None]
+        place += above.to(tl.int32)
+        if CALL.top_ps[MODEL]:
+            # Of equal logits those with the highest ids are kept.
+            ids = tl.load(list_ptr + index, mask=index < count, other=-1)
+            above = above | ((other[None, :] == key[:, None]) & (ids[None, :] > entry[:, None]))
+            before += tl.where(above, mass_of(logit_of(other), maximum, model[4])[None, :], 0)
+    if CALL.top_ks[MODEL]:
+        if top_k > 0:
+            kept = kept & (tl.sum(place, 1) < top_k)
+    if CALL.top_ps[MODEL]:
+        if top_p < 1:
+            if top_k > 0:
+                target = mass_to_keep(top_p, tl.sum(tl.where(kept, mass, 0), 0))
+            kept = kept & (tl.sum(before, 1) < target)
+    if CALL.min_ps[MODEL]:
+        kept = kept & (tl.exp2((x - maximum) * model[4]) >= least)
+    cut = tl.min(tl.where(kept, key, HIGHEST), 0)
+    first = tl.min(tl.where(kept & (key == cut), entry, HIGHEST), 0)
+    return logit_of(cut), first.to(tl.int64), inverse_of(tl.sum(tl.where(kept, mass, 0), 0))
+
+
+@triton.jit
+def bracket(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return [low, high) of keys that a sample of the row takes the cut of top-p to be in; a tile holds the entries."""
+    position, num_blocks, model, maximum = row
+    factor = model[4]
+    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
+    entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
+    mass = mass_of(x, maximum, factor)
+    depth = (maximum - x) * factor
+    share = tl.sum((entry < model[3]).to(tl.int32)).to(tl.float64) / model[3]
+    # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
+    wanted = tl.maximum(tl.sum(mass) - ((total - target).to(tl.float64) * share).to(tl.int64), 1)
+    short = tl.full((), 0.0, tl.float32)
+    center = tl.full((), DEPTH, tl.float32)
+    for _ in range(STEPS):
+        middle = (short + center) * 0.5
+        enough = tl.sum(tl.where(depth <= middle, mass, 0)) >= wanted
+        short = tl.where(enough, short, middle)
+        center = tl.where(enough, middle, center)
+    most = (share * (CALL.tile * (WIDTH - LISTED)) * FULL).to(tl.int32)
+    radius = tl.full((), 0.0, tl.float32)
+    beyond = tl.full((), DEPTH, tl.float32)
+    for _ in range(STEPS):
+        middle = (radius + beyond) * 0.5
+        fits = tl.sum((tl.abs(depth - center) <= middle).to(tl.int32)) <= most
+        radius = tl.where(fits, middle, radius)
+        beyond = tl.where(fits, beyond, middle)
+    low = key_of(maximum - tl.div_rn(center + radius, factor))
+    high = key_of(maximum - tl.div_rn(tl.maximum(center - radius, 0.0), factor)) + 1
+    return low, high
+
+
+@triton.jit
+def collect_rows(position, count, program, request, target, draft, stop_ptr, CALL: tl.constexpr):
+    """List the entries of one row that the cut of top-p is among, of some blocks, if its law is not known yet."""
+    if reduce.needed(position, position <= count, stop_ptr, CALL):
+        step = tl.num_programs(0) // CALL.num_collected
+        if CALL.collects[TARGET]:
+            if program < step:
+                collect_row(position, program, step, request, target, CALL, TARGET)
+        if CALL.collects[DRAFT]:
+            first = program - (tl.num_programs(0) - step)
+            if (first >= 0) & (position < count):
+                collect_row(position, first, step, request, draft, CALL, DRAFT)
+
+
+@triton.jit
+def collect_row(position, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """List entries of every `step`th block from the first on; find the row's law if the last to do so."""
+    numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
+    cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
+    if cut != cut:
+        num_blocks = request[2]
+        maximum = tl.load(numbers_ptr, cache_modifier=".cg")
+        low = tl.load(ids_ptr + 5, cache_modifier=".cg")
+        high = tl.load(ids_ptr + 6, cache_modifier=".cg")
+        entries_ptr = list_of(model, position, num_blocks, CALL) + CALL.tile * LISTED
+        above = tl.full((), 0, tl.int64)
+        inside = tl.full((), 0, tl.int64)
+        for block in range(first, num_blocks, step):
             entry = block * CALL.block + tl.arange(0, CALL.block)
             x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
+            key = key_of(x)
             mass = mass_of(x, maximum, model[4])
-            found += tl.sum(measured(key_of(x), mass, entry, bound, cut, KIND), 0)
-        return found
-    else:
-        found = tl.sum(measured(tile[0], tile[1], tile[2], bound, cut, KIND))
-        if KIND == MASS:
-            found += tile[3]
-        return found
+            listed = (key >= low) & (key < high)
+            above += tl.sum(tl.where(key >= high, mass, 0), 0)
+            inside += tl.sum(tl.where(listed, mass, 0), 0)
+            start = tl.atomic_add(ids_ptr + 7, tl.sum(listed.to(tl.int32), 0), sem="relaxed")
+            place = start + tl.cumsum(listed.to(tl.int32), 0) - 1
+            tl.store(entries_ptr + place, entry, mask=listed & (place < CALL.tile * (WIDTH - LISTED)))
+        tl.atomic_add(words_ptr + 4, above, sem="relaxed")
+        tl.atomic_add(words_ptr + 5, inside, sem="relaxed")
 
 
 @triton.jit
-def measured(key, mass, entry, bound, cut, KIND: tl.constexpr):
-    """Return what each entry adds to a measure."""
-    if KIND == COUNT:
-        return (key >= bound.to(tl.int32)).to(tl.int64)
-    elif KIND == MASS:
-        return tl.where(key >= bound.to(tl.int32), mass, 0)
-    else:
-        return ((key == cut.to(tl.int32)) & (entry >= bound.to(tl.int32))).to(tl.int64)
+def finish_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
+    """Find the law of one row whose cut is among listed entries; decide the position if the last to do so."""
+    if reduce.needed(position, position <= count, stop_ptr, CALL):
+        if CALL.collects[TARGET]:
+            if program == 0:
+                finish_row(position, request, target, CALL, TARGET)
+        if CALL.collects[DRAFT]:
+            if (program == tl.num_programs(0) - 1) & (position < count):
+                finish_row(position, request, draft, CALL, DRAFT)
+        if CALL.lazy and not CALL.needs_sums:
+            if reduce.arrive(arrived_ptr + position, tl.num_programs(0)):
+                tl.debug_barrier()
+                reduce.settle(position, count, request, target, draft, stop_ptr, CALL)
 
 
 @triton.jit
-def lightest(low, high, maximum, factor, least):
-    """Return the lowest key in [low, high] whose weight is not below `least`, as that of `high` is not."""
-    low = low - 1
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        if tl.exp2((logit_of(middle) - maximum) * factor) >= least:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-@triton.jit
-def mass_to_keep(top_p, total):
-    """Return the integer mass that top-p keeps of a total."""
-    return tl.minimum(tl.maximum((top_p * total.to(tl.float64)).to(tl.int64), 1), total)
-
-
-@triton.jit
-def mass_of(x, maximum, factor):
-    """Return the integer mass of logits relative to the largest."""
-    return (tl.exp2((x - maximum) * factor) * MASS_SCALE).to(tl.int64)
-
-
-@triton.jit
-def at_least(number):
-    """Return the smallest float32 that is not below a number in [0, 1]; 0 for any other."""
-    rounded = tl.where((number > 0) & (number <= 1), number, 0.0).to(tl.float32)
-    following = (rounded.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
-    return tl.where((rounded.to(tl.float64) < number.to(tl.float64)) & (rounded < 1), following, rounded)
-
-
-@triton.jit
-def key_of(x):
-    """Return int32 that order like logits; -0 is 0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def logit_of(key):
-    """Return the logit of a key, int64."""
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+def finish_row(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find the law of a row if it is not known yet."""
+    numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
+    cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
+    if cut != cut:
+        num_blocks = request[2]
+        maximum = tl.load(numbers_ptr, cache_modifier=".cg")
+        count = tl.load(ids_ptr + 7, cache_modifier=".cg")
+        above = tl.load(words_ptr + 4, cache_modifier=".cg")
+        inside = tl.load(words_ptr + 5, cache_modifier=".cg")
+        total = tl.load(words_ptr + 6, cache_modifier=".cg")
+        top_p = tl.load(model[10][1]).to(tl.float64)
+        target = mass_to_keep(top_p, total)
+        row = (position, num_blocks, model, maximum)
+        filters = (tl.full((), 0, tl.int64), top_p, target, tl.full((), 0.0, tl.float32))
+        found = (above < target) & (above + inside >= target) & (count <= CALL.tile * (WIDTH - LISTED))
+        low = tl.load(ids_ptr + 5, cache_modifier=".cg").to(tl.int64)
+        high = tl.load(ids_ptr + 6, cache_modifier=".cg").to(tl.int64)
+        low = tl.where(found, low, LOWEST)
+        high = tl.where(found, high, key_of(maximum).to(tl.int64) + 1)
+        tl.debug_barrier()  # every warp has seen that the law is not known
+        cut, first, normaliser = search_row(row, low, high, above, count, total, found, filters, CALL, MODEL)
+        tl.store(numbers_ptr + 1, normaliser)
+        tl.store(numbers_ptr + 3, cut)
+        tl.store(ids_ptr + 4, first.to(tl.int32))

@@ -1,0 +1,176 @@
+"""The form of a call, and what the kernel is compiled for."""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from acceptlib.engine.triton.kernel import Call
+from acceptlib.engine.triton.plans import Rules
+from acceptlib.engine.triton.rows import WIDTH
+from acceptlib.inputs import Rows
+
+
+class Tuning(NamedTuple):
+    """What is chosen for speed, and changes no result.
+
+    Attributes:
+        reduce_warps: Warps of a program that reduces rows.
+        reduce_registers: Registers of its threads, at most: the fewer, the more programs run at a time. What its last
+            program does needs more, and spills. 0 for no limit.
+        select_registers: The same of a program that finds what is kept of a row, whose searches may take twice as many.
+        emit_warps: Warps of a program of the last stage.
+        emit_registers: Registers of its threads, at most; 0 for no limit.
+        emit_block: Entries that such a program weighs at a time.
+        emit_part: Entries that are summed up apart, of which the draw searches one part.
+        loops: Whether it goes through several blocks where there are more than fill the device.
+        decides_first: Whether the stop is found before the last stage rather than by every program of it.
+        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
+            own.
+        programs: Programs of the last stage from which on each goes through more blocks.
+        shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
+    """
+
+    reduce_warps: int
+    reduce_registers: int
+    select_registers: int
+    emit_warps: int
+    emit_registers: int
+    emit_block: int
+    emit_part: int
+    loops: bool
+    decides_first: bool
+    lazy: bool
+    programs: int = 528
+    shares: int = 1
+
+
+class Model(NamedTuple):
+    """The form of one model's rows: what the kernel is compiled for, as code of its own or by Triton itself.
+
+    Triton tells apart which numbers are 1, which are multiples of 16 and which need 64 bits. `address` is modulo 16,
+    `aligned` says whether the distances of rows are multiples of 16, and a parameter that is not given has no dtype.
+    """
+
+    dtype: torch.dtype
+    address: int
+    vocab_size: int
+    stride: int
+    aligned: bool
+    is_logits: bool
+    temperature: torch.dtype | None = None
+    top_k: torch.dtype | None = None
+    top_p: torch.dtype | None = None
+    min_p: torch.dtype | None = None
+    bitmask: torch.dtype | None = None
+    bias_token_ids: torch.dtype | None = None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there is a top-k, top-p or min-p."""
+        return any((self.top_k, self.top_p, self.min_p))
+
+
+class Form(NamedTuple):
+    """The form of a call: `compiled_for` makes a `Call` of it.
+
+    `state` says which of the caller's state are flags, `uniform_dims` how many dimensions explicit uniforms have: 0 for
+    none. What a call does not have has no dtype.
+    """
+
+    device: torch.device
+    target: Model
+    draft: Model | None
+    ids: torch.dtype
+    counts: torch.dtype | None
+    bonus: torch.dtype | None
+    state: tuple[bool, ...]
+    has_bonus_rows: bool
+    uniform_dims: int
+    logprobs: bool
+    counts_passed: bool
+
+
+PARAMETERS = Model._fields[6:]
+"""Sampling parameters, as `Rows` names them."""
+
+NO_PARAMETERS = (None, None, None, None, None, 0, 0, 0, None, None, 0)
+"""The kernel's arguments for them where there are none."""
+
+
+def open_rows(rows: Rows, *, ragged: bool) -> tuple[Model, tuple[Any, ...]]:
+    """Return the form of a model's rows, and the kernel's arguments that describe them."""
+    data = rows.data
+    strides = data.stride()
+    request_stride, row_stride, stride = 0 if ragged else strides[0], strides[-2], strides[-1]
+    aligned = request_stride % 16 == 0 and row_stride % 16 == 0
+    fixed = (data.dtype, data.data_ptr() % 16, data.shape[-1], stride, aligned, rows.is_logits)
+    if rows.is_plain:
+        return Model(*fixed), (data, request_stride, row_stride, stride, *NO_PARAMETERS)
+    mask, biases = rows.bitmask, rows.bias_token_ids
+    numbers = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
+    mask_strides = (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(-2), mask.stride(-1))
+    constraints = (mask, *mask_strides, biases, rows.bias_values, 0 if biases is None else biases.shape[1])
+    dtypes = (None if values is None else values.dtype for values in (*numbers, mask, biases))
+    return Model(*fixed, *dtypes), (data, request_stride, row_stride, stride, *numbers, *constraints)
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled_for(
+    rules: Rules, form: Form, tuning: Tuning, block: int, blocks_bits: int, emit_blocks_bits: int, tile: int
+) -> Call:
+    """Return what the kernel is compiled for, the same object for the same call."""
+    target, draft = form.target, form.draft
+
+    def given(name: str) -> tuple[bool, bool]:
+        return getattr(target, name) is not None, getattr(draft, name, None) is not None
+
+    logits = (target.is_logits, draft is not None and draft.is_logits)
+    best = (
+        rules["reads_argmax"]
+        or "argmax" in {rules["recovered"], rules["bonus"]}
+        or (rules["reads_target_max"] and not target.is_logits),
+        draft is not None and rules["reads_draft_max"] and not draft.is_logits,
+    )
+    top_ks, top_ps, min_ps = filters = given("top_k"), given("top_p"), given("min_p")
+    # The entropy, which is the last sum, comes with the law of a row of logits without a filter.
+    entropy = rules["entropy_scalar"] >= 0 and target.is_logits and not any(of_target for of_target, _ in filters)
+    sums = rules["sums"][:-1] if entropy else rules["sums"]
+    # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
+    reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
+    leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not form.counts_passed
+    filtered = any(map(any, filters))
+    return Call(
+        **{**rules, "sums": sums},
+        entropy=entropy,
+        ragged=form.counts is not None,
+        has_draft=draft is not None,
+        has_bonus=form.bonus is not None,
+        has_bonus_rows=form.has_bonus_rows,
+        explicit=form.uniform_dims > 0,
+        flat_uniforms=form.uniform_dims == 1,
+        logprobs=form.logprobs,
+        raw=form.logprobs and any(given(name)[0] for name in PARAMETERS),
+        aligned=target.aligned and (draft is None or draft.aligned),
+        state=form.state,
+        counts_passed=form.counts_passed,
+        logits=logits,
+        temperature=given("temperature"),
+        top_ks=top_ks,
+        top_ps=top_ps,
+        min_ps=min_ps,
+        masked=given("bitmask"),
+        biased=given("bias_token_ids"),
+        best=best,
+        lazy=tuning.lazy and reads_rows and leaves_rows_out,
+        decided=tuning.decides_first
+        or (rules["mass_scalar"] < 0 and (rules["stop"] != "first_rejection" or rules["carry_scalar"] >= 0)),
+        block=block,
+        max_blocks=1 << blocks_bits,
+        loops=tuning.loops,
+        emit_block=tuning.emit_block,
+        emit_part=tuning.emit_part,
+        max_emit_blocks=1 << emit_blocks_bits,
+        tile=tile if filtered else 0,
+        max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,
+    )
