@@ -64,6 +64,7 @@ MEDIUM = LARGE_HALF._replace(lazy=False)
 """Between the two: rows are read before a stop would be known, or what is kept of them takes too long to wait for."""
 
 TUNINGS = ("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "LARGE", "LARGE_HALF", "LARGE_PROBS", "LARGE_MASSES")
+"""Names of all of these."""
 
 
 class Sizes(NamedTuple):
@@ -95,7 +96,7 @@ MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
 
 TILE = 128
-"""Sub-blocks of a row that may hold what a filter keeps, for its cut to be found in registers."""
+"""Sub-blocks of a row that are looked through at a time for what a filter keeps."""
 
 SELECT_WARPS = 8
 """Warps of a program that finds what is kept of a row."""
@@ -218,11 +219,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     )
-    found = stages(call, most)
-    overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // ENOUGH_ROW_PROGRAMS, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
+    found = stages(call, most)
+    overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         programs, warps, registers = {
             "reduce": (call.num_reduced * per_row, tuning.reduce_warps, tuning.reduce_registers),
