@@ -257,6 +257,17 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
+        if shape == (3, 3, 50):
+            # The rows that the last request, whose counts make no sense, would point at are the first one's.
+            same = logits.flatten(0, 1)[:7]
+            found["bad-counts-logits"] = {
+                "ids": same[:4].argmax(1),
+                "target_logits": same,
+                "draft_logits": same[:4],
+                "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
+                "max_num_draft_tokens": 6,
+                "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 2.0])),
+            }
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
@@ -553,9 +564,10 @@ def run(
 
 
 def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits: int) -> Workspace:
-    """Return memory whose words are NaN, and no counts."""
+    """Return memory whose words are anything, every other NaN, and no counts."""
     workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
-    workspace.words.fill_(-1)
+    workspace.words.random_(generator=torch.Generator(device).manual_seed(words_bits))
+    workspace.words[::2] = -1
     return workspace
 
 

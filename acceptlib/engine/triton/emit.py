@@ -285,6 +285,7 @@ def finish(
         tl.store(out[5], passed)
     if not CALL.explicit:
         tl.store(offsets_ptr, request[4][3] + 1)
+    tl.debug_barrier()  # every warp has read them
     tl.store(arrived_ptr, 0)
     tl.store(stop_ptr, 0)
     if CALL.counts_rows:

@@ -308,7 +308,7 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
     num_rows = num_positions + num_requests
     cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
     extra = call.extra_words * num_rows * num_blocks
-    own = 2 * num_emit_blocks * (1 + call.emit_parts) * (num_rows if call.mass_scalar >= 0 else num_requests)
+    own = 2 * num_emit_blocks * (1 + call.emit_parts) * (num_requests + (num_rows if call.mass_scalar >= 0 else 0))
     per_request = 3 * (call.mass_scalar >= 0) + len(call.state)
     return partials * num_blocks + per_position * num_positions + own + per_request * num_requests + cuts + extra
 

@@ -292,7 +292,12 @@ def verify_kernel(
     sums_ptr = scalars_ptr + len(CALL.scalars) * num_positions.to(tl.int64)
     own_ptr = sums_ptr + (len(CALL.sums) + CALL.top_k) * num_positions.to(tl.int64) * num_blocks
     own_words = 2 * num_emit_blocks * (1 + CALL.emit_parts)
-    prepared_ptr = own_ptr + (num_rows if CALL.mass_scalar >= 0 else num_requests.to(tl.int64)) * own_words
+    num_own = num_requests.to(tl.int64)
+    own = number
+    if CALL.mass_scalar >= 0:
+        own = tl.where(fault == 0, start + number, num_rows + number)  # without counts it is none of the rows
+        num_own += num_rows
+    prepared_ptr = own_ptr + num_own * own_words
     cuts_ptr = prepared_ptr + (3 * num_requests if CALL.mass_scalar >= 0 else 0)
     cut_words = rows.LAW_WORDS + CALL.tile * rows.WIDTH // 2 + num_blocks * (CALL.block // rows.WIDTH // 2)
     draft_cuts_ptr = cuts_ptr
@@ -301,7 +306,7 @@ def verify_kernel(
     extra_ptr = draft_cuts_ptr
     if CALL.filtered[DRAFT]:
         extra_ptr += num_positions.to(tl.int64) * cut_words
-    own_ptr += (start + number if CALL.mass_scalar >= 0 else number) * own_words
+    own_ptr += own * own_words
     prepared_ptr += 3 * number
     scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
 
@@ -371,6 +376,8 @@ def verify_kernel(
         CALL,
         DRAFT,
     )
+    # A request without counts has no rows: those that it would point at are another's.
+    num_read = tl.where(fault == 0, count, -1)
     fault = tl.where(fault == 0, tl.maximum(target_fault, draft_fault), fault)
     count = tl.where(fault == 0, count, 0)
     ids = (
@@ -400,13 +407,13 @@ def verify_kernel(
     arrived_ptr = counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1)
     partials = (sums_ptr + start * num_blocks, num_positions.to(tl.int64) * num_blocks)
     if STAGE == "reduce":
-        reduce.reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        reduce.reduce_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "select":
-        select.select_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        select.select_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "collect":
-        select.collect_rows(position, count, program, request, target, draft, stop_ptr, CALL)
+        select.collect_rows(position, num_read, program, request, target, draft, stop_ptr, CALL)
     elif STAGE == "finish":
-        select.finish_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        select.finish_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "sum":
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)

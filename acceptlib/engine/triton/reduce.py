@@ -136,8 +136,8 @@ def settle(position, count, request, target, draft, stop_ptr, CALL: tl.constexpr
 def arrive(counter_ptr, expected):
     """Return whether this program is the last of `expected` to arrive; what they stored before is visible to it."""
     last = expected == 1
+    tl.debug_barrier()  # its own warps' too
     if expected > 1:
-        tl.debug_barrier()
         last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
         tl.debug_barrier()
     return last

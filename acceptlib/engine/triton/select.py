@@ -196,7 +196,7 @@ def bound_of_count(key, list_ptr, num_maxima, top_k, maximum, CALL: tl.constexpr
         place = tl.zeros((groups, ABREAST), tl.int32)
         for start in range(0, tl.minimum(num_maxima, groups), ABREAST):
             other = start + tl.arange(0, ABREAST)
-            value = tl.load(list_ptr + other)
+            value = tl.load(list_ptr + other, mask=other < groups, other=LOWEST)
             equal = (value[None, :] == largest[:, None]) & (other[None, :] < number[:, None])
             place += ((value[None, :] > largest[:, None]) | equal).to(tl.int32)
         low = tl.max(tl.where(tl.sum(place, 1) == top_k.to(tl.int32) - 1, largest, LOWEST), 0).to(tl.int64)
