@@ -87,7 +87,7 @@ def _times(rows: list[Record], record: list[Record]) -> str:
         ("host us", "host_microseconds", ".0f"),
     )
     shown = [column for column in optional if any(row.get(column[1]) is not None for row in ours)]
-    floors = ["read floor us", "times floor"] * any(row.get("read_floor") for row in ours)
+    floors = ["times floor"] * any(row.get("read_floor") for row in ours)
     header = ["B, K", *["strategy"] * several, *(label for label, _, _ in shown), "us", *floors]
     for peer in peers:
         header += [f"{peer} us", "times ours"]
@@ -103,7 +103,7 @@ def _times(rows: list[Record], record: list[Record]) -> str:
         cells += [_number(row.get(key), how) for _, key, how in shown]
         cells.append(_number(time, ".1f"))
         if floors:
-            cells += [_number(floor, ".1f"), _number(time / floor if floor and time else None, ".2f")]
+            cells.append(_number(time / floor if floor and time else None, ".2f"))
         for peer in peers:
             other = theirs.get((peer, row["B"], row["K"]))
             cells += [_number(other, ".1f"), _number(other / time if other and time else None, ".2f")]
