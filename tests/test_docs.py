@@ -249,17 +249,18 @@ def test_rendering() -> None:
         {**common, "name": "block", "microseconds": 20.0, "read_floor": 5.0, "mean_emitted": 2.1, "match": True},
         {**common, "name": "FlashInfer chain", "microseconds": 50.0, "peer": True},
         {**common, "path": "logits", "B": 1, "name": "rejection", "microseconds": 30.0, "match": True},
+        {**common, "path": "masked", "name": "rejection", "microseconds": 12.0, "match": True}
+        | {"beside": "probabilities", "most": 1.15},
     ]
     text = RENDER.section(
         "x", {"machine": "GPU", "torch": "2", "driver": "5", "commit": "0123456789abcdef", "rows": rows}
     )
     assert "GPU; torch 2, driver 5; commit `0123456789ab`" in text
-    assert "| B, K | strategy | tau | us | read floor us | times floor | FlashInfer chain us | times ours | goal |" in (
-        text
-    )
-    assert "| 8, 3 | `rejection` | 2.00 | 10.0 | 4.0 | 2.50 | 50.0 | 5.00 | 6 |" in text
-    assert "| 8, 3 | `block` | 2.10 | 20.0 | 5.0 | 4.00 | 50.0 | 2.50 | - |" in text
+    assert "| B, K | strategy | tau | us | times floor | FlashInfer chain us | times ours | goal |" in (text)
+    assert "| 8, 3 | `rejection` | 2.00 | 10.0 | 2.50 | 50.0 | 5.00 | 6 |" in text
+    assert "| 8, 3 | `block` | 2.10 | 20.0 | 4.00 | 50.0 | 2.50 | - |" in text
     assert "| 1, 3 | 30.0 |\n" in text
+    assert "| 8, 3 | 12.0 | 1.20 | 1.15 |" in text
     with pytest.raises(AssertionError, match="wrong results"):
         RENDER.section("x", {"machine": "GPU", "rows": [{**rows[0], "match": False}]})
     ratios = [{"name": "a", "goal": "at most 4", "runs": [3.0, 5.0, 3.5]}]
