@@ -258,15 +258,15 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
         if shape == (3, 3, 50):
-            # The rows that the last request, whose counts make no sense, would point at are the first one's.
-            same = logits.flatten(0, 1)[:7]
+            # The row that the last request, whose counts make no sense, would point at is the first one's.
+            same = 6 * logits.flatten(0, 1)[:7]
             found["bad-counts-logits"] = {
                 "ids": same[:4].argmax(1),
                 "target_logits": same,
                 "draft_logits": same[:4],
                 "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
                 "max_num_draft_tokens": 6,
-                "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 2.0])),
+                "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
             }
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)

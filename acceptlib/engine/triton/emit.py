@@ -15,6 +15,7 @@ import triton.language as tl
 from acceptlib.engine.triton import decide, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import TARGET
+from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_four, add_three, add_two, fixed
 
 WRITTEN = tl.constexpr(64)
 """Positions written at a time."""
@@ -155,7 +156,7 @@ def weigh_wanted(wanted, length, grid, request, target, draft, partials_ptr, cou
                         # None has left the row out unless a later one is accepted by now.
                         if not accepted_beyond(position, number, stop_ptr, CALL):
                             found = load_partials(sums_ptr, grid, CALL)
-                            mass = tl.sum(found[0], 0).to(tl.float64) / rows.WEIGHT_SCALE
+                            mass = tl.sum(found[0], 0).to(tl.float64) / WEIGHT_SCALE
                             if CALL.spares_masses:
                                 if decide.accepts(position - 1, mass, length, request, target, draft, CALL):
                                     tl.atomic_max(stop_ptr, position)
@@ -306,13 +307,13 @@ def reduce_block(block, raw, from_target, row, request, target, draft, partials,
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    terms = (tl.reshape(rows.fixed(finite), shape), tl.reshape(weights, shape))
+    terms = (tl.reshape(fixed(finite), shape), tl.reshape(weights, shape))
     if CALL.given_probs:
         total, w_mass, p_mass, q_mass = tl.reduce(
-            (terms[0], terms[1], tl.reshape(p, shape), tl.reshape(q, shape)), 1, _add_four
+            (terms[0], terms[1], tl.reshape(p, shape), tl.reshape(q, shape)), 1, add_four
         )
     else:
-        total, w_mass = tl.reduce(terms, 1, _add_two)
+        total, w_mass = tl.reduce(terms, 1, add_two)
         p_mass = w_mass
         q_mass = w_mass
     tl.store(partials_ptr + at, total)
@@ -364,10 +365,10 @@ def choose(
                 for number in range(num_blocks * CALL.emit_parts):
                     raw = reduce.load_block(number, stop, is_bonus == 0, request, target, draft, CALL.emit_part, CALL)
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
-                    sums = tl.where(index == number, tl.sum(rows.fixed(weights), 0), sums)
+                    sums = tl.where(index == number, tl.sum(fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
         if CALL.given_probs:
-            w_mass, p_mass, q_mass = tl.reduce((w_masses, p_masses, q_masses), 0, _add_three)
+            w_mass, p_mass, q_mass = tl.reduce((w_masses, p_masses, q_masses), 0, add_three)
         else:
             w_mass = tl.sum(w_masses, 0)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
@@ -397,7 +398,7 @@ def choose(
         raw = reduce.load_block(found, stop, is_bonus == 0, request, target, draft, CALL.emit_part, CALL)
         entry, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
         token = found.to(tl.int64) * CALL.emit_part + tl.sum(
-            (tl.cumsum(rows.fixed(weights), 0) <= r - taken).to(tl.int32), 0
+            (tl.cumsum(fixed(weights), 0) <= r - taken).to(tl.int32), 0
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if takes_best:
@@ -448,24 +449,6 @@ def write(stop, ids, token, p, fault, request, target, out, most, CALL: tl.const
     tl.store(num_accepted_ptr, stop)
     tl.store(num_emitted_ptr, stop + (fault == 0).to(tl.int32))
     tl.store(status_ptr, fault.to(tl.int8))
-
-
-@triton.jit
-def _add_two(a, b, c, d):
-    """Add two pairs."""
-    return a + c, b + d
-
-
-@triton.jit
-def _add_four(a, b, c, d, e, f, g, h):
-    """Add two quadruples."""
-    return a + e, b + f, c + g, d + h
-
-
-@triton.jit
-def _add_three(a, b, c, d, e, f):
-    """Add two triples."""
-    return a + d, b + e, c + f
 
 
 @triton.jit

@@ -408,12 +408,10 @@ def verify_kernel(
     partials = (sums_ptr + start * num_blocks, num_positions.to(tl.int64) * num_blocks)
     if STAGE == "reduce":
         reduce.reduce_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
-    elif STAGE == "select":
-        select.select_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+    elif STAGE == "select" or STAGE == "finish":  # noqa: PLR1714 - what Triton compiles
+        select.select_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, STAGE, CALL)
     elif STAGE == "collect":
         select.collect_rows(position, num_read, program, request, target, draft, stop_ptr, CALL)
-    elif STAGE == "finish":
-        select.finish_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "sum":
         arrived_ptr += max_num_draft_tokens + 1
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)

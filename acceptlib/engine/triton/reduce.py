@@ -13,9 +13,7 @@ import triton.language as tl
 from acceptlib.engine.triton import decide, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import DRAFT, TARGET
-
-ROW_SUM_SCALE = tl.constexpr(17592186044416.0)
-"""2^44, as in the torch engine."""
+from acceptlib.engine.triton.sums import SUM_SCALE
 
 NOWHERE = tl.constexpr(2147483647)
 
@@ -83,7 +81,7 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
         numbers = (p, q, is_drafted) + as_rows(row[1])
         for i in tl.static_range(len(CALL.sums)):
             terms = tl.where(inside, call(CALL.sums[i], numbers, tl.float32), 0.0)
-            total = tl.sum((terms * ROW_SUM_SCALE).to(tl.int64), 0)
+            total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
             tl.store(partials_ptr + i * size + block, total)
         left = tl.where(inside, p, -1.0)
         TOP_K: tl.constexpr = CALL.top_k
@@ -99,7 +97,7 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
             for i in tl.static_range(len(CALL.sums)):
                 part = partials_ptr + i * size + index
                 total = tl.sum(tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg"), 0)
-                tl.store(scalars_ptr + i * num_positions, total.to(tl.float64) / ROW_SUM_SCALE)
+                tl.store(scalars_ptr + i * num_positions, total.to(tl.float64) / SUM_SCALE)
             if CALL.top_k:
                 entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)
                 tl.store(scalars_ptr + CALL.top_scalar * num_positions, entropy)

@@ -20,6 +20,8 @@ A row's law is also a cut where its model is filtered: `select` finds it once a 
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton.sums import NEGLIGIBLE, SUM_SCALE, sum_exp, sum_exp_and_bits
+
 TARGET = tl.constexpr(0)
 DRAFT = tl.constexpr(1)
 
@@ -30,9 +32,6 @@ FEW = tl.constexpr(32)
 """Ids of a bias that are looked at together."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-SUM_SCALE = tl.constexpr(17592186044416.0)
-"""2^44, of exponentials relative to their block's maximum: a row of 2^18 sums to less than 2^63."""
-
 WIDTH = tl.constexpr(32)
 """Entries of a sub-block, of which filtered rows keep the largest."""
 
@@ -40,20 +39,6 @@ LAW_WORDS = tl.constexpr(8)
 """Words of the law of a filtered row."""
 
 LN_2 = tl.constexpr(0.6931471805599453)
-
-NEGLIGIBLE = tl.constexpr(256.0)
-"""Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
-
-HALF = tl.constexpr(262144.0)
-"""2^18."""
-
-MAGIC = tl.constexpr(12582912.0)
-"""1.5 * 2^23: float32 have no fraction there."""
-
-MAGIC_BITS = tl.constexpr(0x4B400000)
-
-WEIGHT_SCALE = tl.constexpr(1152921504606846976.0)
-"""2^60, of weights in a draw."""
 
 
 @triton.jit
@@ -273,56 +258,6 @@ def sub_maxima(model, position):
 
 
 @triton.jit
-def sum_exp(x, maximum, factor):
-    """Return the sum of exponentials of a block times 2^44, relative to its maximum, each to the nearest 2^-36.
-
-    Conversions to 64 bits are as slow as exponentials. A number that lies 2^23 higher has its integer part in its last
-    bits, so two fused multiply-adds a half and an addition do instead; 4096 halves of 19 bits fit 32.
-    """
-    terms = tl.exp2((x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor)
-    highs, lows = tl.reduce(_halves(terms), 0, _add_pairs)
-    return _joined(highs, lows)
-
-
-@triton.jit
-def sum_exp_and_bits(x, maximum, factor):
-    """Return `sum_exp`, and likewise the sum of each exponential times the bits that it lies below its maximum.
-
-    An exponential times its bits is at most 1 / (e ln 2), so that it fits where an exponential does.
-    """
-    relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
-    terms = tl.exp2(relative)
-    halves = _halves(terms) + _halves(terms * tl.minimum(-relative, NEGLIGIBLE))
-    highs, lows, bit_highs, bit_lows = tl.reduce(halves, 0, _add_quadruples)
-    return _joined(highs, lows), _joined(bit_highs, bit_lows)
-
-
-@triton.jit
-def _halves(terms):
-    """Return numbers from 0 to 1 times 2^36 as two integers, of which the first counts in 2^18."""
-    high = tl.fma(terms, HALF, MAGIC)
-    rest = tl.fma(terms, HALF, MAGIC - high)
-    low = tl.fma(rest, HALF, MAGIC)
-    return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS
-
-
-@triton.jit
-def _joined(highs, lows):
-    """Return what sums of `_halves` are together, times 2^44."""
-    return ((highs.to(tl.int64) << 18) + lows.to(tl.int64)) << 8
-
-
-@triton.jit
-def _add_pairs(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def _add_quadruples(a, b, c, d, e, f, g, h):
-    return a + e, b + f, c + g, d + h
-
-
-@triton.jit
 def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr):
     """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
     if CALL.biased[TARGET] or CALL.masked[TARGET]:
@@ -487,12 +422,6 @@ def largest_prob(model, found, CALL: tl.constexpr, MODEL: tl.constexpr):
         return tl.where(found[0] == found[0], p, float("nan")).to(tl.float64)
     else:
         return prob(found[0], found[2], model, found, CALL, MODEL).to(tl.float64)
-
-
-@triton.jit
-def fixed(weights):
-    """Return weights times 2^60 as int64."""
-    return (weights * WEIGHT_SCALE).to(tl.int64)
 
 
 @triton.jit

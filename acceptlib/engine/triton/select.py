@@ -52,19 +52,43 @@ ABREAST = tl.constexpr(8)
 
 
 @triton.jit
-def select_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
-    """Find the law of one filtered row, the target's or the draft's; decide the position if the last to do so."""
+def select_rows(
+    position,
+    count,
+    program,
+    request,
+    target,
+    draft,
+    stop_ptr,
+    arrived_ptr,
+    STAGE: tl.constexpr,
+    CALL: tl.constexpr,
+):
+    """Find the law of one filtered row, the target's or the draft's; decide the position if the last to do so.
+
+    Rows of which top-p keeps many are left to the stage `finish`, once their entries are listed.
+    """
     if reduce.needed(position, position <= count, stop_ptr, CALL):
-        if CALL.filtered[TARGET]:
+        wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
+        if wanted[TARGET]:
             if program == 0:
-                store_law(position, request, target, CALL, TARGET)
-        if CALL.filtered[DRAFT]:
+                select_row(position, request, target, STAGE, CALL, TARGET)
+        if wanted[DRAFT]:
             if (program == tl.num_programs(0) - 1) & (position < count):
-                store_law(position, request, draft, CALL, DRAFT)
-        if CALL.lazy and not CALL.needs_sums and CALL.num_collected == 0:
+                select_row(position, request, draft, STAGE, CALL, DRAFT)
+        if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
             if reduce.arrive(arrived_ptr + position, tl.num_programs(0)):
                 tl.debug_barrier()
                 reduce.settle(position, count, request, target, draft, stop_ptr, CALL)
+
+
+@triton.jit
+def select_row(position, request, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find the law of one row in its stage."""
+    if STAGE == "finish":
+        finish_row(position, request, model, CALL, MODEL)
+    else:
+        store_law(position, request, model, CALL, MODEL)
 
 
 @triton.jit
@@ -350,22 +374,6 @@ def collect_row(position, first, step, request, model, CALL: tl.constexpr, MODEL
             tl.store(entries_ptr + place, entry, mask=listed & (place < CALL.tile * (WIDTH - LISTED)))
         tl.atomic_add(words_ptr + 4, above, sem="relaxed")
         tl.atomic_add(words_ptr + 5, inside, sem="relaxed")
-
-
-@triton.jit
-def finish_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
-    """Find the law of one row whose cut is among listed entries; decide the position if the last to do so."""
-    if reduce.needed(position, position <= count, stop_ptr, CALL):
-        if CALL.collects[TARGET]:
-            if program == 0:
-                finish_row(position, request, target, CALL, TARGET)
-        if CALL.collects[DRAFT]:
-            if (program == tl.num_programs(0) - 1) & (position < count):
-                finish_row(position, request, draft, CALL, DRAFT)
-        if CALL.lazy and not CALL.needs_sums:
-            if reduce.arrive(arrived_ptr + position, tl.num_programs(0)):
-                tl.debug_barrier()
-                reduce.settle(position, count, request, target, draft, stop_ptr, CALL)
 
 
 @triton.jit

@@ -1,0 +1,86 @@
+"""Sums in integers, so that neither the layout of a program nor an order changes a bit of them."""
+
+import triton
+import triton.language as tl
+
+SUM_SCALE = tl.constexpr(17592186044416.0)
+"""2^44, of exponentials relative to their block's maximum, and of terms of row sums: 2^18 of up to 1 sum to less than
+2^63."""
+
+NEGLIGIBLE = tl.constexpr(256.0)
+"""Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
+
+HALF = tl.constexpr(262144.0)
+"""2^18."""
+
+MAGIC = tl.constexpr(12582912.0)
+"""1.5 * 2^23: float32 have no fraction there."""
+
+MAGIC_BITS = tl.constexpr(0x4B400000)
+
+WEIGHT_SCALE = tl.constexpr(1152921504606846976.0)
+"""2^60, of weights in a draw."""
+
+
+@triton.jit
+def sum_exp(x, maximum, factor):
+    """Return the sum of exponentials of a block times 2^44, relative to its maximum, each to the nearest 2^-36.
+
+    Conversions to 64 bits are as slow as exponentials. A number that lies 2^23 higher has its integer part in its last
+    bits, so two fused multiply-adds a half and an addition do instead; 4096 halves of 19 bits fit 32.
+    """
+    terms = tl.exp2((x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor)
+    highs, lows = tl.reduce(_halves(terms), 0, add_two)
+    return _joined(highs, lows)
+
+
+@triton.jit
+def sum_exp_and_bits(x, maximum, factor):
+    """Return `sum_exp`, and likewise the sum of each exponential times the bits that it lies below its maximum.
+
+    An exponential times its bits is at most 1 / (e ln 2), so that it fits where an exponential does.
+    """
+    relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
+    terms = tl.exp2(relative)
+    halves = _halves(terms) + _halves(terms * tl.minimum(-relative, NEGLIGIBLE))
+    highs, lows, bit_highs, bit_lows = tl.reduce(halves, 0, add_four)
+    return _joined(highs, lows), _joined(bit_highs, bit_lows)
+
+
+@triton.jit
+def _halves(terms):
+    """Return numbers from 0 to 1 times 2^36 as two integers, of which the first counts in 2^18."""
+    high = tl.fma(terms, HALF, MAGIC)
+    rest = tl.fma(terms, HALF, MAGIC - high)
+    low = tl.fma(rest, HALF, MAGIC)
+    return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS
+
+
+@triton.jit
+def _joined(highs, lows):
+    """Return what sums of `_halves` are together, times 2^44."""
+    return ((highs.to(tl.int64) << 18) + lows.to(tl.int64)) << 8
+
+
+@triton.jit
+def fixed(weights):
+    """Return weights times 2^60 as int64."""
+    return (weights * WEIGHT_SCALE).to(tl.int64)
+
+
+@triton.jit
+def add_two(a, b, c, d):
+    """Add two pairs."""
+    return a + c, b + d
+
+
+@triton.jit
+def add_four(a, b, c, d, e, f, g, h):
+    """Add two quadruples."""
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def add_three(a, b, c, d, e, f):
+    """Add two triples."""
+    return a + d, b + e, c + f
