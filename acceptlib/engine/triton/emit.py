@@ -49,34 +49,7 @@ def emit(
             tl.debug_barrier()
         weigh_wanted(wanted, length, grid, request, target, draft, partials_ptr, counters, CALL)
         # All arrive, those too that had nothing to read: the last one changes what they decide by.
-        if reduce.arrive(arrived_ptr, grid[1] * tl.num_programs(2)):
-            if CALL.spares_masses:
-                stop = wanted[0]
-                if stop < wanted[1]:
-                    stop = tl.maximum(stop, tl.load(stop_ptr, cache_modifier=".cg"))
-            else:
-                stop = decide.find_stop(count, request, target, draft, CALL)
-            sums_ptr = row_partials(stop, partials_ptr, grid, CALL)
-            found = load_partials(sums_ptr, grid, CALL)
-            row = reduce.open_row(stop, length, request, target, draft, CALL)
-            finish(
-                stop,
-                length,
-                length,
-                row,
-                grid,
-                count,
-                fault,
-                request,
-                target,
-                draft,
-                (sums_ptr, found),
-                counters,
-                out,
-                ends,
-                most,
-                CALL,
-            )
+        is_last = reduce.arrive(arrived_ptr, grid[1] * tl.num_programs(2))
     else:
         if CALL.decided:
             code = tl.load(stop_ptr, cache_modifier=".cg")
@@ -86,26 +59,38 @@ def emit(
         else:
             stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
         row = weigh_row(stop, length, grid, request, target, draft, partials_ptr, CALL)
-        if reduce.arrive(arrived_ptr, grid[1]):
-            found = load_partials(partials_ptr, grid, CALL)
-            finish(
-                stop,
-                length,
-                passed,
-                row,
-                grid,
-                count,
-                fault,
-                request,
-                target,
-                draft,
-                (partials_ptr, found),
-                counters,
-                out,
-                ends,
-                most,
-                CALL,
-            )
+        is_last = reduce.arrive(arrived_ptr, grid[1])
+    if is_last:
+        if CALL.mass_scalar >= 0:
+            passed = length
+            if CALL.spares_masses:
+                stop = wanted[0]
+                if stop < wanted[1]:
+                    stop = tl.maximum(stop, tl.load(stop_ptr, cache_modifier=".cg"))
+            else:
+                stop = decide.find_stop(count, request, target, draft, CALL)
+            partials_ptr = row_partials(stop, partials_ptr, grid, CALL)
+        found = load_partials(partials_ptr, grid, CALL)
+        if CALL.mass_scalar >= 0:
+            row = reduce.open_row(stop, length, request, target, draft, CALL)
+        finish(
+            stop,
+            length,
+            passed,
+            row,
+            grid,
+            count,
+            fault,
+            request,
+            target,
+            draft,
+            (partials_ptr, found),
+            counters,
+            out,
+            ends,
+            most,
+            CALL,
+        )
 
 
 @triton.jit
