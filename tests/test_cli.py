@@ -372,9 +372,13 @@ class TestCompare:
         """A signal, not an exception we raise ourselves: whatever it meets, the exit is clean."""
         command = [sys.executable, "-m", "acceptlib.cli", "compare", "--prompts", "48", "--max-new-tokens", "400"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ACCEPTLIB_DISABLE_PLUGINS": "1", "FORCE_COLOR": "1"}
-        process = subprocess.Popen(  # noqa: S603 - our own command line
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-        )
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own command line
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            )
+        finally:
+            signal.signal(signal.SIGINT, handler)
         assert process.stderr is not None
         seen = b""
         while b"block, K" not in seen:  # the progress bar has reached the first row
@@ -382,7 +386,10 @@ class TestCompare:
             assert read, seen
             seen += read
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        try:
+            output, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
         assert process.returncode == 130
         assert not output
         assert b"interrupted after 0 of 24 rows" in errors

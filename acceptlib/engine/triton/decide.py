@@ -128,34 +128,62 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
 
 
 @triton.jit
-def judge(position, length, request, target, draft, CALL: tl.constexpr):
+def fetch(position, count, request, target, draft, CALL: tl.constexpr):
+    """Return what `look` needs at positions [n] that no stage finds: ids, their entries of both rows, and u.
+
+    Nothing has to be waited for, so it may be on its way while a stage ends.
+    """
+    exists = position < count
+    ids = tokens_at(request, position, exists, 0)
+    inside = exists & (ids >= 0) & (ids < request[1])
+    x_target, x_draft = load_drafted(position, ids, inside, target, draft, CALL)
+    accept_ptr, stride, seed, offset = request[4]
+    if CALL.explicit:
+        u = tl.load(accept_ptr + position.to(tl.int64) * stride, mask=exists, other=0.0)
+    else:
+        u = random.uniform(seed, offset, position)
+    return (ids, x_target, x_draft, u)
+
+
+@triton.jit
+def fetch_first(count, request, target, draft, CALL: tl.constexpr):
+    """Return `fetch` of the first positions, as decisions begin with them."""
+    return fetch(tl.arange(0, LANES), count, request, target, draft, CALL)
+
+
+@triton.jit
+def after_wait(fetched):
+    """Return what `fetch` did once the stages before have ended.
+
+    u passes through the instruction that waits, for what makes it would be put off until u is used.
+    """
+    ids, x_target, x_draft, u = fetched
+    u = tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.b64 $0, $1;", "=d,d", [u], dtype=tl.float64, is_pure=False, pack=1
+    )
+    return ids, x_target, x_draft, u
+
+
+@triton.jit
+def judge(position, fetched, length, request, target, draft, CALL: tl.constexpr):
     """Return, at positions [n], whether the token is accepted, and whether it could be at all; and the scalars."""
-    u, sound, found = look(position, length, request, target, draft, CALL)
+    u, sound, found = look(position, fetched, length, request, target, draft, CALL)
     return (u < call(CALL.accept, found, tl.float64)) & sound, sound, found
 
 
 @triton.jit
-def look(position, length, request, target, draft, CALL: tl.constexpr):
+def look(position, fetched, length, request, target, draft, CALL: tl.constexpr):
     """Return, at positions [n], the uniform number, whether the token could be accepted, and the scalars."""
     num_blocks = request[2]
-    before_end = position < length
-    ids = tokens_at(request, position, before_end, 0)
-    inside = before_end & (ids >= 0) & (ids < request[1])
+    ids, x_target, x_draft, u = fetched
+    inside = (position < length) & (ids >= 0) & (ids < request[1])
     # Everything is loaded before anything is reduced: a reduction waits for what it reads.
     target_parts = rows.load_parts(target, position, inside, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
         draft_parts = rows.load_parts(draft, position, inside, num_blocks, CALL, DRAFT)
-    drafted = load_drafted(position, ids, inside, target, draft, CALL)
-    accept_ptr, stride, seed, offset = request[4]
-    if CALL.explicit:
-        u = tl.load(accept_ptr + position.to(tl.int64) * stride, mask=before_end, other=0.0)
-    else:
-        u = random.uniform(seed, offset, position)
-    target_law = rows.law(target, target_parts, CALL, TARGET)
-    draft_law = target_law
-    if CALL.has_draft:
-        draft_law = rows.law(draft, draft_parts, CALL, DRAFT)
+    target_law, draft_law = rows.laws(target, target_parts, draft, draft_parts, CALL)
+    drafted = (x_target, x_draft)
     found = values(position, ids, inside, drafted, length, request, target, target_law, draft, draft_law, CALL)
     return u, inside & (token_fault(ids, found[0], target_law, request[1], CALL) == 0), found
 
@@ -173,7 +201,7 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 
 
 @triton.jit
-def first_rejection(count, request, target, draft, CALL: tl.constexpr):
+def first_rejection(count, fetched, request, target, draft, CALL: tl.constexpr):
     """Return how many drafted tokens stand, the request's length, and how many tokens pass on their own."""
     length = count
     if CALL.reads_length:
@@ -184,33 +212,37 @@ def first_rejection(count, request, target, draft, CALL: tl.constexpr):
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, found = judge(position, length, request, target, draft, CALL)
+        accepted, sound, found = judge(position, fetched, length, request, target, draft, CALL)
         first_unsound = tl.min(tl.where(sound, length, position), 0)
         sound_length = tl.minimum(sound_length, first_unsound)
         stop = tl.minimum(stop, tl.min(tl.where(accepted, length, position), 0))
         # A placeholder is neither sound nor accepted.
         end = tl.minimum(end, tl.min(tl.where(found[DRAFTED] < 0, position, length), 0))
         passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
+        if base + LANES < length:
+            fetched = fetch(position + LANES, length, request, target, draft, CALL)
     return stop, end, passed
 
 
 @triton.jit
-def last_acceptance(count, request, target, draft, CALL: tl.constexpr):
+def last_acceptance(count, fetched, request, target, draft, CALL: tl.constexpr):
     """Return the largest accepted position, 1-based."""
     length = length_of(request, count)
     stop = length * 0
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, _ = judge(position, length, request, target, draft, CALL)
+        accepted, sound, _ = judge(position, fetched, length, request, target, draft, CALL)
         unsound = (position < length) & (sound == 0)
         sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
         stop = tl.maximum(stop, tl.max(tl.where(accepted & (position < sound_length), position + 1, 0), 0))
+        if base + LANES < length:
+            fetched = fetch(position + LANES, length, request, target, draft, CALL)
     return stop
 
 
 @triton.jit
-def window(count, request, target, draft, CALL: tl.constexpr):
+def window(count, fetched, request, target, draft, CALL: tl.constexpr):
     """Return how many tokens stand, where a forgiven one does if all the tokens of its window are accepted."""
     length = length_of(request, count)
     flags_ptr, size = request[5]
@@ -218,10 +250,12 @@ def window(count, request, target, draft, CALL: tl.constexpr):
     lane = tl.arange(0, LANES)
     for base in range(0, length, LANES):
         position = base + lane
-        accepted, sound, found = judge(position, length, request, target, draft, CALL)
+        accepted, sound, found = judge(position, fetched, length, request, target, draft, CALL)
         forgiven = call(CALL.forgive, found, tl.int1) & sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)
+        if base + LANES < length:
+            fetched = fetch(position + LANES, length, request, target, draft, CALL)
     tl.debug_barrier()
     stop = length
     width = tl.minimum(length - 1, CALL.window)
@@ -238,19 +272,19 @@ def window(count, request, target, draft, CALL: tl.constexpr):
 
 
 @triton.jit
-def find_stop(count, request, target, draft, CALL: tl.constexpr):
+def find_stop(count, fetched, request, target, draft, CALL: tl.constexpr):
     """Return how many drafted tokens stand, given every scalar of every position."""
     if CALL.stop == "first_rejection":
-        stop, _, _ = first_rejection(count, request, target, draft, CALL)
+        stop, _, _ = first_rejection(count, fetched, request, target, draft, CALL)
     elif CALL.stop == "last_acceptance":
-        stop = last_acceptance(count, request, target, draft, CALL)
+        stop = last_acceptance(count, fetched, request, target, draft, CALL)
     else:
-        stop = window(count, request, target, draft, CALL)
+        stop = window(count, fetched, request, target, draft, CALL)
     return stop
 
 
 @triton.jit
-def prepare(count, request, target, draft, CALL: tl.constexpr):
+def prepare(count, fetched, request, target, draft, CALL: tl.constexpr):
     """Store the carry before and after every drafted position; return the rows that a stop or a mass may need.
 
     They are (first, last, bits): rows first and last, and of those between the ones whose bit is set or that have none.
@@ -265,7 +299,7 @@ def prepare(count, request, target, draft, CALL: tl.constexpr):
     running = tl.full((), 1.0, tl.float64)
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        u, sound, found = look(position, length, request, target, draft, CALL)
+        u, sound, found = look(position, fetched, length, request, target, draft, CALL)
         before = position * 0.0 + running
         after = before
         if CALL.carry is not None:
@@ -293,6 +327,8 @@ def prepare(count, request, target, draft, CALL: tl.constexpr):
             last = tl.maximum(last, tl.max(tl.where(wanted, position + 1, 0), 0))
             bit = tl.full((LANES,), 1, tl.int64) << tl.minimum(position + 1, NUM_BITS - 1).to(tl.int64)
             bits += tl.sum(tl.where(wanted & (position + 1 < NUM_BITS), bit, 0), 0)
+        if base + LANES < length:
+            fetched = fetch(position + LANES, length, request, target, draft, CALL)
     return first, tl.maximum(first, last), bits
 
 
@@ -308,7 +344,8 @@ def may_matter(position, rows_wanted):
 def accepts(position, mass, length, request, target, draft, CALL: tl.constexpr):
     """Return whether the token at one sound position is accepted, given the mass of the next row."""
     position += tl.zeros((1,), tl.int32)
-    u, _, found = look(position, length, request, target, draft, CALL)
+    fetched = fetch(position, length, request, target, draft, CALL)
+    u, _, found = look(position, fetched, length, request, target, draft, CALL)
     found = with_scalar(found, position * 0.0 + mass, CALL.mass_value)
     return tl.sum((u < call(CALL.accept, found, tl.float64)).to(tl.int32), 0) != 0
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from acceptlib.engine.triton import decide, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import TARGET
-from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_four, add_three, add_two, fixed
+from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours
 
 WRITTEN = tl.constexpr(64)
 """Positions written at a time."""
@@ -25,6 +25,7 @@ WRITTEN = tl.constexpr(64)
 def emit(
     grid,  # program, num_programs, num_blocks
     count,
+    fetched,  # what `decide.fetch_first` returned
     fault,
     request,
     target,
@@ -45,7 +46,7 @@ def emit(
             wanted = (tl.load(prepared_ptr).to(tl.int32), tl.load(prepared_ptr + 1).to(tl.int32))
             wanted += (tl.load(prepared_ptr + 2),)
         else:
-            wanted = decide.prepare(count, request, target, draft, CALL)
+            wanted = decide.prepare(count, fetched, request, target, draft, CALL)
             tl.debug_barrier()
         weigh_wanted(wanted, length, grid, request, target, draft, partials_ptr, counters, CALL)
         # All arrive, those too that had nothing to read: the last one changes what they decide by.
@@ -57,7 +58,7 @@ def emit(
             stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
             passed = length
         else:
-            stop, length, passed = decide.first_rejection(count, request, target, draft, CALL)
+            stop, length, passed = decide.first_rejection(count, fetched, request, target, draft, CALL)
         row = weigh_row(stop, length, grid, request, target, draft, partials_ptr, CALL)
         is_last = reduce.arrive(arrived_ptr, grid[1])
     if is_last:
@@ -68,7 +69,8 @@ def emit(
                 if stop < wanted[1]:
                     stop = tl.maximum(stop, tl.load(stop_ptr, cache_modifier=".cg"))
             else:
-                stop = decide.find_stop(count, request, target, draft, CALL)
+                fetched = decide.fetch_first(count, request, target, draft, CALL)
+                stop = decide.find_stop(count, fetched, request, target, draft, CALL)
             partials_ptr = row_partials(stop, partials_ptr, grid, CALL)
         found = load_partials(partials_ptr, grid, CALL)
         if CALL.mass_scalar >= 0:
@@ -190,7 +192,7 @@ def weigh_row(stop, length, grid, request, target, draft, partials_ptr, CALL: tl
     largest_ptr = (partials_ptr + num_parts).to(tl.pointer_type(tl.float32))
     masses_ptr = largest_ptr + num_parts
     partials = (partials_ptr, largest_ptr, masses_ptr)
-    w_mass = tl.arange(0, CALL.emit_parts) * 0.0
+    w_mass = tl.zeros((CALL.emit_block // 4,), tl.float32)
     p_mass = w_mass
     q_mass = w_mass
     if CALL.loops:
@@ -206,10 +208,13 @@ def weigh_row(stop, length, grid, request, target, draft, partials_ptr, CALL: tl
     elif not idle:
         w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, request, target, draft, partials, CALL)
     if not idle:
-        tl.store(masses_ptr + program, tl.sum(w_mass, 0))
         if CALL.given_probs:
-            tl.store(masses_ptr + num_programs + program, tl.sum(p_mass, 0))
-            tl.store(masses_ptr + 2 * num_programs + program, tl.sum(q_mass, 0))
+            w_sum, p_sum, q_sum = tl.reduce((w_mass, p_mass, q_mass), 0, add_three)
+            tl.store(masses_ptr + num_programs + program, p_sum)
+            tl.store(masses_ptr + 2 * num_programs + program, q_sum)
+        else:
+            w_sum = tl.sum(w_mass, 0)
+        tl.store(masses_ptr + program, w_sum)
     return row
 
 
@@ -267,7 +272,8 @@ def finish(
     write(stop, ids, token, p, fault, request, target, out, most, CALL)
     if CALL.counts_passed:
         if CALL.decided or CALL.mass_scalar >= 0:
-            _, _, passed = decide.first_rejection(count, request, target, draft, CALL)
+            fetched = decide.fetch_first(count, request, target, draft, CALL)
+            _, _, passed = decide.first_rejection(count, fetched, request, target, draft, CALL)
         tl.store(out[5], passed)
     if not CALL.explicit:
         tl.store(offsets_ptr, request[4][3] + 1)
@@ -282,7 +288,7 @@ def finish(
 
 @triton.jit
 def reduce_block(block, raw, from_target, row, request, target, draft, partials, CALL: tl.constexpr):
-    """Store what the draw needs of a loaded block; return the sums of the draw's weights, p and q, [PARTS]."""
+    """Store what the draw needs of a loaded block; return sums of fours of the draw's weights, p and q, [BLOCK/4]."""
     partials_ptr, largest_ptr, _ = partials
     _, p, q, weights = weigh(raw, from_target, row, request, target, draft, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
@@ -292,16 +298,14 @@ def reduce_block(block, raw, from_target, row, request, target, draft, partials,
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    terms = (tl.reshape(fixed(finite), shape), tl.reshape(weights, shape))
+    tl.store(partials_ptr + at, tl.sum(tl.reshape(fixed(finite), shape), 1))
+    # What threads hold is added up once for all blocks.
+    w_mass = fours(weights)
+    p_mass = w_mass
+    q_mass = w_mass
     if CALL.given_probs:
-        total, w_mass, p_mass, q_mass = tl.reduce(
-            (terms[0], terms[1], tl.reshape(p, shape), tl.reshape(q, shape)), 1, add_four
-        )
-    else:
-        total, w_mass = tl.reduce(terms, 1, add_two)
-        p_mass = w_mass
-        q_mass = w_mass
-    tl.store(partials_ptr + at, total)
+        p_mass = fours(p)
+        q_mass = fours(q)
     return w_mass, p_mass, q_mass
 
 
@@ -341,6 +345,10 @@ def choose(
         sums, w_masses, p_masses, q_masses = loaded
         index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
         used = index < num_blocks * CALL.emit_parts
+        if CALL.explicit:
+            bits = tl.load(emit_ptr).to(tl.uint64, bitcast=True)
+        else:
+            bits = random.bits(request[4][2], request[4][3])
         total = tl.sum(sums, 0)
         from_target = is_bonus
         if CALL.residual is not None:
@@ -352,23 +360,7 @@ def choose(
                     _, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
                     sums = tl.where(index == number, tl.sum(fixed(weights), 0), sums)
                 total = tl.sum(sums, 0)
-        if CALL.given_probs:
-            w_mass, p_mass, q_mass = tl.reduce((w_masses, p_masses, q_masses), 0, add_three)
-        else:
-            w_mass = tl.sum(w_masses, 0)
-        # A total of weights too large wraps around, to 0 even: the sum in floats tells.
-        invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
-        unnormalized = w_mass > 4
-        if CALL.given_probs:
-            unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
-            invalid = invalid | ((p_mass < float("inf")) == 0)
-        row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
-
         # Draw: the first entry whose running sum exceeds r.
-        if CALL.explicit:
-            bits = tl.load(emit_ptr).to(tl.uint64, bitcast=True)
-        else:
-            bits = random.bits(request[4][2], request[4][3])
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
         ends = tl.cumsum(sums, 0)
         below = (ends <= r) & used
@@ -381,6 +373,18 @@ def choose(
             if takes_best:
                 found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
         raw = reduce.load_block(found, stop, is_bonus == 0, request, target, draft, CALL.emit_part, CALL)
+        # While the part is on its way: are the rows' masses sound?
+        if CALL.given_probs:
+            w_mass, p_mass, q_mass = tl.reduce((w_masses, p_masses, q_masses), 0, add_three)
+        else:
+            w_mass = tl.sum(w_masses, 0)
+        # A total of weights too large wraps around, to 0 even: the sum in floats tells.
+        invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
+        unnormalized = w_mass > 4
+        if CALL.given_probs:
+            unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
+            invalid = invalid | ((p_mass < float("inf")) == 0)
+        row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
         entry, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
         token = found.to(tl.int64) * CALL.emit_part + tl.sum(
             (tl.cumsum(fixed(weights), 0) <= r - taken).to(tl.int32), 0

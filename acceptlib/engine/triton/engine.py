@@ -22,8 +22,8 @@ SMALL = Tuning(
     reduce_registers=0,
     select_registers=0,
     emit_warps=8,
-    emit_registers=64,
-    emit_block=2048,
+    emit_registers=128,
+    emit_block=4096,
     emit_part=512,
     loops=False,
     decides_first=False,
@@ -31,15 +31,15 @@ SMALL = Tuning(
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALL_PROBS = SMALL._replace(emit_warps=4)
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_block=2048)
 """The same from probabilities, which need no law of a row."""
 
-SMALL_MASSES = SMALL._replace(emit_registers=128, loops=True, programs=200)
+SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True, programs=200)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
 LARGE = Tuning(
     reduce_warps=8,
-    reduce_registers=0,
+    reduce_registers=48,
     select_registers=128,
     emit_warps=4,
     emit_registers=64,
@@ -49,21 +49,21 @@ LARGE = Tuning(
     decides_first=True,
     lazy=True,
 )
-"""For throughput."""
+"""For throughput. Fewer programs than could find stops as they read rows run at a time, so that a stop spares others."""
 
-LARGE_HALF = LARGE._replace(reduce_warps=4, reduce_registers=64)
+LARGE_ONE = LARGE._replace(reduce_registers=64)
+"""The same for the rows of one model, which take half as many programs."""
+
+LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_PROBS = LARGE._replace(emit_registers=0)
-"""The same from probabilities."""
-
-LARGE_MASSES = LARGE_HALF._replace(emit_registers=128, shares=2)
+LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, shares=2)
 """The same where a mass decides."""
 
-MEDIUM = LARGE_HALF._replace(lazy=False)
+MEDIUM = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=72, programs=792, lazy=False)
 """Between the two: rows are read before a stop would be known, or what is kept of them takes too long to wait for."""
 
-TUNINGS = ("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "LARGE", "LARGE_HALF", "LARGE_PROBS", "LARGE_MASSES")
+TUNINGS = ("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "LARGE", "LARGE_ONE", "LARGE_HALF", "LARGE_MASSES")
 """Names of all of these."""
 
 
@@ -84,13 +84,10 @@ class Sizes(NamedTuple):
 SIZES = Sizes()
 
 OVERLAP_BLOCKS = 4096
-"""Blocks from which on a stage no longer starts before the one ahead of it ends: it would take that one's place."""
-
-ENOUGH_ROW_PROGRAMS = 1024
-"""Programs that reduce one model's rows at one position and fill the device."""
+"""Blocks from which on a stage does not start before one that reads rows ends: it would take that one's place."""
 
 MOST_ROW_BLOCKS = 4
-"""Blocks that such a program reduces, at most."""
+"""Blocks that a program which reduces rows goes through, at most."""
 
 MOST_BLOCKS = 8
 """Blocks that a program of the last stage weighs, at most."""
@@ -124,13 +121,15 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
     if "next_residual_mass" in plan.reads:
         return SMALL_MASSES if small else LARGE_MASSES
     if not target.is_logits:
-        return SMALL_PROBS if small else LARGE_PROBS
+        return SMALL_PROBS if small else LARGE
     if small:
         return SMALL
     filtered = target.is_filtered or (draft is not None and draft.is_filtered)
     if num_blocks < (SIZES.large_filtered if filtered else SIZES.large):
         return MEDIUM
-    return LARGE if target.dtype == torch.float32 else LARGE_HALF
+    if target.dtype != torch.float32:
+        return LARGE_HALF
+    return LARGE_ONE if draft is None else LARGE
 
 
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
@@ -220,10 +219,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_emit_blocks,
     )
     # Likewise of the stages that go through rows.
-    blocks_each = min(max(num_requests * num_blocks // ENOUGH_ROW_PROGRAMS, 1), MOST_ROW_BLOCKS)
+    blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
     found = stages(call, most)
-    overlap = len(found) > 1 and num_requests * num_blocks < OVERLAP_BLOCKS and _overlaps(device)
+    few = num_requests * num_blocks < OVERLAP_BLOCKS or not any(call.reduces)
+    overlap = len(found) > 1 and few and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         programs, warps, registers = {
             "reduce": (call.num_reduced * per_row, tuning.reduce_warps, tuning.reduce_registers),

@@ -27,6 +27,7 @@ class Tuning(NamedTuple):
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
+        row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
         programs: Programs of the last stage from which on each goes through more blocks.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
     """
@@ -41,6 +42,7 @@ class Tuning(NamedTuple):
     loops: bool
     decides_first: bool
     lazy: bool
+    row_programs: int = 1024
     programs: int = 528
     shares: int = 1
 

@@ -401,7 +401,12 @@ def verify_kernel(
         (tables_ptr, table_size),
         (state_ptr, num_requests),
     )
-    if OVERLAP and not FIRST:
+    if STAGE == "decide" or STAGE == "emit":  # noqa: PLR1714 - what Triton compiles
+        # On its way while the stage before ends.
+        fetched = decide.fetch_first(count, request, target, draft, CALL)
+        if OVERLAP and not FIRST:
+            fetched = decide.after_wait(fetched)
+    elif OVERLAP and not FIRST:
         tl.extra.cuda.gdc_wait()
     stop_ptr = counters_ptr + num_requests + number
     arrived_ptr = counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1)
@@ -417,14 +422,14 @@ def verify_kernel(
         reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
     elif STAGE == "decide":
         if CALL.carry_scalar >= 0:
-            first, last, bits = decide.prepare(count, request, target, draft, CALL)
+            first, last, bits = decide.prepare(count, fetched, request, target, draft, CALL)
             tl.debug_barrier()
         if CALL.mass_scalar >= 0:
             tl.store(prepared_ptr, first)
             tl.store(prepared_ptr + 1, last)
             tl.store(prepared_ptr + 2, bits)
         else:
-            tl.store(stop_ptr, decide.coded(decide.find_stop(count, request, target, draft, CALL)))
+            tl.store(stop_ptr, decide.coded(decide.find_stop(count, fetched, request, target, draft, CALL)))
     else:
         row = number * (max_num_draft_tokens + 1)
         out = (
@@ -440,6 +445,7 @@ def verify_kernel(
         emit.emit(
             (program, num_programs, num_emit_blocks),
             count,
+            fetched,
             fault,
             request,
             target,

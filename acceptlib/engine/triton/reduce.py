@@ -125,7 +125,9 @@ def latest(counter_ptr):
 def settle(position, count, request, target, draft, stop_ptr, CALL: tl.constexpr):
     """Lower the request's stop to this position if the drafted token is rejected."""
     length = decide.length_of(request, count)
-    accepted, _, _ = decide.judge(tl.zeros((1,), tl.int32) + position, length, request, target, draft, CALL)
+    here = tl.zeros((1,), tl.int32) + position
+    fetched = decide.fetch(here, length, request, target, draft, CALL)
+    accepted, _, _ = decide.judge(here, fetched, length, request, target, draft, CALL)
     if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
         tl.atomic_max(stop_ptr, decide.coded(position))
 
@@ -169,32 +171,48 @@ def open_row(position, length, request, target, draft, CALL: tl.constexpr):
     inside = drafted & (token < request[1])
     num_blocks = request[2]
     pair = decide.load_drafted(position, token, inside, target, draft, CALL)
-    target_law = rows.law_at(target, position, position >= 0, num_blocks, CALL, TARGET)
+    one = tl.zeros((1,), tl.int32)
+    target_parts = rows.load_parts(target, one + position, one == 0, num_blocks, CALL, TARGET)
+    draft_parts = target_parts
+    if CALL.has_draft:
+        exists = one + drafted.to(tl.int32) != 0
+        draft_parts = rows.load_parts(draft, one + position, exists, num_blocks, CALL, DRAFT)
+    target_laws, draft_laws = rows.laws(target, target_parts, draft, draft_parts, CALL)
+    target_law = rows.only(target_laws)
     draft_law = target_law
     if CALL.has_draft:
-        draft_law = rows.law_at(draft, position, drafted, num_blocks, CALL, DRAFT)
+        draft_law = rows.only(draft_laws)
     found = decide.values(position, token, inside, pair, length, request, target, target_law, draft, draft_law, CALL)
     return tl.where(drafted, token, -1), found, target_law, draft_law
 
 
 @triton.jit
 def load_block(block, position, drafted, request, target, draft, BLOCK: tl.constexpr, CALL: tl.constexpr):
-    """Return entry numbers and a block of both rows as they are given, [BLOCK]; 0 beyond them and where not needed."""
+    """Return entry numbers and a block of both rows as they are given, [BLOCK].
+
+    Beyond the rows, and where they are not needed, it has what becomes a probability of 0.
+    """
     entry = block * BLOCK + tl.arange(0, BLOCK)
     # A greedy row is known without reading it.
     wanted = position >= 0
     if CALL.temperature[TARGET]:
         wanted = target[4] > 0
     read = entry < tl.where(wanted, request[1], 0)
-    x = rows.load_block(target, position, block * BLOCK, BLOCK, read, wanted, 0.0, CALL, TARGET)
+    x = rows.load_block(target, position, block * BLOCK, BLOCK, read, wanted, nothing(CALL, TARGET), CALL, TARGET)
     y = x
     if CALL.has_draft:
         wanted = drafted
         if CALL.temperature[DRAFT]:
             wanted = wanted & (draft[4] > 0)
         read = entry < tl.where(wanted, request[1], 0)
-        y = rows.load_block(draft, position, block * BLOCK, BLOCK, read, wanted, 0.0, CALL, DRAFT)
+        y = rows.load_block(draft, position, block * BLOCK, BLOCK, read, wanted, nothing(CALL, DRAFT), CALL, DRAFT)
     return entry, x, y
+
+
+@triton.jit
+def nothing(CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what an entry that does not exist is given as."""
+    return float("-inf") if CALL.logits[MODEL] else 0.0
 
 
 @triton.jit
@@ -203,15 +221,11 @@ def elements(raw, row, target, draft, CALL: tl.constexpr):
     entry, x, y = raw
     token, _, target_law, draft_law = row
     p = rows.prob(x, entry, target, target_law, CALL, TARGET)
-    if CALL.logits[TARGET]:
-        p = tl.where(entry < target[3], p, 0.0)
     is_drafted = entry == token
     q = is_drafted.to(tl.float32)
     if CALL.has_draft:
         q = rows.prob(y, entry, draft, draft_law, CALL, DRAFT)
-        # NaN counts as 0, as do a bonus row, which the draft has not, and entries that it has not.
-        exists = (tl.zeros_like(entry) + token >= 0) & (entry < draft[3])
-        q = tl.where((q > 0) & exists, q, 0.0)
+        q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
     return entry, p, q, is_drafted
 
 

@@ -15,12 +15,12 @@ A row's law is also a cut where its model is filtered: `select` finds it once a 
 (maximum, normaliser, argmax, cut, first_id). An entry above the cut is kept, and one that equals it from an id on.
 """
 
-# ruff: noqa: N803, RET505 - jit functions; their constants are in capitals, their branches known when compiling
+# ruff: noqa: N803, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton.sums import NEGLIGIBLE, SUM_SCALE, sum_exp, sum_exp_and_bits
+from acceptlib.engine.triton.sums import NEGLIGIBLE, SUM_SCALE, add_two, sum_exp, sum_exp_and_bits
 
 TARGET = tl.constexpr(0)
 DRAFT = tl.constexpr(1)
@@ -277,7 +277,8 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
     sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
     maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
     maximum = tl.reduce(maxima, 1, _larger)
-    total = total_of(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32)).to(tl.float64) / SUM_SCALE
+    terms = terms_of((maxima, sums), maximum, tl.full((), LOG2_E, tl.float32))
+    total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
     return (x - maximum).to(tl.float64) - tl.log(total)
 
 
@@ -298,8 +299,30 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
 
 
 @triton.jit
+def laws(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
+    """Return the laws of both models' rows from `load_parts`, each number [n]; a maximum of NaN where a row has none.
+
+    Without a draft the second is the first. Of two models that need the same, both go through each step together: it
+    takes as long as one, but more registers, which programs that read rows have not.
+    """
+    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not CALL.selects and not CALL.lazy:
+        maximum, draft_maximum = tl.reduce((target_parts[0], draft_parts[0]), 1, _larger_two)
+        terms = terms_of(target_parts, maximum, target[4])
+        draft_terms = terms_of(draft_parts, draft_maximum, draft[4])
+        total, draft_total = tl.reduce((terms, draft_terms), 1, add_two)
+        target_law = law_of(target, target_parts, maximum, total, CALL, TARGET)
+        return target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT)
+    else:
+        target_law = law(target, target_parts, CALL, TARGET)
+        draft_law = target_law
+        if CALL.has_draft:
+            draft_law = law(draft, draft_parts, CALL, DRAFT)
+        return target_law, draft_law
+
+
+@triton.jit
 def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of rows from `load_parts`, each number [n]; the maximum of a row without a law is NaN."""
+    """Return the law of one model's rows from `load_parts`."""
     if CALL.filtered[MODEL]:
         return parts
     else:
@@ -309,7 +332,7 @@ def law(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
 @triton.jit
 def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are combined from, [n, MAX_BLOCKS]: maxima, sums, best, bits."""
-    _, _, _, _, _, sums_ptr, maxima_ptr, best_ptr, _, _, _ = model
+    _, _, _, _, factor, sums_ptr, maxima_ptr, best_ptr, _, _, _ = model
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = position.to(tl.int64)[:, None] * num_blocks + index
     mask = wanted[:, None] & (index < num_blocks)
@@ -321,7 +344,10 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
     if CALL.logits[MODEL]:
         sums = tl.load(sums_ptr + at, mask=mask, other=0, cache_modifier=".cg")
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
-        best = tl.load(best_ptr + at, mask=mask, other=0, cache_modifier=".cg")
+        size = num_blocks
+        if not CALL.best[MODEL]:
+            size = tl.where(factor == 0, num_blocks, 0)
+        best = tl.load(best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=".cg")
     bits = sums
     if CALL.entropy and MODEL == TARGET:
         bits_ptr = model[10][5] + at * CALL.extra_words + 2 * CALL.raw
@@ -331,17 +357,29 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
 
 @triton.jit
 def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of rows without a filter from `load_blocks`: maximum, 1 / sum of exponentials, argmax, entropy.
+    """Return the law of rows without a filter from `load_blocks`; see `law_of`."""
+    maximum = tl.reduce(parts[0], 1, _larger)
+    total = tl.zeros(maximum.shape, tl.int64)
+    if CALL.logits[MODEL]:
+        total = tl.sum(terms_of(parts, maximum, model[4]), 1)
+    return law_of(model, parts, maximum, total, CALL, MODEL)
+
+
+@triton.jit
+def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of rows without a filter: maximum, 1 / sum of exponentials, argmax, entropy.
 
     The entropy is there where `CALL.entropy` asks for it.
     """
     maxima, sums, best, bits = parts
-    maximum = tl.reduce(maxima, 1, _larger)
+    total = tl.maximum(total, 1)
     inverse = tl.zeros_like(maximum)
     if CALL.logits[MODEL]:
-        total = total_of(maxima, sums, maximum, model[4])
-        inverse = (17592186044416.0 / total.to(tl.float64)).to(tl.float32)
-    first = tl.min(tl.where(maxima == maximum[:, None], best, 2147483647), 1)
+        inverse = (inverse + SUM_SCALE) / total.to(tl.float32)
+    first = tl.zeros(maximum.shape, tl.int32)
+    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+        if (model[4] == 0) | CALL.best[MODEL]:
+            first = tl.min(tl.where(maxima == maximum[:, None], best, 2147483647), 1)
     if CALL.logits[MODEL]:
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
     elif CALL.best[MODEL] and MODEL == TARGET:
@@ -368,26 +406,19 @@ def entropy_of(maxima, sums, bits, maximum, total, factor):
 
 
 @triton.jit
-def total_of(maxima, sums, maximum, factor):
-    """Return the sums of exponentials of rows [n] times 2^44, relative to their maxima, from those of their blocks."""
-    relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
-    terms = sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)
-    return tl.maximum(tl.sum(terms.to(tl.int64), 1), 1)
+def terms_of(parts, maximum, factor):
+    """Return the sums of exponentials of blocks times 2^44, relative to the maxima of their rows, [n, MAX_BLOCKS]."""
+    relative = (parts[0] - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
+    return (parts[1].to(tl.float64) * tl.exp2(relative).to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
-def law_at(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of the row at one position, as scalars."""
-    one = tl.zeros((1,), tl.int32)
-    wanted = one + wanted.to(tl.int32) != 0
-    found = law(model, load_parts(model, one + position, wanted, num_blocks, CALL, MODEL), CALL, MODEL)
-    if CALL.filtered[MODEL]:
-        kept = (tl.sum(found[3], 0), tl.sum(found[4], 0))
-        return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0)) + kept  # noqa: RUF005
-    elif CALL.entropy and MODEL == TARGET:
-        return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0), tl.sum(found[3], 0))
-    else:
-        return (tl.sum(found[0], 0), tl.sum(found[1], 0), tl.sum(found[2], 0))
+def only(found):
+    """Return the law of the only row, as scalars."""
+    numbers = ()
+    for i in tl.static_range(len(found)):
+        numbers = numbers + (tl.sum(found[i], 0),)
+    return numbers
 
 
 @triton.jit
@@ -428,3 +459,9 @@ def largest_prob(model, found, CALL: tl.constexpr, MODEL: tl.constexpr):
 def _larger(a, b):
     """Return the larger of two numbers, NaN if one is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _larger_two(a, b, c, d):
+    """Return the larger of two pairs, each as `_larger` does."""
+    return _larger(a, c), _larger(b, d)

@@ -112,7 +112,7 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
     if CALL.top_ps[MODEL]:
         top_p = tl.load(top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
-        total = tl.sum(rows.total_of(parts[0], parts[1], maxima, factor), 0) >> 2
+        total = tl.maximum(tl.sum(rows.terms_of(parts, maxima, factor)), 1) >> 2
         target = mass_to_keep(top_p, total)
     if CALL.min_ps[MODEL]:
         least = at_least(tl.load(min_p_ptr))
