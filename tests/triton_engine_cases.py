@@ -69,7 +69,7 @@ WHOLE = ("rejection", "cautious")  # strategies that go through every call; the 
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 # Strategies that go through "filtered": each way to decide and to sum over rows once, for its searches take long.
 FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
-EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(1, 1 << 30, 1 << 30), engine.Sizes(1, 1, 1))
+EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(1, 1 << 30), engine.Sizes(1, 1))
 """With which every batch is small, medium, or large."""
 SLOW = ("deferred",)  # where every row may be stopped at, and is reduced
 SLOW_LENGTH = 10

@@ -273,14 +273,19 @@ def window(count, fetched, request, target, draft, CALL: tl.constexpr):
 
 @triton.jit
 def find_stop(count, fetched, request, target, draft, CALL: tl.constexpr):
-    """Return how many drafted tokens stand, given every scalar of every position."""
-    if CALL.stop == "first_rejection":
-        stop, _, _ = first_rejection(count, fetched, request, target, draft, CALL)
-    elif CALL.stop == "last_acceptance":
+    """Return how many drafted tokens stand, given every scalar of every position, and how many pass on their own.
+
+    The second is found where it is asked for, or comes with the first.
+    """
+    stop = count
+    passed = count
+    if CALL.stop == "first_rejection" or CALL.counts_passed:
+        stop, _, passed = first_rejection(count, fetched, request, target, draft, CALL)
+    if CALL.stop == "last_acceptance":
         stop = last_acceptance(count, fetched, request, target, draft, CALL)
-    else:
+    elif CALL.stop == "window":
         stop = window(count, fetched, request, target, draft, CALL)
-    return stop
+    return stop, passed
 
 
 @triton.jit

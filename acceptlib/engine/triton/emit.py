@@ -25,7 +25,7 @@ WRITTEN = tl.constexpr(64)
 def emit(
     grid,  # program, num_programs, num_blocks
     count,
-    fetched,  # what `decide.fetch_first` returned
+    fetched,  # what `decide.fetch_first` returned, if the decision is made here
     fault,
     request,
     target,
@@ -70,7 +70,7 @@ def emit(
                     stop = tl.maximum(stop, tl.load(stop_ptr, cache_modifier=".cg"))
             else:
                 fetched = decide.fetch_first(count, request, target, draft, CALL)
-                stop = decide.find_stop(count, fetched, request, target, draft, CALL)
+                stop, passed = decide.find_stop(count, fetched, request, target, draft, CALL)
             partials_ptr = row_partials(stop, partials_ptr, grid, CALL)
         found = load_partials(partials_ptr, grid, CALL)
         if CALL.mass_scalar >= 0:
@@ -270,10 +270,7 @@ def finish(
         row_fault = tl.where(own == 0, row_fault, own)
     fault = tl.where(fault == 0, row_fault, fault)
     write(stop, ids, token, p, fault, request, target, out, most, CALL)
-    if CALL.counts_passed:
-        if CALL.decided or CALL.mass_scalar >= 0:
-            fetched = decide.fetch_first(count, request, target, draft, CALL)
-            _, _, passed = decide.first_rejection(count, fetched, request, target, draft, CALL)
+    if CALL.counts_passed and (CALL.mass_scalar >= 0 or not CALL.decided):  # else the stage that decides stored it
         tl.store(out[5], passed)
     if not CALL.explicit:
         tl.store(offsets_ptr, request[4][3] + 1)

@@ -49,7 +49,7 @@ LARGE = Tuning(
     decides_first=True,
     lazy=True,
 )
-"""For throughput. Fewer programs than could find stops as they read rows run at a time, so that a stop spares others."""
+"""For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
 LARGE_ONE = LARGE._replace(reduce_registers=64)
 """The same for the rows of one model, which take half as many programs."""
@@ -61,7 +61,7 @@ LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_register
 """The same where a mass decides."""
 
 MEDIUM = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=72, programs=792, lazy=False)
-"""Between the two: rows are read before a stop would be known, or what is kept of them takes too long to wait for."""
+"""Between the two: rows are read before a stop would be known."""
 
 TUNINGS = ("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "LARGE", "LARGE_ONE", "LARGE_HALF", "LARGE_MASSES")
 """Names of all of these."""
@@ -73,12 +73,10 @@ class Sizes(NamedTuple):
     Attributes:
         medium: No longer small.
         large: Large.
-        large_filtered: The same where rows are filtered, for which laziness takes two launches a position.
     """
 
     medium: int = 512
     large: int = 1536
-    large_filtered: int = 4096
 
 
 SIZES = Sizes()
@@ -104,7 +102,7 @@ COLLECT_REGISTERS = 80
 MOST_REQUESTS = 65535
 """Requests of a call, at most: what a grid's second dimension holds."""
 
-ROUNDS = 8
+ROUNDS = 4
 """Parts of the positions that are read one after the other where their rows take more than one launch."""
 
 
@@ -124,8 +122,7 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
         return SMALL_PROBS if small else LARGE
     if small:
         return SMALL
-    filtered = target.is_filtered or (draft is not None and draft.is_filtered)
-    if num_blocks < (SIZES.large_filtered if filtered else SIZES.large):
+    if num_blocks < SIZES.large:
         return MEDIUM
     if target.dtype != torch.float32:
         return LARGE_HALF

@@ -67,11 +67,6 @@ class Model(NamedTuple):
     bitmask: torch.dtype | None = None
     bias_token_ids: torch.dtype | None = None
 
-    @property
-    def is_filtered(self) -> bool:
-        """Whether there is a top-k, top-p or min-p."""
-        return any((self.top_k, self.top_p, self.min_p))
-
 
 class Form(NamedTuple):
     """The form of a call: `compiled_for` makes a `Call` of it.

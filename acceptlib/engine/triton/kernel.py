@@ -401,7 +401,8 @@ def verify_kernel(
         (tables_ptr, table_size),
         (state_ptr, num_requests),
     )
-    if STAGE == "decide" or STAGE == "emit":  # noqa: PLR1714 - what Triton compiles
+    fetched = ()
+    if STAGE == "decide" or (STAGE == "emit" and not CALL.decided):
         # On its way while the stage before ends.
         fetched = decide.fetch_first(count, request, target, draft, CALL)
         if OVERLAP and not FIRST:
@@ -429,7 +430,10 @@ def verify_kernel(
             tl.store(prepared_ptr + 1, last)
             tl.store(prepared_ptr + 2, bits)
         else:
-            tl.store(stop_ptr, decide.coded(decide.find_stop(count, fetched, request, target, draft, CALL)))
+            stop, passed = decide.find_stop(count, fetched, request, target, draft, CALL)
+            tl.store(stop_ptr, decide.coded(stop))
+            if CALL.counts_passed:
+                tl.store(num_passed_ptr + number, passed)
     else:
         row = number * (max_num_draft_tokens + 1)
         out = (
