@@ -531,7 +531,9 @@ def law_kernel(
     select.store_law(zero, request, model, CALL, kernel_rows.TARGET)
     select.collect_row(zero, zero, zero + 1, request, model, CALL, kernel_rows.TARGET)
     select.finish_row(zero, request, model, CALL, kernel_rows.TARGET)
-    found = kernel_rows.law_at(model, zero, zero == 0, num_blocks, CALL, kernel_rows.TARGET)
+    one = tl.zeros((1,), tl.int32)
+    parts = kernel_rows.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
+    found = kernel_rows.only(kernel_rows.law(model, parts, CALL, kernel_rows.TARGET))
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
