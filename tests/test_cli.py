@@ -379,14 +379,14 @@ class TestCompare:
             )
         finally:
             signal.signal(signal.SIGINT, handler)
-        assert process.stderr is not None
-        seen = b""
-        while b"block, K" not in seen:  # the progress bar has reached the first row
-            read = os.read(process.stderr.fileno(), 4096)
-            assert read, seen
-            seen += read
-        process.send_signal(signal.SIGINT)
         try:
+            assert process.stderr is not None
+            seen = b""
+            while b"block, K" not in seen:  # the progress bar has reached the first row
+                read = os.read(process.stderr.fileno(), 4096)
+                assert read, seen
+                seen += read
+            process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=30)
         finally:
             process.kill()

@@ -71,6 +71,13 @@ CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
 EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(1, 1 << 30), engine.Sizes(1, 1))
 """With which every batch is small, medium, or large."""
+COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
+    ("rejection", "ragged-logits"),
+    ("rejection", "filtered-constrained"),
+    ("block", "passed"),
+    ("fly", "padded"),
+    ("deferred", "padded"),
+)
 SLOW = ("deferred",)  # where every row may be stopped at, and is reduced
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
@@ -606,7 +613,7 @@ def labels(mode: str) -> list[str]:
             for call in calls(sizes)
             if goes_through(name, sizes, call)
         ] + [*(f"law-{kind}" for kind in law_rows()), *(f"entropy-{kind}" for kind in entropy_calls())]
-    return [f"{name}-{call}" for name, call in compiled()]
+    return [f"{name}-{call}" for name, call in compiled()] + [f"{name}-{call}-large" for name, call in COMPILED_LARGE]
 
 
 def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
@@ -660,6 +667,9 @@ def main(mode: str, path: str) -> None:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
         for name, call in compiled():
             results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
+        with mock.patch.object(engine, "SIZES", EVERY_SIZE[-1]):
+            for name, call in COMPILED_LARGE:
+                results[f"{name}-{call}-large"] = compile_only(found[name], mode, given[call])
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -69,8 +69,8 @@ def emit(
                 if stop < wanted[1]:
                     stop = tl.maximum(stop, tl.load(stop_ptr, cache_modifier=".cg"))
             else:
-                fetched = decide.fetch_first(count, request, target, draft, CALL)
-                stop, passed = decide.find_stop(count, fetched, request, target, draft, CALL)
+                again = decide.fetch_first(count, request, target, draft, CALL)
+                stop, passed = decide.find_stop(count, again, request, target, draft, CALL)
             partials_ptr = row_partials(stop, partials_ptr, grid, CALL)
         found = load_partials(partials_ptr, grid, CALL)
         if CALL.mass_scalar >= 0:

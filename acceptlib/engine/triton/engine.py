@@ -219,8 +219,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
     found = stages(call, most)
-    few = num_requests * num_blocks < OVERLAP_BLOCKS or not any(call.reduces)
-    overlap = len(found) > 1 and few and _overlaps(device)
+    reads_rows = any(call.reduces) or call.needs_sums
+    overlap = len(found) > 1 and (not reads_rows or num_requests * num_blocks < OVERLAP_BLOCKS) and _overlaps(device)
     for number, (stage, first, last) in enumerate(found):
         programs, warps, registers = {
             "reduce": (call.num_reduced * per_row, tuning.reduce_warps, tuning.reduce_registers),

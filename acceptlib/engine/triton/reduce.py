@@ -190,7 +190,7 @@ def open_row(position, length, request, target, draft, CALL: tl.constexpr):
 def load_block(block, position, drafted, request, target, draft, BLOCK: tl.constexpr, CALL: tl.constexpr):
     """Return entry numbers and a block of both rows as they are given, [BLOCK].
 
-    Beyond the rows, and where they are not needed, it has what becomes a probability of 0.
+    Beyond the rows, and where they are not needed, it has what becomes a probability of 0, unless the law is greedy.
     """
     entry = block * BLOCK + tl.arange(0, BLOCK)
     # A greedy row is known without reading it.

@@ -1,8 +1,8 @@
 """Rows inside the kernels: where a request's rows are, their law, and their entries as probabilities.
 
 From logits, a row's law is its maximum, its normaliser and, where asked for, its argmax and its entropy. The maximum
-and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. All sums are
-integers, so neither the layout of a program nor the order of blocks changes a bit of the law.
+and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. Sums are
+integers, of fours added up in one order, so neither the layout of a program nor the order of blocks changes a bit.
 
 `CALL.logits`, `CALL.temperature` and `CALL.best` hold what is known of each model's rows when compiling, at `TARGET`
 and `DRAFT`. A model is a tuple: (rows_ptr, row_stride, stride, width, factor, sums_ptr, maxima_ptr, best_ptr,

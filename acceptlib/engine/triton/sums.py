@@ -30,7 +30,7 @@ WEIGHT_SCALE = tl.constexpr(1152921504606846976.0)
 
 @triton.jit
 def sum_exp(x, maximum, factor):
-    """Return the sum of exponentials of a block times 2^44, relative to its maximum, each four to the nearest 2^-38.
+    """Return the sum of exponentials of a block times 2^44, relative to its maximum, each sum of four to 2^-39.
 
     Conversions to 64 bits are as slow as exponentials. A number that lies 2^23 higher has its integer part in its last
     bits, so two fused multiply-adds a half and an addition do instead; 1024 halves of 20 bits fit 32.
