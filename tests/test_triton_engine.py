@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 import triton_engine_cases as cases
+import triton_law_cases as laws
 
 import acceptlib
 from acceptlib.engine import backends
@@ -23,13 +24,25 @@ Results = Callable[[str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Return a function that runs all cases of a mode, once."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for the results of this run."""
     # Workers share the folder above their own, which is this run's.
     base: Path = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "triton-engine"
     folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """Return a function that runs all cases of a mode, once."""
     return functools.cache(lambda mode: cases.run_apart(mode, folder / f"{mode.replace(':', '-')}.json"))
+
+
+@pytest.mark.parametrize("label", laws.labels())
+def test_laws(label: str, folder: Path) -> None:
+    """What is kept of a row and with what probability, and its entropy."""
+    assert cases.run_apart("interpreted", folder / "laws.json", laws.__file__)[label] == ""
 
 
 @pytest.mark.parametrize("label", cases.labels("interpreted"))

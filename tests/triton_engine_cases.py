@@ -4,8 +4,6 @@ TRITON_INTERPRET=1 python triton_engine_cases.py interpreted results.json
 python triton_engine_cases.py cuda:80 results.json
 """
 
-# ruff: noqa: ANN001, ANN201, N803, PLR0917 - jit functions; their constants are in capitals
-
 from __future__ import annotations
 
 import dataclasses
@@ -17,12 +15,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 import triton
-import triton.language as tl
 from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -30,11 +26,10 @@ from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
-from acceptlib.engine import process, torch_engine
+from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton import engine, select
+from acceptlib.engine.triton import engine
 from acceptlib.engine.triton import kernel as kernels
-from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 
@@ -366,188 +361,6 @@ def compare(
     return ""
 
 
-def law_rows() -> dict[str, torch.Tensor]:
-    """Return rows [V] of logits by what they are like."""
-    vocab_size = FILTERED_SHAPE[2]
-    generator = torch.Generator().manual_seed(1)
-    normal = torch.randn(vocab_size, generator=generator)
-    return {
-        "random": 3 * normal,
-        "tied": (2 * normal).round(),
-        "constant": torch.full((vocab_size,), -7.0),
-        "flat": normal / 100,
-        "nearly-one-hot": torch.where(torch.arange(vocab_size) == 17, 12.0, normal),
-        "masked": torch.where(torch.arange(vocab_size) % 3 == 0, normal.bfloat16().float(), -math.inf),
-        "one-left": torch.where(torch.arange(vocab_size) == 17, 0.0, -math.inf),
-        "signed-zeros": torch.tensor([0.0, -0.0, 1.0, -1.0]).repeat(vocab_size // 4),
-        "no-law": torch.full((vocab_size,), -math.inf),
-    }
-
-
-class Expecting(AcceptanceStrategy):
-    """Accepts where the entropy of the target's row is the one that the caller expects, but for rounding."""
-
-    name = "expecting"
-    traits = Traits(guarantee="lossy", bound="none", state=("expected",))
-
-    @rule
-    def accept(target_entropy: Value, expected: Value) -> Value:
-        """Return h."""
-        return ops.where(ops.abs(target_entropy - expected) < 2e-6, 1.0, 0.0)
-
-
-ENTROPY_TEMPERATURES = (0.7, 0.0, 0.02)
-
-
-def entropy_calls() -> dict[str, tuple[torch.Tensor, dict[str, object]]]:
-    """Return calls of every kind of row at every temperature, with the rows' entropies [B] in nats, by name."""
-    rows = torch.stack([*law_rows().values()]).repeat_interleave(len(ENTROPY_TEMPERATURES), 0)
-    (count, vocab_size), generator = rows.shape, torch.Generator().manual_seed(2)
-    temperature = torch.tensor(ENTROPY_TEMPERATURES).repeat(len(law_rows()))
-    mask = torch.randint(-(2**31), 2**31 - 1, (count, -(-vocab_size // 32)), generator=generator).int()
-    ids = torch.randint(vocab_size, (count, 1), generator=generator)
-    bias = acceptlib.LogitBias(ids, torch.full(ids.shape, 1.5))
-    entry = torch.arange(vocab_size)
-    allowed = (mask[:, entry // 32] >> (entry % 32)) & 1 == 1
-    constrained = rows.double().scatter_add(1, ids, bias.values.double()).where(allowed, -math.inf)
-    heat = acceptlib.SamplingParams(temperature=temperature)
-    constraints = dataclasses.replace(heat, allowed_token_bitmask=mask[:, None].expand(-1, 2, -1), logit_bias=bias)
-    filters = acceptlib.SamplingParams(temperature=ENTROPY_TEMPERATURES[0], top_k=9, top_p=0.9)
-    probs, logits = (twice[:, None].expand(-1, 2, -1).contiguous() for twice in (rows.softmax(-1), rows))
-    few = slice(None, None, len(ENTROPY_TEMPERATURES))  # searches for cuts take long
-    return {
-        "logits": (entropy(rows, temperature), {"target_logits": logits, "sampling": heat, "logprobs": True}),
-        "constrained": (entropy(constrained, temperature), {"target_logits": logits, "sampling": constraints}),
-        "filtered": (
-            entropy(process.law(rows[few], filters).log()),
-            {"target_logits": logits[few], "sampling": filters},
-        ),
-        "probs": (entropy(rows), {"target_probs": probs}),
-    }
-
-
-def entropy(logits: torch.Tensor, temperature: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the entropies [B] of the softmax of rows [B, V] in nats, in float64; 0 at temperature 0."""
-    heat = torch.ones(len(logits)) if temperature is None else temperature
-    logits = logits.double() - logits.amax(1, keepdim=True).double()
-    p = (logits / heat.double().where(heat > 0, 1)[:, None]).softmax(1)
-    return torch.special.entr(p).sum(1) * (heat > 0)
-
-
-def compare_entropies(expected: torch.Tensor, arguments: dict[str, object]) -> str:
-    """Return an empty string if both engines find these entropies [B], and none where they are NaN, else where not."""
-    count = len(expected)
-    given = {
-        "uniforms": acceptlib.Uniforms(
-            accept=torch.zeros(count, 1).double(), emit=torch.zeros(count, dtype=torch.int64)
-        ),
-        "state_names": ("expected",),
-        "state": {"expected": expected},
-    }
-    call = inputs(torch.zeros(count, 1, dtype=torch.int64), **arguments, **given)
-    found = {
-        verify.__module__: verify(Expecting().plan, call).num_accepted
-        for verify in (torch_engine.verify, engine.verify)
-    }
-    wrong = {name: (accepted == expected.isnan()).nonzero()[:, 0].tolist() for name, accepted in found.items()}
-    return "; ".join(f"{name}: requests {requests}" for name, requests in wrong.items() if requests)
-
-
-LAWS = (
-    (0.7, 5, 0.9, 0.0),
-    (1.0, 0, 0.9, 0.0),
-    (1.0, 50, 1.0, 0.02),
-    (1.6, 0, 1.0, 0.1),
-    (1.0, 70, 0.5, 0.3),
-    (1, 0, 1, 0),
-)
-"""Temperature, top-k, top-p and min-p."""
-
-
-def compare_laws(logits: torch.Tensor) -> str:
-    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
-    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*LAWS, strict=True))
-    sampling = acceptlib.SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p.double(), min_p=min_p.double()
-    )
-    rows = logits.expand(len(LAWS), -1).contiguous()
-    expected = process.law(rows, sampling)
-    launched: list[tuple[Any, ...]] = []
-    ids = torch.zeros(len(rows), 0, dtype=torch.int64)
-    with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
-        run(
-            engine.verify, strategies()["rejection"], {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
-        )
-    found = torch.empty_like(rows)
-    call, num_blocks = launched[0][-1], -(-rows.shape[1] // engine.BLOCK)
-    words = torch.zeros(engine.words(call, len(rows), 0, num_blocks, 0), dtype=torch.int64)
-    parameters = (temperature, top_k, top_p.double(), min_p.double())
-    law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
-    different = (found > 0) != (expected > 0)
-    if different.any():
-        return f"kept otherwise: {different.nonzero().tolist()}"
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
-    return ""
-
-
-@triton.jit
-def law_kernel(
-    probs_ptr,  # [n, V] float32
-    rows_ptr,  # [n, V]
-    temperature_ptr,  # [n] each
-    top_k_ptr,
-    top_p_ptr,
-    min_p_ptr,
-    workspace_ptr,
-    num_rows,
-    width,
-    num_blocks,
-    CALL: tl.constexpr,
-):
-    """Store the law of one row, found as a row of the target is."""
-    number = tl.program_id(0).to(tl.int64)
-    zero = (number * 0).to(tl.int32)
-    nothing = (rows_ptr, zero, zero, zero, rows_ptr, rows_ptr, zero)
-    model, _ = kernel_rows.open_model(
-        rows_ptr,
-        width,
-        zero,
-        1,
-        width,
-        temperature_ptr,
-        workspace_ptr,
-        num_rows,
-        number,
-        number,
-        zero,
-        1,
-        num_blocks,
-        (top_k_ptr, top_p_ptr, min_p_ptr) + nothing,  # noqa: RUF005 - what Triton compiles
-        workspace_ptr + 2 * num_rows * num_blocks,
-        kernel_rows.LAW_WORDS + (CALL.tile * kernel_rows.WIDTH + num_blocks * (CALL.block // kernel_rows.WIDTH)) // 2,
-        workspace_ptr,
-        width,
-        CALL,
-        kernel_rows.TARGET,
-    )
-    request = (number, width, num_blocks)
-    for block in range(num_blocks):
-        entry = block * CALL.block + tl.arange(0, CALL.block)
-        x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-        kernel_rows.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
-    select.store_law(zero, request, model, CALL, kernel_rows.TARGET)
-    select.collect_row(zero, zero, zero + 1, request, model, CALL, kernel_rows.TARGET)
-    select.finish_row(zero, request, model, CALL, kernel_rows.TARGET)
-    one = tl.zeros((1,), tl.int32)
-    parts = kernel_rows.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
-    found = kernel_rows.only(kernel_rows.law(model, parts, CALL, kernel_rows.TARGET))
-    for block in range(num_blocks):
-        entry = block * CALL.block + tl.arange(0, CALL.block)
-        x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-        p = kernel_rows.prob(x, entry, model, found, CALL, kernel_rows.TARGET)
-        tl.store(probs_ptr + number * width + entry, p, mask=entry < width)
-
-
 def run(
     verify: Callable[[Plan, Inputs], VerifyResult], strategy: AcceptanceStrategy, arguments: dict[str, object]
 ) -> VerifyResult | str:
@@ -570,6 +383,19 @@ def run(
     rng = rest.get("rng")
     moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 6).all())
     return result if moved else f"offsets {rng.offsets.tolist()}"
+
+
+def shrink() -> None:
+    """Have small blocks, so that small vocabularies have several too, and memory whose contents help nobody."""
+    engine.BLOCK = 256
+    for name in engine.TUNINGS:
+        setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32, programs=9))
+    engine._scratch = poisoned
+
+
+def shrink_further() -> None:
+    """Have rows of several blocks, not all of which fit into a tile."""
+    engine.BLOCK, engine.TILE = 64, 2
 
 
 def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits: int) -> Workspace:
@@ -612,7 +438,7 @@ def labels(mode: str) -> list[str]:
             for shape, sizes in SHAPES.items()
             for call in calls(sizes)
             if goes_through(name, sizes, call)
-        ] + [*(f"law-{kind}" for kind in law_rows()), *(f"entropy-{kind}" for kind in entropy_calls())]
+        ]
     return [f"{name}-{call}" for name, call in compiled()] + [f"{name}-{call}-large" for name, call in COMPILED_LARGE]
 
 
@@ -647,22 +473,16 @@ def main(mode: str, path: str) -> None:
     torch.set_num_threads(1)
     results = {}
     if mode == "interpreted":
-        # Small blocks, so that small vocabularies have several too.
-        engine.BLOCK = 256
-        for name in engine.TUNINGS:
-            setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32, programs=9))
-        engine._scratch = poisoned  # what one call leaves behind must not help the next
+        shrink()
         for shape, sizes in SHAPES.items():
-            if sizes == FILTERED_SHAPE:  # rows of several blocks, not all of which fit into a tile
-                engine.BLOCK, engine.TILE = 64, 2
+            if sizes == FILTERED_SHAPE:
+                shrink_further()
             for call, arguments in calls(sizes).items():
                 for name, strategy in strategies().items():
                     if goes_through(name, sizes, call):
                         # A medium batch has nothing that a small or a large one has not.
                         some = EVERY_SIZE if shape == "B3-K3-V50" else EVERY_SIZE[::2]
                         results[f"{name}-{shape}-{call}"] = compare(strategy, arguments, some)
-        results |= {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
-        results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
         for name, call in compiled():
