@@ -55,11 +55,11 @@ def exp(a: Value) -> Value:
 
 def log(a: Value) -> Value:
     """Return the natural logarithm of `a`."""
-    if not isinstance(a, torch.Tensor) or not a.is_cpu:
+    if not isinstance(a, torch.Tensor) or not a.is_cpu or a.requires_grad or a.dtype == torch.bfloat16:
         return _library(a).log(a)
     # Several times quicker than torch's on one core.
     with np.errstate(all="ignore"):
-        return torch.from_numpy(np.asarray(np.log(a.detach().numpy())))
+        return torch.from_numpy(np.asarray(np.log(a.numpy())))
 
 
 def sqrt(a: Value) -> Value:

@@ -255,7 +255,7 @@ class OwnStop(AcceptanceStrategy):
 
     def accepted(self, p: torch.Tensor, q: torch.Tensor, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """Return which tokens are accepted [B, K]: p [B, K+1, V], q [B, K, V], u [B, K]. The last one stops."""
-        raise NotImplementedError
+        raise NotImplementedError  # each mutant has its own
 
     def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
         p, q = arguments.get("target_probs"), arguments.get("draft_probs")

@@ -256,7 +256,7 @@ def test_rendering() -> None:
         "x", {"machine": "GPU", "torch": "2", "driver": "5", "commit": "0123456789abcdef", "rows": rows}
     )
     assert "GPU; torch 2, driver 5; commit `0123456789ab`" in text
-    assert "| B, K | strategy | tau | us | times floor | FlashInfer chain us | times ours | goal |" in (text)
+    assert "| B, K | strategy | tau | us | times floor | FlashInfer chain us | times ours | goal |" in text
     assert "| 8, 3 | `rejection` | 2.00 | 10.0 | 2.50 | 50.0 | 5.00 | 6 |" in text
     assert "| 8, 3 | `block` | 2.10 | 20.0 | 4.00 | 50.0 | 2.50 | - |" in text
     assert "| 1, 3 | 30.0 |\n" in text

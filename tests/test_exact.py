@@ -190,7 +190,7 @@ def test_a_strategy_without_rules_has_no_law() -> None:
         traits = acceptlib.Traits(guarantee="lossless")
 
         def verify(self, *_: Any, **__: Any) -> acceptlib.VerifyResult:
-            raise NotImplementedError
+            raise NotImplementedError  # refused before it is called
 
     for figure in (exact.law, exact.tv, exact.kl, exact.expected_tokens):
         with pytest.raises(InputError, match="overrides verify whole"):

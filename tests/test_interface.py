@@ -403,3 +403,15 @@ def test_no_built_in_is_special(path: Path) -> None:
         for name in (built_in.name, *built_in.aliases)
     }
     assert strings(path).isdisjoint(names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_logarithm_takes_what_torch_takes(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([0.0, 0.25, 1.0, 3.0, torch.inf, -1.0], dtype=dtype)
+    found = ops.log(numbers)
+    assert isinstance(found, torch.Tensor)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, torch.log(numbers), rtol=torch.finfo(dtype).eps, atol=0.0, equal_nan=True)
+    slope = torch.full((), 4.0, dtype=dtype, requires_grad=True)
+    ops.log(slope).backward()
+    assert slope.grad == 0.25

@@ -75,7 +75,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     tells whether the cut is. The bracket returned holds the cut in any case, but only if there is
     room for the number is everything listed.
     """
-    position, num_blocks, model, maximum = row
+    model, maximum = row[2], row[3]
     top_k, top_p, target, least = filters
     factor = model[4]
     room: tl.constexpr = CALL.tile * (WIDTH - LISTED)
@@ -84,16 +84,11 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     above = tl.full((), 0, tl.int64)
     rank = tl.full((), 0, tl.int64)
     spread = tl.full((), room // 128 + 1, tl.int64)
-    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
-    entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    sampled = rows.load(model, position, entry, by_mass | (entry < 0), float("-inf"), CALL, MODEL)
-    key = key_of(sampled)
-    tile = (key, mass_of(sampled, maximum, factor), entry, above)
+    entry, x = sample(row, by_mass, CALL, MODEL)
+    key = key_of(x)
+    tile = (key, mass_of(x, maximum, factor), entry, above)
     if by_mass:
-        whole = tl.sum(tile[1])
-        share = tl.sum((entry < model[3]).to(tl.int32)).to(tl.float64) / model[3]
-        # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
-        wanted = tl.maximum(whole - ((total - target).to(tl.float64) * share).to(tl.int64), 1)
+        wanted = mass_in_sample(tile[1], entry, model[3], target, total)[0]
         center = search(row, tile, low, high, low, wanted, MASS, False, CALL, MODEL)
         rank = tl.sum((key >= center.to(tl.int32)).to(tl.int64))
     tries = 0
@@ -124,6 +119,23 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
                 high = end
                 spread = (spread + 1) // 2
     return low, high, above, count
+
+
+@triton.jit
+def sample(row, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return numbers and logits of entries all over a row, a tile of runs of WIDTH; -inf if they are not wanted."""
+    position, num_blocks, model, _ = row
+    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
+    entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return entry, rows.load(model, position, entry, wanted | (entry < 0), float("-inf"), CALL, MODEL)
+
+
+@triton.jit
+def mass_in_sample(mass, entry, width, target, total):
+    """Return how much of the masses of a sample is kept if `target` of the row's total is; and the sample's share."""
+    share = tl.sum((entry < width).to(tl.int32)).to(tl.float64) / width
+    # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
+    return tl.maximum(tl.sum(mass) - ((total - target).to(tl.float64) * share).to(tl.int64), 1), share
 
 
 @triton.jit

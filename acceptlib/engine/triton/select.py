@@ -25,8 +25,10 @@ from acceptlib.engine.triton.search import (
     key_of,
     list_of,
     logit_of,
+    mass_in_sample,
     mass_of,
     mass_to_keep,
+    sample,
     search_row,
 )
 
@@ -304,16 +306,12 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
 @triton.jit
 def bracket(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return [low, high) of keys that a sample of the row takes the cut of top-p to be in; a tile holds the entries."""
-    position, num_blocks, model, maximum = row
+    position, _, model, maximum = row
     factor = model[4]
-    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
-    entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
+    entry, x = sample(row, position >= 0, CALL, MODEL)
     mass = mass_of(x, maximum, factor)
     depth = (maximum - x) * factor
-    share = tl.sum((entry < model[3]).to(tl.int32)).to(tl.float64) / model[3]
-    # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
-    wanted = tl.maximum(tl.sum(mass) - ((total - target).to(tl.float64) * share).to(tl.int64), 1)
+    wanted, share = mass_in_sample(mass, entry, model[3], target, total)
     short = tl.full((), 0.0, tl.float32)
     center = tl.full((), DEPTH, tl.float32)
     for _ in range(STEPS):
