@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -212,6 +214,22 @@ def test_navigation_is_whole() -> None:
     written = {str(path.relative_to(DOCS)) for path in DOCS.glob("**/*.md")}
     generated = {path for path in HOOKS.pages() if not path.startswith("strategies/")} | {"strategies"}
     assert sorted(entries) == sorted(written | generated)
+
+
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """`make docs` counts warnings: `--quiet`, for one, would keep `--strict` from seeing any."""
+    recipe = re.search(r"mkdocs (build .*)$", read("Makefile"), re.MULTILINE)
+    assert recipe
+    validation = yaml.safe_load(re.sub(r"!!python/\S+", "", read("mkdocs.yml")))["validation"]
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({"site_name": "x", "validation": validation}), encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    for text, code in (("text", 0), ("[a](missing.md)", 1), ("[a](folder)", 1), ("[a](#missing)", 1)):
+        (tmp_path / "docs" / "index.md").write_text(text, encoding="utf-8")
+        done = subprocess.run(  # noqa: S603 - the recipe's own words
+            [sys.executable, "-m", "mkdocs", *shlex.split(recipe[1])],
+            cwd=tmp_path, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, f"{text}\n{done.stderr}"
 
 
 def test_design_page_names_the_rules() -> None:
