@@ -165,10 +165,10 @@ def prose(text: str) -> str:
     for index in range(0, len(parts), 2):
         part = parts[index].replace("*", "\\*").replace("<", "&lt;")
         part = re.sub(r"\bsum_(\w)\b", r"sum<sub>\1</sub>", part)
-        part = re.sub(r"\b([A-Za-z])_(?:\{([^}]*)\}|(\w)\b)", lambda m: f"*{m[1]}*<sub>{m[2] or m[3]}</sub>", part)
+        part = re.sub(r"\b([A-Za-z]+)_(?:\{([^}]*)\}|(\w)\b)", lambda m: f"*{m[1]}*<sub>{m[2] or m[3]}</sub>", part)
         parts[index] = re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", part)
     text = "`".join(parts)
-    return text[:1].upper() + text[1:]
+    return text if text[1:2].isupper() else text[:1].upper() + text[1:]  # vLLM stays vLLM
 
 
 # The command line
@@ -232,8 +232,9 @@ def rules_page() -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Return a table in Markdown."""
-    cells = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    """Return a table in Markdown. A bar within code parts no cells, and a backslash before it would show."""
+    escaped = ([re.sub(r"(`[^`]*`)|\|", lambda bar: bar[1] or "\\|", cell) for cell in row] for row in rows)
+    cells = [header, ["---"] * len(header), *escaped]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 

@@ -153,6 +153,8 @@ def test_strategy_page_says_everything(name: str) -> None:
     cls = registry.find(name).strategy
     assert all(f"`{option}`" in page for option in cls.Options.model_fields)
     assert all(field.description for field in cls.Options.model_fields.values())
+    text = page.split("??? example")[0]
+    assert not re.search(r"_\{|`[^`\n]*\\\|[^`\n]*`|VLLM", text)  # every index set, every bar and name as it is
     first = HOOKS.first_token(cls())
     assert sum(first) == pytest.approx(1, abs=1e-12)
     if cls.traits.guarantee == "lossless":
