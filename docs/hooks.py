@@ -180,16 +180,22 @@ def command_page() -> str:
     lines = [
         "# Command line",
         str(group.help),
-        "Every command has `--help`. Errors are one line on stderr.",
+        "Every command has `--help`. Errors go to stderr, in one line where the command line itself is right.",
         EXIT_CODES,
+        *_parameters(group, typer.Context(group, info_name="acceptlib")),
     ]
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         lines += [f"## acceptlib {name}", str(command.help)]
         context = typer.Context(command, info_name=f"acceptlib {name}")
         lines.append("```text\n" + " ".join(["acceptlib", name, *command.collect_usage_pieces(context)]) + "\n```")
-        found = [parameter.get_help_record(context) for parameter in command.params]
-        lines += [f"`{record[0]}`\n:   {record[1].replace('<', '&lt;')}" for record in found if record is not None]
+        lines += _parameters(command, context)
     return "\n\n".join(lines) + "\n"
+
+
+def _parameters(command: Any, context: typer.Context) -> list[str]:
+    """Return a line for each argument and option."""
+    found = [parameter.get_help_record(context) for parameter in command.params]
+    return [f"`{record[0]}`\n:   {record[1].replace('<', '&lt;')}" for record in found if record is not None]
 
 
 EXIT_CODES: Final = (

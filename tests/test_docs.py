@@ -169,8 +169,10 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_every_command_and_option_is_documented() -> None:
     page = HOOKS.command_page()
-    for name, command in COMMANDS.commands.items():
-        section = page.split(f"## acceptlib {name}\n")[1].split("\n## ")[0]
+    for heading, command in [("# Command line", COMMANDS)] + [
+        (f"## acceptlib {name}", command) for name, command in COMMANDS.commands.items()
+    ]:
+        section = page.split(f"{heading}\n")[1].split("\n## ")[0]
         assert command.help in section
         for parameter in command.params:
             assert parameter.help
