@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import config, hookspecs, registry
+from acceptlib.benchmarks.peers import PEERS
 from acceptlib.cli.app import app
 from acceptlib.config import AcceptanceConfig
 from acceptlib.rules import ELEMENTS, SCALARS
@@ -177,6 +178,8 @@ def test_every_command_and_option_is_documented() -> None:
         for parameter in command.params:
             assert parameter.help
             assert all(flag in section for flag in parameter.opts if flag.startswith("-"))
+    peers = next(parameter for parameter in COMMANDS.commands["bench"].params if parameter.name == "peers")
+    assert all(name in peers.help for name in PEERS)
 
 
 def test_every_hook_and_quantity_is_documented() -> None:
