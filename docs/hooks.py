@@ -265,7 +265,7 @@ def figures() -> dict[str, Callable[[], bytes]]:
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
         if path.stem == "compare":
-            rows = [ComparisonRow(**row) for row in record]
+            rows = [ComparisonRow(**row) for row in record["rows"]]
             found["figures/compare.svg"] = lambda rows=rows: plots.comparison(points_of(rows), ".svg")  # type: ignore[misc]
         elif record.get("rows"):
             found[f"figures/{path.stem}.svg"] = lambda rows=record["rows"]: plots.timings(_timings(rows), ".svg")  # type: ignore[misc]

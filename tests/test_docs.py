@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -259,6 +260,15 @@ def test_pages_show_the_records(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert RENDER.MARKED.search(text)
     assert RENDER.page(text) == text
+
+
+@pytest.mark.parametrize("path", sorted(RENDER.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_record_names_its_origin(path: Path) -> None:
+    """Machine, versions and commit; of committed code."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["machine"]
+    assert record["torch"]
+    assert re.fullmatch(r"[0-9a-f]{40}", record["commit"])
 
 
 def test_every_record_is_shown() -> None:
