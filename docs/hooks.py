@@ -38,7 +38,7 @@ ROOT_PAGES: Final = {
 
 TOKENS: Final = ("a", "b", "c", "d")
 TARGET: Final = torch.tensor(
-    [[0.50, 0.25, 0.15, 0.10], [0.10, 0.60, 0.20, 0.10], [0.40, 0.30, 0.20, 0.10]], dtype=torch.float64
+    [[0.50, 0.25, 0.20, 0.05], [0.10, 0.60, 0.20, 0.10], [0.40, 0.30, 0.20, 0.10]], dtype=torch.float64
 )
 DRAFT: Final = torch.tensor([[0.20, 0.45, 0.25, 0.10], [0.30, 0.40, 0.10, 0.20]], dtype=torch.float64)
 
