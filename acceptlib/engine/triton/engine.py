@@ -19,7 +19,7 @@ BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
 
 SMALL = Tuning(
-    reduce_warps=8,
+    reduce_warps=4,
     reduce_registers=0,
     select_registers=0,
     emit_warps=8,
