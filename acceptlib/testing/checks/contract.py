@@ -234,7 +234,7 @@ def check_logprobs(subject: Subject) -> None:
         )
         for index, request in enumerate(requests):
             emitted = tokens(result, index)
-            wanted = torch.stack([request.p[row, token].log() for row, token in enumerate(emitted)])
+            wanted = request.p[torch.arange(len(emitted)), emitted].log()
             close = torch.allclose(found[index, : len(emitted)].cpu(), wanted, rtol=1e-5, atol=1e-6)
             expect(close, f"{layout}, request {index}: expected {wanted.tolist()}, got {found[index].tolist()}")
             behind = bool(found[index, len(emitted) :].isnan().all())
