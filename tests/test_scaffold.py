@@ -39,6 +39,7 @@ def test_writes_a_package(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == folder.name
+    assert project["optional-dependencies"] == {"test": ["pytest"]}
     assert project["entry-points"] == {"acceptlib": {"my-rule2": "acceptlib_my_rule2"}}
     module = ast.parse((folder / "acceptlib_my_rule2.py").read_text(encoding="utf-8"))
     assert "MyRule2" in [node.name for node in module.body if isinstance(node, ast.ClassDef)]

@@ -63,6 +63,14 @@ def test_shell_runs_from_a_wheel(tmp_path: Path) -> None:
     assert done.stdout == f"{site / 'acceptlib' / '__init__.py'} acceptlib.create('demo', floor=0.4)\n"
 
 
+def test_what_the_shell_runs_is_installed_first() -> None:
+    """The test above finds the programs of whoever runs it as well."""
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    programs = {line.split()[0] for line in lines if "=" not in line.split()[0]}
+    assert programs == {"pip", "acceptlib", "pytest"}
+    assert lines.index('pip install "./acceptlib-demo[test]"') < lines.index("pytest acceptlib-demo")
+
+
 def test_only_blocks_with_a_reason_are_left_out() -> None:
     assert {name for _, name, _ in FENCE.findall(PAGE)} == {"console", "python", "toml"}
     assert PAGE.count("<!-- not run: ") == 1
