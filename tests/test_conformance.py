@@ -395,6 +395,15 @@ def test_command_takes_options_and_several_strategies() -> None:
     assert [line.split(",")[0] for line in out.splitlines()[1:]] == acceptlib.available()
 
 
+def test_command_runs_a_check_for_those_that_have_it() -> None:
+    """What one has to prove is not unknown because another has not."""
+    for names in (["greedy", "rejection"], ["rejection", "greedy"]):
+        rows = json.loads(run("check", *names, "--only", "lossless_law,counts", "--format", "json").stdout)
+        found = {(row["strategy"], row["check"]) for row in rows}
+        assert found == {("rejection", "lossless_law"), ("rejection", "counts"), ("greedy", "counts")}
+    assert "Unknown check 'lossless_law'" in run("check", "greedy", "--only", "lossless_law", code=2).stderr
+
+
 def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rejection, "residual", None)
     result = run("check", "rejection", "--only", "lossless_law", code=1)
