@@ -179,7 +179,7 @@ def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, tor
         InputError: Names are not those of `Traits.state`.
     """
     if state is None:
-        return strategy.initial_state(1, "cpu")
+        state = strategy.initial_state(1, "cpu")
     declared = strategy.plan.traits.state
     if {*state} != {*declared}:
         msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
