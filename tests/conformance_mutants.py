@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rule_mutants import MUTANTS, UNBOUNDED, add, take_uniforms
 
-from acceptlib import AcceptanceStrategy, Rng, Traits, VerifyResult
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult
 from acceptlib.strategies.block import Block
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
@@ -202,9 +202,30 @@ def forgets_sampling(verify: Call, ids: torch.Tensor, arguments: dict[str, Any])
 def temperature_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """The first request's temperature is everybody's."""
     sampling = arguments.get("sampling")
-    if sampling is not None:
+    if sampling is not None and sampling.temperature is not None:
         first = sampling.temperature[:1].expand_as(sampling.temperature)
         arguments = {**arguments, "sampling": replace(sampling, temperature=first)}
+    return verify(ids, **arguments)
+
+
+@engine("filters")
+def forgets_filters(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Temperature is applied, and what else there is in sampling parameters is left to the caller."""
+    sampling = arguments.get("sampling")
+    if sampling is not None:
+        arguments = {**arguments, "sampling": SamplingParams(temperature=sampling.temperature)}
+    return verify(ids, **arguments)
+
+
+@engine("filters")
+def unmasked_bonus(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The grammar's mask is not laid on the bonus row."""
+    sampling = arguments.get("sampling")
+    if sampling is not None and sampling.allowed_token_bitmask is not None:
+        mask, cu = sampling.allowed_token_bitmask.clone(), arguments.get("cu_num_draft_tokens")
+        row = torch.arange(len(ids) if cu is None else len(cu) - 1)
+        mask[(row, (ids >= 0).sum(1)) if cu is None else cu[1:] + row] = -1
+        arguments = {**arguments, "sampling": replace(sampling, allowed_token_bitmask=mask)}
     return verify(ids, **arguments)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -11,13 +11,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import ConformanceError, Subject, expect
 
 VOCABULARY = 11
 COUNT = 12
 GARBAGE = 77
+ALLOWED = 0b10110101101
+"""Bitmask of the vocabulary."""
 
 
 def _results(subject: Subject) -> Iterator[tuple[str, list[Request], VerifyResult]]:
@@ -195,6 +197,48 @@ def _one_hot(request: Request) -> Request:
     p = functional.one_hot(request.p.argmax(-1), VOCABULARY).float()
     q = None if request.q is None else functional.one_hot(request.q.argmax(-1), VOCABULARY).float()
     return replace(request, p=p, q=q)
+
+
+def check_filters(subject: Subject) -> None:
+    """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as logits of -inf beforehand.
+
+    Catches parameters that verification leaves out (vllm#9834), so that a token stands or is drawn which the target may
+    not emit, and a grammar's mask that is not laid on the bonus row (vllm#44297).
+    """
+    requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
+    key = torch.arange(COUNT)
+    filtered = key % 2 == 0
+    ban = key[:, None] % VOCABULARY
+    bias = LogitBias(token_ids=torch.where(filtered[:, None], ban, -1), values=torch.full((COUNT, 1), -torch.inf))
+    words = torch.where(filtered, ALLOWED, -1).to(torch.int32)
+    allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
+    for layout in ("padded", "ragged"):
+        plain = lay_out(requests, layout, "logits")
+        lengths = torch.tensor([request.n + 1 for request in requests])
+        mask = words.repeat_interleave(lengths) if layout == "ragged" else words[:, None].expand(-1, int(lengths.max()))
+        cases: dict[str, tuple[Any, Callable[[torch.Tensor, int], torch.Tensor]]] = {
+            "top_k": (torch.where(filtered, 3, 0), lambda rows, _: _likeliest(rows, 3)),
+            "top_p": (torch.where(filtered, 1e-6, 1.0), lambda rows, _: _likeliest(rows, 1)),
+            "min_p": (torch.where(filtered, 1.0, 0.0), lambda rows, _: _likeliest(rows, 1)),
+            "logit_bias": (bias, lambda rows, key: rows.index_fill(-1, ban[key], 0)),
+            "allowed_token_bitmask": (mask[..., None], lambda rows, _: rows.where(allowed, 0)),
+        }
+        for name, (value, cut) in cases.items():
+            beforehand = []
+            for request in requests:
+                if filtered[request.key]:
+                    p, q = cut(request.p, request.key), request.q
+                    if q is not None and name != "allowed_token_bitmask":  # which is the target's alone
+                        q = cut(q, request.key)
+                    request = replace(request, p=p, q=q)  # noqa: PLW2901 - the same one, filtered
+                beforehand.append(request)
+            one = subject.call(keys, **plain, sampling=SamplingParams(**{name: value}), rng=streams(keys))
+            same(one, subject.verify(beforehand, layout, "logits"), what=f"{layout}, {name} and logits of -inf")
+
+
+def _likeliest(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return rows with nothing but their largest entries."""
+    return rows.where(rows >= rows.topk(count).values[..., -1:], 0)
 
 
 def check_half_precision(subject: Subject) -> None:

@@ -188,7 +188,7 @@ def check_greedy_sequence(subject: Subject) -> None:
         best, highest = p.argmax(1), 7 - p.flip(1).argmax(1)
         # The argmax first, then the other end of the tie, which is the same token where there is none.
         ids = torch.where(torch.arange(4) < key % 4, best[:4], highest[:4])
-        requests.append(Request(ids, p, p[:4], key))
+        requests.append(Request(ids, p, p[:4].roll(1, 1), key))  # whose argmax is another one
     for layout in ("padded", "ragged"):
         result = subject.verify(requests, layout)
         for index, request in enumerate(requests):
