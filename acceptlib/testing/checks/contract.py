@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -366,11 +366,12 @@ def _spread(value: Any) -> Any:
 def check_inputs_unmodified(subject: Subject) -> None:
     """The caller's tensors are never written, but for the offsets of the streams.
 
-    Catches temperature divided into the caller's logits in place (vllm#30846).
+    Catches temperature divided into the caller's logits in place (vllm#30846), and per-request state that a call takes
+    to the next step already.
     """
     for layout in ("padded", "ragged"):
         for form in ("probs", "logits"):
-            arguments = subject.place(lay_out(mixed(COUNT, VOCABULARY), layout, form))
+            arguments = subject.place(lay_out(mixed(COUNT, VOCABULARY), layout, form)) | subject.further(range(COUNT))
             arguments["bonus_token_ids"] = torch.arange(COUNT, device=subject.device) % VOCABULARY
             if form == "logits":
                 temperature = torch.linspace(0, 2, COUNT, device=subject.device)
@@ -378,14 +379,17 @@ def check_inputs_unmodified(subject: Subject) -> None:
             rng = subject.streams(range(COUNT))
             given = {**_tensors(arguments), "seeds": rng.seeds}
             before = {name: tensor.clone() for name, tensor in given.items()}
-            subject.call(range(COUNT), **arguments, rng=rng)
+            subject.strategy.verify(**arguments, rng=rng)
             for name, tensor in given.items():
                 kept = torch.equal(tensor.nan_to_num(nan=7.0), before[name].nan_to_num(nan=7.0))
                 expect(kept, f"{layout}, {form}: {name} was written")
 
 
 def _tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
-    found = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    found: dict[str, torch.Tensor] = {}
+    for name, value in arguments.items():
+        held = value if isinstance(value, Mapping) else {name: value}
+        found |= {key: entry for key, entry in held.items() if isinstance(entry, torch.Tensor)}
     sampling = arguments.get("sampling")
     if sampling is not None and isinstance(sampling.temperature, torch.Tensor):
         found["sampling.temperature"] = sampling.temperature
