@@ -55,6 +55,7 @@ def test_shell_runs_from_a_wheel(tmp_path: Path) -> None:
         said += done.stdout
     assert re.search(r"^demo +lossy +acceptlib-demo 0\.1\.0 ", said, re.MULTILINE), said
     assert re.search(r"^demo +2 +lossy ", said, re.MULTILINE), said
+    assert re.search(r"^logits +1 +5 +demo .* yes$", said, re.MULTILINE), said
     (work / "acceptance.toml").write_text(blocks("toml")[0], encoding="utf-8")
     config = "import acceptlib; print(acceptlib.__file__, acceptlib.from_config('acceptance.toml'))"
     done = subprocess.run(  # noqa: S603 - ourselves
