@@ -205,11 +205,12 @@ def check_filters(subject: Subject) -> None:
     Catches parameters that verification leaves out (vllm#9834), so that a token stands or is drawn which the target may
     not emit, and a grammar's mask that is not laid on the bonus row (vllm#44297).
     """
-    requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
-    key = torch.arange(COUNT)
+    count = 5 if subject.interpreted else COUNT  # of every length one
+    requests, keys = mixed(count, VOCABULARY), range(count)
+    key = torch.arange(count)
     filtered = key % 2 == 0
     ban = key[:, None] % VOCABULARY
-    bias = LogitBias(token_ids=torch.where(filtered[:, None], ban, -1), values=torch.full((COUNT, 1), -torch.inf))
+    bias = LogitBias(token_ids=torch.where(filtered[:, None], ban, -1), values=torch.full((count, 1), -torch.inf))
     words = torch.where(filtered, ALLOWED, -1).to(torch.int32)
     allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
     for layout in ("padded", "ragged"):
