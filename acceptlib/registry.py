@@ -44,9 +44,12 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
         _LOADING.reset(token)
     entries: dict[str, Entry] = {}
     conflicts: dict[str, str] = {}
+    names = {strategy.name for plugin in loaded for strategy in plugin.strategies}
     for plugin in loaded:
+        # A package's alias yields to another's name, which would otherwise cost that one its strategy.
+        kept = set() if plugin is loaded[0] else names
         for strategy in plugin.strategies:
-            for name in (strategy.name, *strategy.aliases):
+            for name in (strategy.name, *(alias for alias in strategy.aliases if alias not in kept)):
                 if name in entries and entries[name].strategy is strategy:
                     continue
                 if name not in entries:

@@ -339,6 +339,18 @@ def test_one_name_of_two_packages_is_an_error_that_names_both(install: Install) 
         assert "the name 'twin' is taken by another package as well" in loaded(distribution).problems
 
 
+@pytest.mark.parametrize("other", ["aaa-coin", "zzz-coin"])
+def test_alias_yields_to_another_package_s_name(install: Install, other: str) -> None:
+    """Whichever is loaded first."""
+    install("good-coin", source("good-coin"))
+    install(other, source(other, aliases=("good-coin", "penny")))
+    check_others_work("good-coin", other)
+    assert registry.find("good-coin").distribution == "good-coin 1.2"
+    assert acceptlib.create("penny").name == other
+    assert loaded(f"{other} 1.2").problems == ("the name 'good-coin' is taken by good-coin 1.2",)
+    assert loaded("good-coin 1.2").problems == ()
+
+
 def test_one_class_given_twice_is_one_strategy(install: Install) -> None:
     hook = "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [Coin, Coin]\n"
     install("double-coin", source("double-coin", hook=hook))
