@@ -40,6 +40,7 @@ def test_writes_a_package(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == folder.name
+    assert project["optional-dependencies"] == {"test": ["pytest"]}
     assert project["entry-points"] == {"acceptlib": {"my-rule2": "acceptlib_my_rule2"}}
     code = (folder / "acceptlib_my_rule2.py").read_text(encoding="utf-8")
     assert f"\n    interface_version = {INTERFACE_VERSION}\n" in code
