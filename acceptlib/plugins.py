@@ -6,8 +6,10 @@ name. Here each entry point is loaded by itself, and a failure is a record, neve
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -59,17 +61,22 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[
     if entry_points is None:
         entry_points = metadata.entry_points(group=hookspecs.NAMESPACE) if third_parties_enabled() else ()
     for entry_point in sorted(entry_points, key=lambda entry_point: (entry_point.name, entry_point.value)):
-        distribution = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown"
-        try:
-            plugin = entry_point.load()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - an import may exit, or panic in Rust; it is recorded
-            problem = f"importing {entry_point.value!r} raised {_said(error)}"
-            found.append(Plugin(entry_point.name, distribution, (), (problem,)))
-        else:
-            found.append(_collect(entry_point.name, distribution, plugin))
+        with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no part of a command's JSON
+            found.append(_load(entry_point))
     return found
+
+
+def _load(entry_point: metadata.EntryPoint) -> Plugin:
+    """Import what an entry point names, and collect its strategies."""
+    distribution = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown"
+    try:
+        plugin = entry_point.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an import may exit, or panic in Rust; it is recorded
+        problem = f"importing {entry_point.value!r} raised {_said(error)}"
+        return Plugin(entry_point.name, distribution, (), (problem,))
+    return _collect(entry_point.name, distribution, plugin)
 
 
 def _own_distribution() -> str:

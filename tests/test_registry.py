@@ -296,6 +296,16 @@ def test_plugin_that_looks_strategies_up_while_it_is_loaded_sees_the_built_ins(i
     assert all(plugin.problems == () for plugin in registry.loaded_plugins())
 
 
+def test_what_a_plugin_prints_while_it_is_loaded_goes_to_stderr(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stdout it would be in the midst of a command's JSON."""
+    hook = "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    print('tails')\n    return [Coin]\n"
+    install("loud-coin", "print('heads')\n" + source("loud-coin", hook=hook))
+    check_others_work("loud-coin")
+    assert capsys.readouterr() == ("", "heads\ntails\n")
+
+
 @pytest.mark.parametrize("returned", ["None", "[]", "()"])
 def test_hook_that_returns_nothing_is_no_problem(install: Install, returned: str) -> None:
     install(
