@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from acceptlib import plugins
@@ -55,8 +55,9 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
                 if name not in entries:
                     entries[name] = Entry(name, strategy, plugin.distribution)
                     continue
-                other = entries[name].distribution
-                conflicts[name] = f"Both {other} and {plugin.distribution} provide a strategy {name!r}; uninstall one."
+                other, this = entries[name].distribution, plugin.distribution
+                both = f"Both {other} and {this} provide a strategy {name!r}; uninstall one."
+                conflicts[name] = f"{this} provides two strategies {name!r}; rename one." if other == this else both
     built_in = {name for name, entry in entries.items() if entry.distribution == loaded[0].distribution}
     for name in conflicts.keys() - built_in:
         del entries[name]
@@ -77,25 +78,17 @@ def available() -> list[str]:
 
 def loaded_plugins() -> list[plugins.Plugin]:
     """Return every source of strategies, with what went wrong."""
-    entries, _, loaded = _entries()
-    return [
-        plugins.Plugin(
-            plugin.name,
-            plugin.distribution,
-            plugin.strategies,
-            (
-                *plugin.problems,
-                *(
-                    f"the name {name!r} is taken"
-                    + (f" by {entries[name].distribution}" if name in entries else " by another package as well")
-                    for strategy in plugin.strategies
-                    for name in (strategy.name, *strategy.aliases)
-                    if name not in entries or entries[name].strategy is not strategy
-                ),
-            ),
-        )
-        for plugin in loaded
-    ]
+    entries, conflicts, loaded = _entries()
+    found = []
+    for plugin in loaded:
+        problems = {
+            name: f"the name {name!r} is taken by {entries[name].distribution}" if name in entries else conflicts[name]
+            for strategy in plugin.strategies
+            for name in (strategy.name, *strategy.aliases)
+            if name not in entries or entries[name].strategy is not strategy
+        }
+        found.append(replace(plugin, problems=(*plugin.problems, *problems.values())))
+    return found
 
 
 def find(name: str, *, third_parties: bool | None = None) -> Entry:
@@ -107,7 +100,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
 
     Raises:
         UnknownStrategyError: There is none; the message names what there is.
-        PluginError: Two packages provide it.
+        PluginError: Two packages, or one twice, provide it.
     """
     entries, conflicts, loaded = _entries(third_parties=third_parties)
     if name in entries:
