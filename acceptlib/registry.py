@@ -108,8 +108,16 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
     if name in conflicts:
         raise PluginError(conflicts[name])
     names = sorted({entry.strategy.name for entry in entries.values()})
-    broken = [f"{plugin.distribution}: {problem}" for plugin in loaded for problem in plugin.problems]
-    hint = f" Plugins with problems: {'; '.join(broken)}. See `acceptlib plugins`." if broken else ""
+    broken = [plugin for plugin in loaded if plugin.problems]
+    reasons = [
+        f"{plugin.distribution}: {problem}"
+        for plugin in broken
+        for problem in plugin.problems
+        if name == plugin.name or repr(name) in problem
+    ]
+    # Without a reason that is about the name, any of them might have brought it.
+    named = reasons or [plugin.distribution for plugin in broken]
+    hint = f" Plugins with problems: {'; '.join(named)}. See `acceptlib plugins`." if broken else ""
     msg = f"Unknown strategy {name!r}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
     raise UnknownStrategyError(msg)
 

@@ -246,6 +246,22 @@ def test_broken_hook_is_reported_and_harms_nobody(install: Install, case: str) -
         acceptlib.create("bad-coin")
 
 
+def test_error_gives_the_problems_of_the_name_asked_for(install: Install) -> None:
+    """Of an entry point or a strategy of that name; of any other name, who might have brought it."""
+    install("bad-coin", "raise RuntimeError('no licence')")
+    install("future-coin", source("dime", version=2))
+    said = {}
+    for name in ("bad-coin", "dime", "penny"):
+        with pytest.raises(UnknownStrategyError) as caught:
+            acceptlib.create(name)
+        said[name] = str(caught.value).partition(" Plugins with problems: ")[2]
+    assert said == {
+        "bad-coin": "bad-coin 1.2: importing 'bad_coin' raised RuntimeError: no licence. See `acceptlib plugins`.",
+        "dime": f"future-coin 1.2: {loaded('future-coin 1.2').problems[0]}. See `acceptlib plugins`.",
+        "penny": "bad-coin 1.2; future-coin 1.2. See `acceptlib plugins`.",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
