@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pydantic
 import torch
@@ -25,6 +26,9 @@ __all__ = ["INTERFACE_VERSION", "AcceptanceStrategy", "Options", "Traits"]
 
 INTERFACE_VERSION = 1
 """Version of this interface. Strategies state the one they were written for in `interface_version`."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9]+([-_.]+[A-Za-z0-9]+)*")
+"""What a strategy or an alias may be called: a word of a command line and of its lists, which commas separate."""
 
 
 class Options(pydantic.BaseModel):
@@ -54,7 +58,7 @@ class AcceptanceStrategy:
     whole.
 
     Attributes:
-        name: What configs and the command line call it.
+        name: What configs and the command line call it, as `my-rule`.
         aliases: Other names for it.
         traits: What it declares about itself.
         interface_version: The `INTERFACE_VERSION` it was written for; a published strategy states it as a number.
@@ -86,6 +90,11 @@ class AcceptanceStrategy:
         if not isinstance(cls.aliases, tuple) or not all(isinstance(alias, str) for alias in cls.aliases):
             msg = f"strategy {cls.name!r}: expected aliases, a tuple of str, got {cls.aliases!r}"
             raise StrategyDefinitionError(msg)
+        for name in (cls.name, *cls.aliases):
+            if not NAME.fullmatch(name):
+                what = "a name like my-rule: ASCII letters and digits, with '-', '_' or '.' between them"
+                msg = f"strategy class {cls.__qualname__}: expected {what}, got {name!r}"
+                raise StrategyDefinitionError(msg)
         overrides = cls.verify is not AcceptanceStrategy.verify
         if not overrides and not isinstance(getattr(cls, "accept", None), Rule):
             msg = (

@@ -270,6 +270,20 @@ def test_aliases_are_a_tuple() -> None:
         type("Lone", (Lenient,), {"name": "lone", "aliases": ("penny")})
 
 
+@pytest.mark.parametrize("name", ["", "my rule", "a,b", " a", "-a", "a-", "a=1", "a/b", "a\n", "é"])
+@pytest.mark.parametrize("attribute", ["name", "aliases"])
+def test_name_is_a_word_of_a_command_line(attribute: str, name: str) -> None:
+    body = {"name": "wordy", attribute: name if attribute == "name" else ("penny", name)}
+    with pytest.raises(StrategyDefinitionError, match="expected a name like my-rule") as caught:
+        type("Wordy", (Lenient,), body)
+    assert str(caught.value).endswith(f"got {name!r}")
+
+
+@pytest.mark.parametrize("name", ["a", "entropy-scaled", "2-fast", "top_H", "v1.5", "a--b"])
+def test_name_may_be_any_such_word(name: str) -> None:
+    assert type("Wordy", (Lenient,), {"name": name, "aliases": (f"{name}-too",)})().name == name
+
+
 def test_definition_error_is_a_type_error_of_the_tree() -> None:
     assert issubclass(StrategyDefinitionError, TypeError)
     assert issubclass(StrategyDefinitionError, acceptlib.AcceptlibError)
