@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import Rng, SamplingParams, Uniforms, VerifyResult
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, rule
 from acceptlib.errors import InputError, StatusError
 from acceptlib.inputs import EXPLANATIONS, Status
 
@@ -793,9 +793,33 @@ def test_raise_for_status_names_request_position_and_fault() -> None:
     assert str(caught.value) == (
         "request 0, position 2: the target's row has NaN, an infinity, or no entry above zero probability; "
         "request 2, position 1: a drafted or bonus token id is outside the vocabulary; "
-        "request 3, position 3: a row of probabilities does not sum to 1 (within 1/64). "
-        "Tokens accepted before were kept; nothing was drawn."
+        "request 3, position 3: a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over "
+        "4. Tokens accepted before were kept; nothing was drawn."
     )
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 5.0])
+def test_residual_that_is_no_weight_is_not_blamed_on_the_row_alone(factor: float) -> None:
+    class Heavy(AcceptanceStrategy):
+        name = "heavy"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return 0.0 * target_prob
+
+        @rule
+        def residual(p: Any, factor: Any) -> Any:
+            return p * factor
+
+        def constants(self) -> dict[str, Any]:
+            return {"factor": factor}
+
+    request = support.ordinary(2, 10, seed=0)
+    result = Heavy(backend="torch").verify(**support.lay_out([request]), rng=0)
+    assert result.status.tolist() == [Status.UNNORMALIZED_ROW]
+    with pytest.raises(StatusError, match=r"position 0: a row .*, or the rule's residual is NaN or sums to over 4"):
+        result.raise_for_status()
 
 
 def test_raise_for_status_names_the_first_of_many() -> None:
