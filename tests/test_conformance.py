@@ -218,6 +218,14 @@ def test_what_a_strategy_raises_fails_the_check_alone() -> None:
     assert isinstance(results[0].error, TypeError)
 
 
+def test_what_backends_agree_needs_is_said_without_advice_on_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody chose a backend."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (result,) = check_strategy(Rejection(), only=["backends_agree"])
+    assert result.status == "skipped"
+    assert result.message == "Triton needs a GPU, or TRITON_INTERPRET=1, and the device is cpu"
+
+
 class Raising(AcceptanceStrategy):
     """A strategy with a mistake in its `verify`."""
 
