@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, exact, rule
-from acceptlib.errors import EnumerationError, InputError
+from acceptlib import AcceptanceStrategy, Traits, exact, ops, rule
+from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
 from acceptlib.exact import oracle
 from acceptlib.testing.checks.law import PAIRS
 
@@ -212,6 +212,44 @@ def test_a_law_of_what_does_not_fit_is_a_clear_error(case: str) -> None:
     arguments, message = BAD_LAWS[case]
     with pytest.raises(InputError, match=message):
         exact.law(acceptlib.create("rejection"), **arguments)
+
+
+class ZeroByZero(AcceptanceStrategy):
+    name = "zero-by-zero"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(target_prob: Any, draft_prob: Any) -> Any:
+        return ops.minimum(target_prob / draft_prob, 1.0)
+
+
+class NoWeights(ZeroByZero):
+    name = "no-weights"
+
+    @rule
+    def accept(target_prob: Any) -> Any:
+        return target_prob
+
+    @rule
+    def residual(p: Any, q: Any, position: Any) -> Any:
+        return ops.where(position > 0, (p - p) / 0.0, p - q)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (ZeroByZero(), "strategy 'zero-by-zero': rule 'accept' returned NaN at position 1, for token 2 drafted after"),
+        (NoWeights(), "strategy 'no-weights': rule 'residual' returned NaN at position 1, for token 0 drafted after"),
+    ],
+    ids=["accept", "residual"],
+)
+def test_a_rule_that_returns_nan_has_no_law(strategy: AcceptanceStrategy, message: str) -> None:
+    target = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    draft = torch.tensor([[0.25, 0.5, 0.25], [0.25, 0.75, 0.0]])
+    for function in (exact.law, exact.tv, exact.expected_tokens):
+        with pytest.raises(StrategyDefinitionError) as caught:
+            function(strategy, target, draft)
+        assert str(caught.value).startswith(f"{message} [0], where p = [0.5, 0.5, 0.0] and q = [0.25, 0.75, 0.0]")
 
 
 def test_a_strategy_without_rules_has_no_law() -> None:

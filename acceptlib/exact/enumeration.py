@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from acceptlib.engine import decide
 from acceptlib.engine.plan import Plan, call
-from acceptlib.errors import EnumerationError, InputError
+from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
 from acceptlib.rules import Rule
 from acceptlib.strategy import AcceptanceStrategy
 
@@ -95,6 +96,7 @@ def law(
         EnumerationError: There is too much to enumerate.
         InputError: The arguments do not go together, a row is no law, `state` lacks a name, or the strategy overrides
             `verify` whole.
+        StrategyDefinitionError: A rule returns NaN.
     """
     plan = plan_of(strategy)
     num_draft_tokens = length_of(target, num_draft_tokens)
@@ -199,10 +201,23 @@ def verify_exactly(
     state: Mapping[str, torch.Tensor],
     token_ids: torch.Tensor | None = None,
 ) -> Steps:
-    """Verify N drafted sequences and return probabilities instead of tokens; arguments are those of `acceptance`."""
+    """Verify N drafted sequences and return probabilities instead of tokens; arguments are those of `acceptance`.
+
+    Raises:
+        StrategyDefinitionError: A rule returns NaN, so that there are no probabilities.
+    """
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
     rules = acceptance(plan, ids, p, q, state, token_ids)
+    for role, numbers in (("accept", rules.h), ("residual", rules.weights)):
+        for index, position in numbers.isnan().nonzero()[:1, :2].tolist():
+            before, token = ids[index, :position].tolist(), int(ids[index, position])
+            target, draft = (reprlib.repr(rows[index, position].tolist()) for rows in (p, q))
+            msg = (
+                f"strategy {plan.name!r}: rule {role!r} returned NaN at position {position}, for token {token} drafted "
+                f"after {before}, where p = {target} and q = {draft}"
+            )
+            raise StrategyDefinitionError(msg)
     # Every pattern of acceptances, [N * 2^K, K].
     patterns = (torch.arange(2**length)[:, None] >> torch.arange(length)) % 2 == 1
     accepted = patterns.repeat(num_sequences, 1)
