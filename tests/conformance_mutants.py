@@ -252,6 +252,15 @@ def stale_logprobs(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -
     return result
 
 
+@engine("logprobs")
+def processed_is_raw(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Raw log-probabilities are those after sampling parameters."""
+    result = verify(ids, **arguments)
+    if result.raw_logprobs is not None:
+        result.raw_logprobs.copy_(result.logprobs)
+    return result
+
+
 @engine("ragged_equals_padded")
 def row_of_ragged(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """Row i of a ragged request is read at cu[b] + i, not at cu[b] + b + i."""

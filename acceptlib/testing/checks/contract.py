@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
-from acceptlib.testing.subject import ConformanceError, Subject, expect
+from acceptlib.testing.subject import Subject, expect
 
 VOCABULARY = 11
 COUNT = 12
@@ -262,28 +262,39 @@ def check_half_precision(subject: Subject) -> None:
 def check_logprobs(subject: Subject) -> None:
     """Log-probabilities are the target's, of accepted, recovered and bonus tokens alike, and NaN behind them.
 
-    Catches those of the draft's row, of the row before, and stale ones behind the stop.
+    Those in `raw_logprobs` are from before temperature. Catches those of the draft's row, of the row before, stale ones
+    behind the stop, and raw ones that are processed.
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(5 if subject.interpreted else COUNT, VOCABULARY)  # of every length one
+    logs = [request.p.log() for request in requests]
+    warm = [(rows / 2).log_softmax(-1) for rows in logs]
+    sampling = SamplingParams(temperature=torch.full((len(requests),), 2.0))
+    cases: dict[str, tuple[dict[str, Any], list[torch.Tensor]]] = {
+        "probs": ({}, logs),
+        "logits": ({"sampling": sampling}, warm),
+    }
     for layout in ("padded", "ragged"):
-        result = subject.verify(requests, layout, logprobs=True)
-        found = result.logprobs
-        if found is None:
-            msg = f"{layout}: expected log-probabilities, got None"
-            raise ConformanceError(msg)
-        plain = subject.verify(requests, layout)
-        same(
-            replace(result, logprobs=None, raw_logprobs=None),
-            plain,
-            what=f"{layout}, with log-probabilities and without",
-        )
-        for index, request in enumerate(requests):
-            emitted = tokens(result, index)
-            wanted = request.p[torch.arange(len(emitted)), emitted].log()
-            close = torch.allclose(found[index, : len(emitted)].cpu(), wanted, rtol=1e-5, atol=1e-6)
-            expect(close, f"{layout}, request {index}: expected {wanted.tolist()}, got {found[index].tolist()}")
-            behind = bool(found[index, len(emitted) :].isnan().all())
-            expect(behind, f"{layout}, request {index}: expected NaN after {len(emitted)}, got {found[index].tolist()}")
+        for form, (further, processed) in cases.items():
+            where = f"{layout}, {form}"
+            result = subject.verify(requests, layout, form, logprobs=True, **further)
+            plain = subject.verify(requests, layout, form, **further)
+            without = replace(result, logprobs=None, raw_logprobs=None)
+            same(without, plain, what=f"{where}, with log-probabilities and without")
+            for name, rows in (("logprobs", processed), ("raw_logprobs", logs)):
+                _expect_logprobs(result, name, rows, where)
+
+
+def _expect_logprobs(result: VerifyResult, name: str, rows: Sequence[torch.Tensor], where: str) -> None:
+    """Expect log-probabilities of the emitted tokens to be entries of each request's rows [n+1, V]."""
+    found = getattr(result, name)
+    expect(found is not None, f"{where}: expected {name}, got None")
+    for index, row in enumerate(rows):
+        at, emitted = f"{where}, request {index}", tokens(result, index)
+        wanted = row[torch.arange(len(emitted)), emitted]
+        close = torch.allclose(found[index, : len(emitted)].cpu(), wanted, rtol=1e-5, atol=1e-6)
+        expect(close, f"{at}: expected {name} {wanted.tolist()}, got {found[index].tolist()}")
+        behind = bool(found[index, len(emitted) :].isnan().all())
+        expect(behind, f"{at}: expected NaN after {len(emitted)} {name}, got {found[index].tolist()}")
 
 
 def check_ragged_equals_padded(subject: Subject) -> None:
