@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,9 @@ class Wrapped(AcceptanceStrategy):
 
     def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
         return self.inner.initial_state(num_requests, device)
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        self.inner.update_state(state, result)
 
     def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
         self.inner.backend = self.backend
@@ -324,6 +327,9 @@ class Budget(Rejection):
     def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
         return {"budget": torch.full((num_requests,), 2, device=device)}
 
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted)
+
     @rule
     def accept(target_prob: Value, draft_prob: Value, position: Value, budget: Value) -> Value:
         h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
@@ -336,6 +342,13 @@ def spends_state(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> 
     result = verify(ids, **arguments)
     arguments["state"]["budget"].sub_(result.num_accepted)
     return result
+
+
+@engine("permutation", inner=Budget)
+def state_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The first request's state is everybody's."""
+    state = {name: value[:1].expand_as(value) for name, value in arguments["state"].items()}
+    return verify(ids, **{**arguments, "state": state})
 
 
 @engine("out_is_overwritten")

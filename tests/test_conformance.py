@@ -202,6 +202,17 @@ def test_further_arguments_follow_their_requests() -> None:
     assert further["b"] == 7
 
 
+def test_requests_have_states_of_different_steps() -> None:
+    """Every fourth one is new, the first among them; what the caller gives stays."""
+    budgets = Subject(mutants.Budget()).further(range(32))["state"]["budget"].tolist()
+    assert budgets[::4] == [2] * 8
+    assert len(set(budgets)) > 4
+    assert Subject(mutants.Budget()).further([6, 1])["state"]["budget"].tolist() == [budgets[6], budgets[1]]
+    assert Subject(mutants.Budget()).every_time(9)["state"]["budget"].tolist() == [2] * 9
+    given = Subject(mutants.Budget(), verify_arguments=lambda count, _: {"state": {"budget": torch.arange(count)}})
+    assert given.further([7, 5])["state"]["budget"].tolist() == [7, 5]
+
+
 def test_failures_are_an_error_that_lists_them() -> None:
     padding = MUTANTS["pads-with-zero"].make()
     with pytest.raises(ConformanceError, match=r"fails 1 of 1 checks\npadding: padded, with draft rows, request 0"):

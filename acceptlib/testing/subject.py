@@ -14,10 +14,10 @@ from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
 from acceptlib.errors import ConformanceError
-from acceptlib.inputs import VerifyResult
+from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
-from acceptlib.testing.batches import Request, lay_out, streams
+from acceptlib.testing.batches import Request, generator, lay_out, streams
 
 __all__ = ["ConformanceError", "Skipped", "Subject", "VerifyArguments", "expect"]
 
@@ -26,6 +26,12 @@ VerifyArguments: TypeAlias = Callable[[int, torch.device], Mapping[str, Any]]
 
 CAPACITY: Final = 256
 """Keys of requests lie below it: per-request arguments are made for so many and then looked up by key."""
+
+STEPS: Final = 4
+"""Requests with state have 0 to 3 steps behind them, of up to `MOST` accepted tokens below `VOCABULARY`."""
+
+MOST: Final = 3
+VOCABULARY: Final = 11
 
 
 class Skipped(Exception):  # noqa: N818 - nothing is wrong: the check does not apply
@@ -111,8 +117,35 @@ class Subject:
         return self.strategy.verify(**self.place(arguments), **self.further(keys))
 
     def further(self, keys: Sequence[int]) -> dict[str, Any]:
-        """Return the further arguments for the requests of these keys, anew: a strategy may write them."""
-        return _select(self.every_time(CAPACITY), torch.tensor(list(keys), dtype=torch.int64))
+        """Return the further arguments for the requests of these keys, anew: a strategy may write them.
+
+        Requests are at different steps, so that their states differ as far as `update_state` takes them; that of key 0
+        is new. A state that `verify_arguments` gives is left as it is.
+        """
+        arguments = self.every_time(CAPACITY)
+        if "state" in arguments and "state" not in self.verify_arguments(CAPACITY, self.device):
+            self._go_on(arguments["state"])
+        return _select(arguments, torch.tensor(list(keys), dtype=torch.int64))
+
+    def _go_on(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Bring the state of each key to after `key % STEPS` steps, in place."""
+        key = torch.arange(CAPACITY)
+        place = torch.arange(MOST + 1)
+        for step in range(1, STEPS):
+            source = generator(step)
+            accepted = torch.randint(0, MOST + 1, (CAPACITY,), generator=source)
+            ids = torch.randint(0, VOCABULARY, (CAPACITY, MOST + 1), generator=source)
+            result = VerifyResult(
+                output_token_ids=torch.where(place <= accepted[:, None], ids, PLACEHOLDER_TOKEN_ID).int(),
+                num_accepted=accepted.int(),
+                num_emitted=accepted.int() + 1,
+                status=torch.zeros(CAPACITY, dtype=torch.int8),
+            )
+            before = {name: value.clone() for name, value in state.items()}
+            self.strategy.update_state(state, self.place(result))
+            done = (key % STEPS < step).to(self.device)
+            for name, value in state.items():
+                value[done] = before[name][done]
 
     def law(
         self, target: torch.Tensor | exact.Model, draft: torch.Tensor | exact.Model | None = None, **arguments: Any
