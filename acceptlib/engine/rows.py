@@ -235,26 +235,23 @@ class RowReader:
     @functools.cached_property
     def best(self) -> tuple[Words, Words]:
         """Argmax of every row, counted through, and whether it has a law: both [R]."""
-        whole = not (self.raw.is_cpu or self.given.is_constrained)
-        spans = [self._span(slice(None))] if whole else self._spans()
-        parts = [self._best(rows) for rows in spans]
+        as_given = not self.given.is_constrained and (self.raw.dtype == torch.float32 or not self.raw.is_cpu)
+        if as_given and self.raw.is_contiguous():
+            return self._best(self.raw.view(-1, self.raw.shape[-1]))
+        parts = [self._best(constrain(rows)) for rows in self._spans()]
         if len(parts) == 1:
             return parts[0]
         token, has_law = (library(part[0]).concatenate(part) for part in zip(*parts, strict=True))
         return token, has_law
 
-    def _best(self, rows: Rows) -> tuple[Words, Words]:
+    def _best(self, rows: torch.Tensor) -> tuple[Words, Words]:
         """Return the argmax of rows [n, V], the lowest id among ties, and whether they have a law: both [n]."""
-        found = constrain(rows)
-        if found.is_cpu:
-            # NumPy is ten times quicker than torch, and takes no halves.
-            found = as_words(found.detach().to(torch.float32))
-            token = found.argmax(-1)
-            best = found[arange(len(found), found), token]
-        else:
-            token = found.argmax(-1)
-            best = found.gather(-1, token[..., None])[..., 0]
-        return token, abs(best) < torch.inf if self.is_logits else (best > 0) & (best < torch.inf)
+        # NumPy is ten times quicker than torch, and takes no halves.
+        found = as_words(rows.to(torch.float32)) if rows.is_cpu else rows
+        token = found.argmax(1)
+        best = found[arange(len(found), found), token]
+        has_law = library(best).isfinite(best)
+        return token, has_law if self.is_logits else has_law & (best > 0)
 
     def argmax(self, request: Words, position: Words, *, every_row: bool) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
@@ -267,7 +264,7 @@ class RowReader:
             row = _row_number(self.raw, index)
             token, has_law = self.best
             return token[row], has_law[row]
-        return self._best(self._rows_at(request, index))
+        return self._best(constrain(self._rows_at(request, index)))
 
 
 @functools.lru_cache(maxsize=64)

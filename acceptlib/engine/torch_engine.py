@@ -78,8 +78,7 @@ class _Step:
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
-        self.wanted = plan.reads & {*PROBS, "target_max_prob", "draft_max_prob", "target_entropy", "target_top_entropy"}
-        self.wanted |= {*plan.used_row_sums} | ({"target_prob"} if inputs.logprobs else set())
+        self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
 
     def run(self, out: VerifyResult) -> None:
