@@ -188,7 +188,9 @@ class _Step:
         elements, _ = self._elements(request, position)
         p, q, column = elements["p"], elements["q"], as_tensor(ids)[:, None]
         probs = {
-            name: rows.gather(1, column) for name, rows in (("target_prob", p), ("draft_prob", q)) if name in self.wanted
+            name: rows.gather(1, column)
+            for name, rows in (("target_prob", p), ("draft_prob", q))
+            if name in self.wanted
         }
         found = {name: prob[:, 0].to(torch.float64) for name, prob in probs.items()}
         if "target_max_prob" in self.wanted:
