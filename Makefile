@@ -20,7 +20,7 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## the site, in site/; every warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## every strategy and installed peer on every workload, and the ratios of the performance page
 	$(BIN)/pytest bench --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-sort=name --benchmark-max-time=0.3

@@ -38,6 +38,9 @@ EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_PARAMETER: "a sampling parameter is out of range",
 }
 
+NAMED_REQUESTS: Final = 8
+"""In a `StatusError`: enough to see what is wrong, few enough to read."""
+
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
@@ -90,12 +93,13 @@ class VerifyResult:
         """Raise if any request met bad values. Waits for the device.
 
         Raises:
-            StatusError: Names each such request, the position it stopped at, and what was wrong there.
+            StatusError: Names the first such requests, the position each stopped at, and what was wrong there.
         """
-        problems = [
-            f"request {index}, position {int(self.num_accepted[index])}: {EXPLANATIONS[Status(int(code))]}"
-            for index, code in ((index, self.status[index]) for index in self.status.nonzero()[:, 0].tolist())
-        ]
+        marked = self.status.nonzero()[:, 0].tolist()
+        named = [(index, int(self.num_accepted[index]), int(self.status[index])) for index in marked[:NAMED_REQUESTS]]
+        problems = [f"request {index}, position {at}: {EXPLANATIONS[Status(code)]}" for index, at, code in named]
+        if len(marked) > NAMED_REQUESTS:
+            problems.append(f"and {len(marked) - NAMED_REQUESTS} requests more")
         if problems:
             raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")
 

@@ -284,7 +284,7 @@ def timings(rows: Sequence[Timing], ending: str) -> bytes:
 def _draw_times(
     axes: Any, rows: Sequence[Timing], shapes: Sequence[tuple[int, int]], looks: dict[str, dict[str, Any]]
 ) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: PLC0415 - an extra
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415 - an extra
 
     for name in dict.fromkeys(row.name for row in rows):
         mine = {row.shape: row.microseconds for row in rows if row.name == name}
@@ -309,12 +309,13 @@ def _draw_times(
             linestyle=("-", (0, (2, 1)), (0, (1, 2)))[number % 3], linewidth=3.2, zorder=1,
         )  # fmt: skip
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))  # a decade alone would have one label
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("microseconds a call (logarithmic)")
     legend = axes.legend(
         loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=3.4, labelspacing=0.6,
-        title="open: other libraries" if any(row.peer for row in rows) else None,
+        title="open: for comparison" if any(row.peer for row in rows) else None,
     )  # fmt: skip
     legend.get_title().set_fontsize("small")
 

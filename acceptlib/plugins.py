@@ -62,7 +62,9 @@ def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[
         distribution = f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "unknown"
         try:
             plugin = entry_point.load()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - an import may raise anything; it is recorded
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - an import may exit, or panic in Rust; it is recorded
             problem = f"importing {entry_point.value!r} raised {_said(error)}"
             found.append(Plugin(entry_point.name, distribution, (), (problem,)))
         else:
@@ -88,13 +90,18 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
         problems += _unknown_hooks(manager, plugin)
         implements = bool(manager.get_hookcallers(plugin))
         for returned in manager.hook.acceptlib_strategies():
-            for candidate in returned or ():
+            listed = isinstance(returned, Iterable) and not isinstance(returned, str)
+            if not listed and returned is not None:
+                problems.append(f"its hook returned {returned!r}: expected a list of strategy classes")
+            for candidate in returned if listed else ():
                 problem = _reject(candidate)
                 if problem:
                     problems.append(problem)
                 else:
                     classes.append(candidate)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - as above
         problems.append(f"its hook raised {_said(error)}")
     if not problems and not implements:
         problems.append(
@@ -129,7 +136,7 @@ def _reject(candidate: object) -> str | None:
         return f"its hook returned {candidate!r}: expected subclasses of acceptlib.AcceptanceStrategy"
     if candidate.interface_version != INTERFACE_VERSION:
         return (
-            f"strategy {candidate.name!r} was written for interface version {candidate.interface_version}; this "
-            f"acceptlib has {INTERFACE_VERSION}"
+            f"strategy {candidate.name!r} was written for interface version {candidate.interface_version!r}; this "
+            f"acceptlib has {INTERFACE_VERSION}: upgrade the older of the two"
         )
     return None

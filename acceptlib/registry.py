@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from acceptlib.errors import PluginError, UnknownStrategyError, suggest
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
     from acceptlib.strategy import AcceptanceStrategy
+
+
+_LOADING: ContextVar[bool] = ContextVar("loading", default=False)
+"""Whether packages are being loaded: one that looks strategies up meanwhile must not load them all once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,19 @@ class Entry:
 @functools.lru_cache(maxsize=4)
 def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
     """Return entries by name, the reason for each name that cannot be used, and the plugins."""
-    loaded = plugins.discover(None if third_parties else ())
+    token = _LOADING.set(True)
+    try:
+        loaded = plugins.discover(None if third_parties else ())
+    finally:
+        _LOADING.reset(token)
     entries: dict[str, Entry] = {}
     conflicts: dict[str, str] = {}
+    names = {strategy.name for plugin in loaded for strategy in plugin.strategies}
     for plugin in loaded:
+        # A package's alias yields to another's name, which would otherwise cost that one its strategy.
+        kept = set() if plugin is loaded[0] else names
         for strategy in plugin.strategies:
-            for name in (strategy.name, *strategy.aliases):
+            for name in (strategy.name, *(alias for alias in strategy.aliases if alias not in kept)):
                 if name in entries and entries[name].strategy is strategy:
                     continue
                 if name not in entries:
@@ -52,7 +64,9 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
 
 
 def _entries(*, third_parties: bool | None = None) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
-    return _load(third_parties=plugins.third_parties_enabled() if third_parties is None else third_parties)
+    """Return what `_load` does; to a package that is being loaded, the built-ins alone."""
+    wanted = plugins.third_parties_enabled() if third_parties is None else third_parties
+    return _load(third_parties=wanted and not _LOADING.get())
 
 
 def available() -> list[str]:

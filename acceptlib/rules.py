@@ -62,8 +62,17 @@ class Rule:
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Value) -> Value:
-        """Evaluate in torch."""
-        return self.function(*args)
+        """Evaluate in torch or NumPy.
+
+        Raises:
+            StrategyDefinitionError: The function returned nothing, which an array would take for NaN.
+        """
+        value = self.function(*args)
+        if value is None:
+            name = self.function.__qualname__
+            msg = f"rule {name!r} returned None: expected a number or an array of what it reads; is a `return` missing?"
+            raise StrategyDefinitionError(msg)
+        return value
 
     def __repr__(self) -> str:
         """Show the rule as it is written."""

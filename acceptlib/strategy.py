@@ -57,7 +57,7 @@ class AcceptanceStrategy:
         name: What configs and the command line call it.
         aliases: Other names for it.
         traits: What it declares about itself.
-        interface_version: The `INTERFACE_VERSION` it was written for.
+        interface_version: The `INTERFACE_VERSION` it was written for; a published strategy states it as a number.
         options: The validated options of this instance.
         backend: `auto`, `torch` or `triton`.
     """

@@ -3,8 +3,8 @@
 A page names a record where its tables belong, `<!-- record: NAME -->` to `<!-- /record -->`. What stands between is
 made from `bench/results/NAME.json`, and a test fails where it is not. The figures are drawn when the site is built.
 
-`compare.json` is what `acceptlib compare --output` writes. Any other record says machine, versions and commit, and has
-`rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does, and may have a `note`.
+A record says machine, versions and commit, and may have a `note`. `compare.json` is what `acceptlib compare --output`
+writes; any other has `rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does.
 Of a row, `path`, `name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, and `goal` is what the
 ratio to it should be at least; `beside` names another path, and `most` is what the time should be of that one's at
 most; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match`
@@ -42,16 +42,14 @@ def of_file(name: str) -> str:
         return "Not recorded yet.\n\n"
     content = json.loads(path.read_text(encoding="utf-8"))
     if name == "compare":
-        return report.render([comparison.Row(**row) for row in content], Format.github)
+        rows = [comparison.Row(**row) for row in content["rows"]]
+        return f"{report.render(rows, Format.github)}\n{_origin(name, content)}\n"
     return section(name, content)
 
 
 def section(name: str, record: Record) -> str:
     """Return what a page shows of one record."""
-    keys = ("acceptlib", "torch", "triton", "cuda", "driver")
-    versions = [f"{key} {record[key]}" for key in keys if record.get(key)]
-    commit = f"commit `{record['commit'][:12]}`" if record.get("commit") else "no commit"
-    parts = [f"{record['machine']}; {', '.join(versions)}; {commit}. Record: `bench/results/{name}.json`."]
+    parts = [_origin(name, record)]
     if "note" in record:
         parts.append(record["note"])
     if "ratios" in record:
@@ -63,6 +61,14 @@ def section(name: str, record: Record) -> str:
     if rows:
         parts.append(f'<div class="wide" markdown>\n![Time against batch](figures/{name}.svg)\n</div>')
     return "\n\n".join(parts) + "\n\n"
+
+
+def _origin(name: str, record: Record) -> str:
+    """Return on what and with what a record was made."""
+    keys = ("acceptlib", "torch", "triton", "cuda", "driver")
+    versions = [f"{key} {record[key]}" for key in keys if record.get(key)]
+    commit = f"commit `{record['commit'][:12]}`" if record.get("commit") else "no commit"
+    return f"{record['machine']}; {', '.join(versions)}; {commit}. Record: `bench/results/{name}.json`."
 
 
 def _setting(rows: list[Record]) -> str:

@@ -1,6 +1,8 @@
 """The conformance suite on interpreted Triton: what `test_conformance.py` runs in a process of its own.
 
-TRITON_INTERPRET=1 python conformance_interpreted.py
+TRITON_INTERPRET=1 python conformance_interpreted.py [NAME ...]
+
+Every check of the strategies named takes minutes each, so tests leave most of them out.
 """
 
 from __future__ import annotations
@@ -28,17 +30,19 @@ KERNEL = [
     "offsets_advance",
     "backends_agree",
 ]
-"""What a kernel can get wrong by itself, beyond what the tests of the engine compare; the others take minutes."""
+"""What a kernel can get wrong by itself, beyond what the tests of the engine compare."""
 
 
 def main() -> None:
     """Print status and reason by strategy and check."""
     torch.set_num_threads(1)
     found = {}
-    strategies = {name: acceptlib.create(name) for name in acceptlib.available()}
-    strategies["other-numbers-on-torch"] = MUTANTS["other-numbers-on-torch"].make()
+    named = sys.argv[1:]
+    strategies = {name: acceptlib.create(name) for name in named or acceptlib.available()}
+    if not named:
+        strategies["other-numbers-on-torch"] = MUTANTS["other-numbers-on-torch"].make()
     for name, strategy in strategies.items():
-        only = KERNEL if name == "rejection" else ["backends_agree"]
+        only = None if named else KERNEL if name == "rejection" else ["backends_agree"]
         results = check_strategy(strategy, only=only, raises=False)
         found[name] = {
             result.name: result.status + (f": {result.message}" if result.message else "") for result in results

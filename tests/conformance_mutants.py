@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from rule_mutants import MUTANTS, UNBOUNDED, add, take_uniforms
 
-from acceptlib import AcceptanceStrategy, Rng, Traits, VerifyResult
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, ops, rule
+from acceptlib.ops import Value
 from acceptlib.strategies.block import Block
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
@@ -35,6 +36,9 @@ class Wrapped(AcceptanceStrategy):
 
     def resolve_traits(self) -> Traits:
         return self.declared
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return self.inner.initial_state(num_requests, device)
 
     def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
         self.inner.backend = self.backend
@@ -202,9 +206,30 @@ def forgets_sampling(verify: Call, ids: torch.Tensor, arguments: dict[str, Any])
 def temperature_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """The first request's temperature is everybody's."""
     sampling = arguments.get("sampling")
-    if sampling is not None:
+    if sampling is not None and sampling.temperature is not None:
         first = sampling.temperature[:1].expand_as(sampling.temperature)
         arguments = {**arguments, "sampling": replace(sampling, temperature=first)}
+    return verify(ids, **arguments)
+
+
+@engine("filters")
+def forgets_filters(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Temperature is applied, and what else there is in sampling parameters is left to the caller."""
+    sampling = arguments.get("sampling")
+    if sampling is not None:
+        arguments = {**arguments, "sampling": SamplingParams(temperature=sampling.temperature)}
+    return verify(ids, **arguments)
+
+
+@engine("filters")
+def unmasked_bonus(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The grammar's mask is not laid on the bonus row."""
+    sampling = arguments.get("sampling")
+    if sampling is not None and sampling.allowed_token_bitmask is not None:
+        mask, cu = sampling.allowed_token_bitmask.clone(), arguments.get("cu_num_draft_tokens")
+        row = torch.arange(len(ids) if cu is None else len(cu) - 1)
+        mask[(row, (ids >= 0).sum(1)) if cu is None else cu[1:] + row] = -1
+        arguments = {**arguments, "sampling": replace(sampling, allowed_token_bitmask=mask)}
     return verify(ids, **arguments)
 
 
@@ -278,6 +303,29 @@ def divides_in_place(verify: Call, ids: torch.Tensor, arguments: dict[str, Any])
     result = verify(ids, **arguments)
     if arguments.get("sampling") is not None:
         arguments["target_logits"].div_(2)
+    return result
+
+
+class Budget(Rejection):
+    """A right strategy with per-request state: it accepts what the target finds possible while a budget lasts."""
+
+    name = "budget"
+    traits = replace(UNBOUNDED, state=("budget",))
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"budget": torch.full((num_requests,), 2, device=device)}
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, position: Value, budget: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where((position < budget) & (target_prob > 0), 1.0, h)
+
+
+@engine("inputs_unmodified", inner=Budget)
+def spends_state(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The state is brought to the next step in `verify`, and once more in `update_state`."""
+    result = verify(ids, **arguments)
+    arguments["state"]["budget"].sub_(result.num_accepted)
     return result
 
 

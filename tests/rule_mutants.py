@@ -148,6 +148,17 @@ class AcceptsTies(Greedy):
         return ops.where(target_prob == target_max_prob, 1.0, 0.0)
 
 
+@rules("greedy_sequence")
+class FollowsDraft(Greedy):
+    """The recovered token is the draft's favourite among those that the target finds possible."""
+
+    name = "follows-draft"
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        return ops.where(p > 0, q, 0.0)
+
+
 @rules("promise")
 class Vague(Rejection):
     """The declared bound is a sentence that nothing can check."""

@@ -798,6 +798,17 @@ def test_raise_for_status_names_request_position_and_fault() -> None:
     )
 
 
+def test_raise_for_status_names_the_first_of_many() -> None:
+    """A whole batch of bad rows makes no message of megabytes."""
+    requests = [support.standing(1, 10, seed) for seed in range(20)]
+    for request in requests:
+        request.p[0] = math.nan
+    with pytest.raises(StatusError) as caught:
+        support.verify("rejection", requests).raise_for_status()
+    assert str(caught.value).count("the target's row has NaN") == 8
+    assert "; and 12 requests more. Tokens accepted" in str(caught.value)
+
+
 def test_raise_for_status_is_silent_where_all_is_well() -> None:
     support.verify("rejection", [support.standing(2, 5, 0)]).raise_for_status()
 

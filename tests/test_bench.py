@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -327,6 +329,32 @@ class TestCommand:
         assert len(list(csv.reader((tmp_path / "r.csv").read_text(encoding="utf-8").splitlines()))) == 2
         assert "| rejection |" in (tmp_path / "r.md").read_text(encoding="utf-8")
         assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
+
+    def test_commit_is_that_of_the_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With a mark where the code was changed, and none of a clone around an installed package."""
+        for variable in [name for name in os.environ if name.startswith("GIT_")]:
+            monkeypatch.delenv(variable)
+        git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+        package = tmp_path / "site" / "acceptlib"
+        (package / "benchmarks").mkdir(parents=True)
+        (package / "__init__.py").touch()
+        monkeypatch.setattr(measure, "__file__", str(package / "benchmarks" / "measure.py"))
+
+        def commit(*command: str) -> str | None:
+            subprocess.run([*git, *command], check=True, capture_output=True)  # noqa: S603 - git
+            found: str | None = measure.environment(torch.device("cpu"))["commit"]
+            return found
+
+        commit("init")
+        assert commit("commit", "--allow-empty", "--message", "of something else") is None
+        commit("add", ".")
+        made = commit("commit", "--message", "x")
+        assert made is not None
+        assert re.fullmatch(r"[0-9a-f]{40}", made)
+        (tmp_path / "record.json").touch()
+        assert commit("status") == made
+        (package / "__init__.py").write_text("changed", encoding="utf-8")
+        assert commit("status") == f"{made}-dirty"
 
     def test_failing_strategy_has_its_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entry = replace(registry.find("rejection"), strategy=SimpleNamespace(name="broken"))

@@ -323,6 +323,14 @@ class TestCompare:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.png"]
 
     @pytest.mark.usefixtures("loaded")
+    def test_record_says_where_it_was_made(self, tmp_path: Path) -> None:
+        output = tmp_path / "rows.json"
+        run("compare", "--strategies", "greedy", *TINY, "--output", str(output))
+        record = json.loads(output.read_text())
+        assert {"machine", "acceptlib", "torch", "triton", "commit", "rows"} <= set(record)
+        assert [row["strategy"] for row in record["rows"]] == ["greedy"]
+
+    @pytest.mark.usefixtures("loaded")
     def test_seeds_are_paired_and_reproducible(self) -> None:
         arguments = ["compare", "--strategies", "typical,typical,lenience", *TINY, "-f", "csv", "--seed", "3"]
         tables_ = [list(csv.DictReader(io.StringIO(run(*arguments).stdout))) for _ in range(2)]

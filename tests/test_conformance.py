@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from rule_mutants import MUTANTS, RecoversFromTarget
 from typer.testing import CliRunner
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, testing
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, rule, testing
 from acceptlib.cli.app import app
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.strategies.rejection import Rejection
@@ -217,6 +218,56 @@ def test_what_a_strategy_raises_fails_the_check_alone() -> None:
     assert isinstance(results[0].error, TypeError)
 
 
+class Raising(AcceptanceStrategy):
+    """A strategy with a mistake in its `verify`."""
+
+    name = "raising"
+    traits = Rejection.traits
+
+    def verify(self, *_: Any, **__: Any) -> VerifyResult:  # type: ignore[override]
+        msg = "no rows today"
+        raise SystemExit(msg)
+
+
+def test_what_a_strategy_raises_on_the_backend_asked_for_fails_its_checks() -> None:
+    """And not the command that checks others too."""
+    results = check_strategy(Raising(), backend="triton", only=["padding", "counts"], raises=False)
+    assert {result.message for result in results} == {"SystemExit: no rows today"}
+
+
+class NanResidual(Rejection):
+    """A residual that is no number, so that nothing is drawn."""
+
+    name = "nan-residual"
+
+    @rule
+    def residual(p: Any, q: Any) -> Any:
+        return (p - q) / 0.0
+
+
+class NanAcceptance(Rejection):
+    """An acceptance that is no number."""
+
+    name = "nan-acceptance"
+
+    @rule
+    def accept(target_prob: Any) -> Any:
+        return target_prob * math.nan
+
+
+@pytest.mark.parametrize(
+    ("strategy", "check", "message"),
+    [
+        (NanAcceptance(), "acceptance_is_probability", "rows 'random': expected accept in [0, 1], got [nan]"),
+        (NanResidual(), "drawn_token_is_possible", "request 0, u = 0.0, bits = 0: emitted [], p = ["),
+    ],
+    ids=["acceptance", "draw"],
+)
+def test_messages_where_a_rule_returns_nan(strategy: AcceptanceStrategy, check: str, message: str) -> None:
+    (result,) = check_strategy(strategy, only=[check], raises=False)
+    assert result.message.startswith(message), result.message
+
+
 def test_expected_failures_are_reported_and_must_fail() -> None:
     padding = MUTANTS["pads-with-zero"].make()
     (result,) = check_strategy(padding, only=["padding"], expected_failures={"padding": "0 is our padding"})
@@ -342,6 +393,15 @@ def test_command_takes_options_and_several_strategies() -> None:
     ]
     out = run("check", "--only", "counts", "--format", "csv").stdout
     assert [line.split(",")[0] for line in out.splitlines()[1:]] == acceptlib.available()
+
+
+def test_command_runs_a_check_for_those_that_have_it() -> None:
+    """What one has to prove is not unknown because another has not."""
+    for names in (["greedy", "rejection"], ["rejection", "greedy"]):
+        rows = json.loads(run("check", *names, "--only", "lossless_law,counts", "--format", "json").stdout)
+        found = {(row["strategy"], row["check"]) for row in rows}
+        assert found == {("rejection", "lossless_law"), ("rejection", "counts"), ("greedy", "counts")}
+    assert "Unknown check 'lossless_law'" in run("check", "greedy", "--only", "lossless_law", code=2).stderr
 
 
 def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

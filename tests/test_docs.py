@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +20,7 @@ from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import config, hookspecs, registry
+from acceptlib.benchmarks.peers import PEERS
 from acceptlib.cli.app import app
 from acceptlib.config import AcceptanceConfig
 from acceptlib.rules import ELEMENTS, SCALARS
@@ -151,6 +155,8 @@ def test_strategy_page_says_everything(name: str) -> None:
     cls = registry.find(name).strategy
     assert all(f"`{option}`" in page for option in cls.Options.model_fields)
     assert all(field.description for field in cls.Options.model_fields.values())
+    text = page.split("??? example")[0]
+    assert not re.search(r"_\{|`[^`\n]*\\\|[^`\n]*`|VLLM", text)  # every index set, every bar and name as it is
     first = HOOKS.first_token(cls())
     assert sum(first) == pytest.approx(1, abs=1e-12)
     if cls.traits.guarantee == "lossless":
@@ -159,18 +165,27 @@ def test_strategy_page_says_everything(name: str) -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    named = set(re.findall(r"^::: ([\w.]+)$", read("docs/api.md"), re.MULTILINE)) | {"acceptlib.ops"}
+    """Modules with names of their own are shown whole; of `acceptlib.errors`, the docstring lists them all."""
+    entries = re.findall(r"^::: ([\w.]+)\n((?: +.*\n)*)", read("docs/api.md"), re.MULTILINE)
+    named = {name for name, _ in entries} | {"acceptlib.ops"}
     assert named >= {f"acceptlib.{name}" for name in acceptlib.__all__}
+    assert [name for name, options in entries if "members:" in options] == ["acceptlib.errors"]
+    drop_ins = {f"acceptlib.compat.{path.stem}" for path in (ROOT / "acceptlib" / "compat").glob("[a-z]*.py")}
+    assert named >= {"acceptlib.exact", "acceptlib.testing", "acceptlib.integrations.transformers"} | drop_ins
 
 
 def test_every_command_and_option_is_documented() -> None:
     page = HOOKS.command_page()
-    for name, command in COMMANDS.commands.items():
-        section = page.split(f"## acceptlib {name}\n")[1].split("\n## ")[0]
+    for heading, command in [("# Command line", COMMANDS)] + [
+        (f"## acceptlib {name}", command) for name, command in COMMANDS.commands.items()
+    ]:
+        section = page.split(f"{heading}\n")[1].split("\n## ")[0]
         assert command.help in section
         for parameter in command.params:
             assert parameter.help
             assert all(flag in section for flag in parameter.opts if flag.startswith("-"))
+    peers = next(parameter for parameter in COMMANDS.commands["bench"].params if parameter.name == "peers")
+    assert all(name in peers.help for name in PEERS)
 
 
 def test_every_hook_and_quantity_is_documented() -> None:
@@ -214,6 +229,22 @@ def test_navigation_is_whole() -> None:
     assert sorted(entries) == sorted(written | generated)
 
 
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """`make docs` counts warnings: `--quiet`, for one, would keep `--strict` from seeing any."""
+    recipe = re.search(r"mkdocs (build .*)$", read("Makefile"), re.MULTILINE)
+    assert recipe
+    validation = yaml.safe_load(re.sub(r"!!python/\S+", "", read("mkdocs.yml")))["validation"]
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({"site_name": "x", "validation": validation}), encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    for text, code in (("text", 0), ("[a](missing.md)", 1), ("[a](folder)", 1), ("[a](#missing)", 1)):
+        (tmp_path / "docs" / "index.md").write_text(text, encoding="utf-8")
+        done = subprocess.run(  # noqa: S603 - the recipe's own words
+            [sys.executable, "-m", "mkdocs", *shlex.split(recipe[1])],
+            cwd=tmp_path, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == code, f"{text}\n{done.stderr}"
+
+
 def test_design_page_names_the_rules() -> None:
     page = read("docs/design.md")
     for name in ("accept", "residual", "carry", "forgive", "row_sum", "SCALARS", "ELEMENTS"):
@@ -229,6 +260,15 @@ def test_pages_show_the_records(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert RENDER.MARKED.search(text)
     assert RENDER.page(text) == text
+
+
+@pytest.mark.parametrize("path", sorted(RENDER.RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_record_names_its_origin(path: Path) -> None:
+    """Machine, versions and commit; of committed code."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["machine"]
+    assert record["torch"]
+    assert re.fullmatch(r"[0-9a-f]{40}", record["commit"])
 
 
 def test_every_record_is_shown() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acceptlib
-from acceptlib import exact
+from acceptlib import AcceptanceStrategy, Traits, exact, rule
 from acceptlib.errors import EnumerationError, InputError
 from acceptlib.exact import oracle
 from acceptlib.testing.checks.law import PAIRS
@@ -40,6 +40,36 @@ drawn = settings(max_examples=40, deadline=None, derandomize=True)
 def test_lossless_on_drawn_rows(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     for name in LOSSLESS:
         assert exact.tv(acceptlib.create(name), *pair) < EXACT
+
+
+def test_residual_may_be_a_number_or_a_scalar() -> None:
+    """As in the engines, where such a weight stands for every entry."""
+
+    class Flat(AcceptanceStrategy):
+        name = "flat"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return 0.0 * target_prob
+
+        @rule
+        def residual() -> Any:
+            return 1.0
+
+    class Even(Flat):
+        name = "even"
+
+        @rule
+        def residual(target_prob: Any) -> Any:
+            return target_prob
+
+    p = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.5, 0.5]], dtype=torch.float64)
+    for strategy in (Flat(), Even()):
+        emitted = exact.law(strategy, p, draft_token_ids=(0,))
+        assert emitted == pytest.approx({(token,): 1 / 3 for token in range(3)})
+        figures = exact.step_figures(strategy, torch.tensor([0]), p, p[:1], num_visited=1)
+        assert figures.tv == pytest.approx(0.5 - 1 / 3)
 
 
 @drawn

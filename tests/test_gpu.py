@@ -126,11 +126,15 @@ def test_a_replay_is_a_call(name: str, form: str) -> None:
     assert step.rng.offsets.tolist() == [4] * 8
 
 
-def test_graphs_without_a_workspace() -> None:
+@pytest.mark.parametrize("reserved", [engine.RESERVED_COUNTERS, 0])
+def test_graphs_without_a_workspace(reserved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has memory of its own, whichever is replayed first, and calls on the stream of the capture none of it."""
+    left = torch.zeros(reserved, dtype=torch.int32, device="cuda")
+    monkeypatch.setattr(engine, "_RESERVED", {left.device: left})
     steps = [Step(name, 8, "logits", seed, lends=False) for seed, name in enumerate(("block", "typical"))]
     expected = [step.from_the_start(2) for step in steps]
     graphs = [step.capture() for step in steps]
+    assert len(engine._RESERVED[left.device]) < max(reserved, 1)
     for number, index in itertools.product(range(2), (1, 0)):
         graphs[index].replay()
         assert torch.equal(steps[index].out.output_token_ids, expected[index][number])

@@ -13,9 +13,8 @@ import torch
 from support import Request
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, ops, row_sum, rule
+from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, exact, ops, row_sum, rule
 from acceptlib.errors import OptionError, StrategyDefinitionError
-from acceptlib.exact import oracle  # noqa: F401 - the exact law must import beside the interface
 
 PACKAGE = Path(acceptlib.__file__).parent
 BUILT_INS = sorted(path for path in (PACKAGE / "strategies").glob("*.py") if path.name != "__init__.py")
@@ -314,6 +313,32 @@ def test_rule_reads_what_there_is(role: str, function: Any, fragments: list[str]
         made(**{role: rule(function)})()
     for fragment in ("strategy 'made'", *fragments):
         assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["accept", "carry", "residual"])
+def test_rule_without_a_return_is_named(role: str) -> None:
+    """By the engine, and by the exact law."""
+
+    def forgotten(target_prob: Any) -> Any:
+        ops.minimum(target_prob, 0.5)
+
+    strategy = made(**{role: rule(forgotten)})()
+    ids, p = torch.tensor([[0]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
+    said = r"forgotten' returned None: .*is a `return` missing\?"
+    with pytest.raises(StrategyDefinitionError, match=said):
+        strategy.verify(ids, target_probs=p)
+    with pytest.raises(StrategyDefinitionError, match=said):
+        exact.law(strategy, p[0], draft_token_ids=(0,))
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"), [("accept", r"\[1, 1\]"), ("residual", r"\[1, 2\]")], ids=["accept", "residual"]
+)
+def test_rule_that_changes_the_shape_is_refused(role: str, expected: str) -> None:
+    strategy = made(**{role: rule(lambda: torch.ones(3))})()
+    ids, p = torch.tensor([[0]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
+    with pytest.raises(StrategyDefinitionError, match=rf"elementwise: .*for {expected}, got \[3\]"):
+        strategy.verify(ids, target_probs=p)
 
 
 def test_row_sum_reads_rows_and_options() -> None:

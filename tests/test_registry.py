@@ -221,7 +221,14 @@ HOOKS = {
         "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [AcceptanceStrategy]\n",
         ["its hook returned", "expected subclasses of acceptlib.AcceptanceStrategy"],
     ),
-    "returns-no-list": ("@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return Coin\n", ["TypeError"]),
+    "returns-no-list": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return Coin\n",
+        ["its hook returned <class 'bad_coin.Coin'>: expected a list of strategy classes"],
+    ),
+    "returns-a-name": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return 'coin'\n",
+        ["its hook returned 'coin': expected a list of strategy classes"],
+    ),
 }
 
 
@@ -246,9 +253,10 @@ def test_broken_hook_is_reported_and_harms_nobody(install: Install, case: str) -
         ("def broken(:", "raised SyntaxError"),
         ("raise RuntimeError('no licence')", "raised RuntimeError: no licence"),
         ("import sys\nsys.exit('no licence')", "raised SystemExit: no licence"),
+        ("class Panic(BaseException): ...\nraise Panic('no licence')", "raised Panic: no licence"),
         ("import acceptlib\nclass C(acceptlib.AcceptanceStrategy):\n    name = 'c'", "raised StrategyDefinitionError"),
     ],
-    ids=["missing-module", "syntax", "raises", "exits", "strategy-without-traits"],
+    ids=["missing-module", "syntax", "raises", "exits", "panics", "strategy-without-traits"],
 )
 def test_plugin_that_fails_to_import_is_reported_and_harms_nobody(install: Install, text: str, problem: str) -> None:
     install("bad-coin", text)
@@ -263,6 +271,29 @@ def test_entry_point_without_a_target_is_reported(install: Install) -> None:
     install("bad-coin", source("bad-coin"), entry="bad_coin:missing")
     check_others_work()
     assert "AttributeError" in " ".join(loaded("bad-coin 1.2").problems)
+
+
+ASKS = """
+import acceptlib
+NAMES = acceptlib.available()
+BASE = acceptlib.create("rejection")
+try:
+    acceptlib.create("good-coin")
+except acceptlib.AcceptlibError as error:
+    SAID = str(error)
+"""
+
+
+@pytest.mark.parametrize("entry", ["asking-coin", "zz-asking-coin"])
+def test_plugin_that_looks_strategies_up_while_it_is_loaded_sees_the_built_ins(install: Install, entry: str) -> None:
+    """Whether it comes before or behind the others."""
+    install("good-coin", source("good-coin"))
+    install(entry, ASKS + source(entry))
+    check_others_work("good-coin", entry)
+    module = sys.modules[entry.replace("-", "_")]
+    assert module.NAMES == BUILT_IN
+    assert module.SAID.startswith("Unknown strategy 'good-coin'.")
+    assert all(plugin.problems == () for plugin in registry.loaded_plugins())
 
 
 @pytest.mark.parametrize("returned", ["None", "[]", "()"])
@@ -280,7 +311,7 @@ def test_other_interface_version_is_reported(install: Install) -> None:
     check_others_work()
     assert "future-coin" not in acceptlib.available()
     (problem,) = loaded("future-coin 1.2").problems
-    assert "'future-coin' was written for interface version 2; this acceptlib has 1" in problem
+    assert problem.endswith("interface version 2; this acceptlib has 1: upgrade the older of the two")
 
 
 def test_built_in_name_cannot_be_taken(install: Install) -> None:
@@ -306,6 +337,18 @@ def test_one_name_of_two_packages_is_an_error_that_names_both(install: Install) 
     assert acceptlib.create("first-penny").name == "twin"
     for distribution in ("first-coin 1.2", "second-coin 0.9"):
         assert "the name 'twin' is taken by another package as well" in loaded(distribution).problems
+
+
+@pytest.mark.parametrize("other", ["aaa-coin", "zzz-coin"])
+def test_alias_yields_to_another_package_s_name(install: Install, other: str) -> None:
+    """Whichever is loaded first."""
+    install("good-coin", source("good-coin"))
+    install(other, source(other, aliases=("good-coin", "penny")))
+    check_others_work("good-coin", other)
+    assert registry.find("good-coin").distribution == "good-coin 1.2"
+    assert acceptlib.create("penny").name == other
+    assert loaded(f"{other} 1.2").problems == ("the name 'good-coin' is taken by good-coin 1.2",)
+    assert loaded("good-coin 1.2").problems == ()
 
 
 def test_one_class_given_twice_is_one_strategy(install: Install) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from acceptlib.cli import scaffold
 from acceptlib.cli.app import app
+from acceptlib.strategy import INTERFACE_VERSION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,8 +40,11 @@ def test_writes_a_package(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == folder.name
+    assert project["optional-dependencies"] == {"test": ["pytest"]}
     assert project["entry-points"] == {"acceptlib": {"my-rule2": "acceptlib_my_rule2"}}
-    module = ast.parse((folder / "acceptlib_my_rule2.py").read_text(encoding="utf-8"))
+    code = (folder / "acceptlib_my_rule2.py").read_text(encoding="utf-8")
+    assert f"\n    interface_version = {INTERFACE_VERSION}\n" in code
+    module = ast.parse(code)
     assert "MyRule2" in [node.name for node in module.body if isinstance(node, ast.ClassDef)]
     assert not [path for path in folder.rglob("*") if "$" in path.name or (path.is_file() and "$" in path.read_text())]
 

@@ -202,6 +202,17 @@ def test_law_names_the_state() -> None:
         exact.law(Rated(), P, Q)
 
 
+def test_law_names_the_state_of_a_new_request() -> None:
+    class Misnamed(Rated):
+        name = "misnamed"
+
+        def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+            return {"rates": torch.ones(num_requests, device=device)}
+
+    with pytest.raises(InputError, match="state: expected rate, shut, got rates"):
+        exact.law(Misnamed(), P, Q)
+
+
 class Decaying(AcceptanceStrategy):
     """Accept less after each token, less still after an odd one; what it accepts depends on the way there."""
 

@@ -55,12 +55,21 @@ def test_shell_runs_from_a_wheel(tmp_path: Path) -> None:
         said += done.stdout
     assert re.search(r"^demo +lossy +acceptlib-demo 0\.1\.0 ", said, re.MULTILINE), said
     assert re.search(r"^demo +2 +lossy ", said, re.MULTILINE), said
+    assert re.search(r"^logits +1 +5 +demo .* yes$", said, re.MULTILINE), said
     (work / "acceptance.toml").write_text(blocks("toml")[0], encoding="utf-8")
     config = "import acceptlib; print(acceptlib.__file__, acceptlib.from_config('acceptance.toml'))"
     done = subprocess.run(  # noqa: S603 - ourselves
         [sys.executable, "-c", config], cwd=work, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == f"{site / 'acceptlib' / '__init__.py'} acceptlib.create('demo', floor=0.4)\n"
+
+
+def test_what_the_shell_runs_is_installed_first() -> None:
+    """The test above finds the programs of whoever runs it as well."""
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    programs = {line.split()[0] for line in lines if "=" not in line.split()[0]}
+    assert programs == {"pip", "acceptlib", "pytest"}
+    assert lines.index('pip install "./acceptlib-demo[test]"') < lines.index("pytest acceptlib-demo")
 
 
 def test_only_blocks_with_a_reason_are_left_out() -> None:

@@ -178,8 +178,17 @@ def environment(device: torch.device) -> dict[str, Any]:
         versions |= {"cuda": torch.version.cuda, "driver": driver[0] if driver else None}
     else:
         machine = f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
-    commit = _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
-    return {"machine": machine, "python": platform.python_version(), **versions, "commit": commit or None}
+    return {"machine": machine, "python": platform.python_version(), **versions, "commit": _commit()}
+
+
+def _commit() -> str | None:
+    """Return the commit that this code is of, with `-dirty` where the package differs; None outside a clone."""
+    package = str(Path(__file__).parent.parent)
+    # An installed package may lie inside the clone of something else, whose commit says nothing of it.
+    if not _output("git", "-C", package, "ls-files", "__init__.py"):
+        return None
+    changed = _output("git", "-C", package, "status", "--porcelain", "--", ".")
+    return _output("git", "-C", package, "rev-parse", "HEAD") + "-dirty" * bool(changed)
 
 
 def examine(

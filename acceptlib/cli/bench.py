@@ -102,7 +102,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     rows: Annotated[Source, typer.Option(help="Synthetic rows, or those of the bundled pair.")] = Source.synthetic,
     peers: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Other libraries, or none; those that can be imported if left out."),
+        typer.Option(
+            metavar="A,B", help="flashinfer, transformers, vllm, or none; those that can be imported if left out."
+        ),
     ] = None,
     backend: Annotated[Backend, typer.Option(help="Engine of the strategies.")] = Backend.auto,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if left out and there is one.")] = None,

@@ -47,18 +47,21 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     choice: Choice | None = None if backend is None else backends.check(backend)
     wanted = None if only is None else [name.strip() for name in only.split(",")]
     results: list[tuple[str, CheckResult]] = []
-    jobs = []
+    suites = []
     for name in names or registry.available():
         try:
             strategy = strategy_of(name, None, option or [], name)
+            checks = testing.checks_for(strategy)
         except Exception as error:
             if names or option:
                 raise
             # A third party's, or one whose options have no defaults, which must not cost the others their checks.
             results.append((name, _not_created(error)))
             continue
-        subject = make_subject(strategy, device=device, backend=choice)
-        jobs += [(subject, check) for check in select(testing.checks_for(strategy), wanted)]
+        suites.append((make_subject(strategy, device=device, backend=choice), checks))
+    # What one strategy does not have to prove another one may: unknown is what none of them has.
+    chosen = select(list({check.name: check for _, checks in suites for check in checks}.values()), wanted)
+    jobs = [(subject, check) for subject, checks in suites for check in checks if check in chosen]
     console = stderr()
     progress = Progress(
         TextColumn("{task.description}"),

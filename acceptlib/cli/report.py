@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from acceptlib import plots
+from acceptlib.benchmarks.measure import environment
 from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
 from acceptlib.cli.console import CommandError, require, stdout
@@ -69,9 +72,12 @@ def render(rows: Sequence[Row], form: Format) -> str:
 
 
 def write(rows: Sequence[Row], path: Path) -> None:
-    """Write a comparison to a file, in the format of its ending."""
-    forms = dict(zip(FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
-    table.write_whole(path, render(rows, forms[path.suffix.lower()]))
+    """Write a comparison to a file: a record with machine, versions and commit (.json), or the rows (.csv, .md)."""
+    if path.suffix.lower() == FILE_ENDINGS[0]:
+        text = table.to_json({**environment(torch.device("cpu")), "rows": [row.record() for row in rows]})
+    else:
+        text = render(rows, dict(zip(FILE_ENDINGS[1:], (Format.csv, Format.github), strict=True))[path.suffix.lower()])
+    table.write_whole(path, text)
 
 
 def check_plot(path: Path | None) -> None:

@@ -15,6 +15,7 @@ from acceptlib import registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import stdout_write
 from acceptlib.errors import PluginError, UnknownStrategyError
+from acceptlib.strategy import INTERFACE_VERSION
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """What a distribution, a module (with `_` for `-`) and a class can all be made of."""
@@ -96,6 +97,7 @@ def _files(name: str) -> dict[str, str]:
         "module": module_of(name),
         "class_name": "".join(word.capitalize() for word in name.split("-")),
         "version": version("acceptlib"),
+        "interface_version": str(INTERFACE_VERSION),
     }
     templates = resources.files("acceptlib.cli") / "templates"
     return {

@@ -14,6 +14,7 @@ import torch
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, float64, full, leading, library
 from acceptlib.engine.plan import Plan, call
+from acceptlib.errors import StrategyDefinitionError
 
 Values = dict[str, Words]
 
@@ -120,7 +121,17 @@ def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draf
 
 
 def broadcast(value: Words | float, like: Words) -> Words:
-    """Return what a rule returned, possibly a plain number, in the shape of `like`."""
+    """Return what a rule returned, possibly a plain number, in the shape of `like`.
+
+    Raises:
+        StrategyDefinitionError: It has another shape.
+    """
     if isinstance(value, int | float):
         value = full((), value, like)
-    return value if value.shape == like.shape else library(like).broadcast_to(value, like.shape)
+    if value.shape == like.shape:
+        return value
+    try:
+        return library(like).broadcast_to(value, like.shape)
+    except (RuntimeError, ValueError):
+        msg = f"rules are elementwise: expected a value for {list(like.shape)}, got {list(value.shape)}"
+        raise StrategyDefinitionError(msg) from None

@@ -179,7 +179,7 @@ def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, tor
         InputError: Names are not those of `Traits.state`.
     """
     if state is None:
-        return strategy.initial_state(1, "cpu")
+        state = strategy.initial_state(1, "cpu")
     declared = strategy.plan.traits.state
     if {*state} != {*declared}:
         msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
@@ -287,8 +287,7 @@ def row_scalars(
         values["target_top_entropy"] = -torch.xlogy(top, top).sum(-1)
     position = torch.arange(p.shape[-2], dtype=torch.float64)[None]
     for name, row_sum in plan.used_row_sums.items():
-        terms = _elementwise(row_sum, ids, p, q, {**values, "position": position}, numbers)
-        values[name] = (terms + torch.zeros_like(p)).sum(-1)  # a term that is one number stands for every entry
+        values[name] = _elementwise(row_sum, ids, p, q, {**values, "position": position}, numbers).sum(-1)
     return values
 
 
@@ -332,7 +331,8 @@ def _elementwise(
     read |= {"p": p, "q": q}
     if "is_drafted" in rule.names:
         read["is_drafted"] = functional.one_hot(ids, p.shape[-1]).bool()
-    weights: torch.Tensor = call(rule, read, numbers)
+    # What is one number, or one a position, stands for every entry.
+    weights: torch.Tensor = call(rule, read, numbers) + torch.zeros_like(p)
     return weights
 
 

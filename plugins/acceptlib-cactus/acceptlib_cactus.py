@@ -29,6 +29,7 @@ class Cactus(AcceptanceStrategy):
     """
 
     name = "cactus"
+    interface_version = 1
     traits = Traits(
         guarantee="lossy",
         bound="out(x) <= min(1, p(x) + sqrt(2 delta p(x) (1 - p(x))))",

@@ -35,6 +35,7 @@ class Cascade(AcceptanceStrategy):
     """
 
     name = "cascade"
+    interface_version = 1
     traits = Traits(
         guarantee="lossy",
         bound="TV(out, p) <= TV(p, q), and 0 in a row that defers",

@@ -28,6 +28,7 @@ class EntropyScaled(AcceptanceStrategy):
     """
 
     name = "entropy-scaled"
+    interface_version = 1
     traits = Traits(
         guarantee="lossy",
         bound="out(x) <= p(x) / min(exp(-posterior_alpha H(p)), posterior_threshold)",

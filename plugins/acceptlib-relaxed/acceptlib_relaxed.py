@@ -36,6 +36,7 @@ class Relaxed(AcceptanceStrategy):
     """
 
     name = "relaxed"
+    interface_version = 1
     traits = Traits(
         guarantee="lossy",
         bound="emitted tokens are among the relaxed_topk likeliest, within relaxed_delta of the largest probability",

@@ -1,6 +1,7 @@
 """The Triton engine: what it can run, how a call becomes stages, and their launches."""
 
 import functools
+import threading
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
 
 SMALL = Tuning(
-    reduce_warps=8,
+    reduce_warps=4,
     reduce_registers=0,
     select_registers=0,
     emit_warps=8,
@@ -101,6 +102,9 @@ COLLECT_REGISTERS = 80
 
 MOST_REQUESTS = 65535
 """Requests of a call, at most: what a grid's second dimension holds."""
+
+RESERVED_COUNTERS = 1 << 20
+"""Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
 
 ROUNDS = 4
 """Parts of the positions that are read one after the other where their rows take more than one launch."""
@@ -356,8 +360,8 @@ def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
         return given
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
-            # It belongs to the graph, whose replays zero the counters: no other call may find it.
-            return Workspace.allocate(num_counters, num_words, device)
+            # It belongs to the graph: no other call may find it.
+            return _captured(num_counters, num_words, device)
         stream = torch.cuda.current_stream(device).cuda_stream
     return _scratch(device, stream, num_counters.bit_length(), num_words.bit_length())
 
@@ -366,7 +370,24 @@ def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
 def _scratch(device: torch.device, stream: int, counters_bits: int, words_bits: int) -> Workspace:
     """Return memory for the calls on one stream; sizes in bits."""
     del stream
+    with _RESERVED_LOCK:
+        if device not in _RESERVED:
+            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
     return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+
+
+_RESERVED: dict[torch.device, torch.Tensor] = {}
+_RESERVED_LOCK = threading.Lock()
+
+
+def _captured(num_counters: int, num_words: int, device: torch.device) -> Workspace:
+    """Return memory for one captured call, its counters out of those kept for it while there are any."""
+    with _RESERVED_LOCK:
+        counters = _RESERVED.get(device, torch.empty(0))
+        if len(counters) < num_counters:
+            return Workspace.allocate(num_counters, num_words, device)
+        _RESERVED[device] = counters[num_counters:]
+    return Workspace(counters=counters[:num_counters], words=torch.empty(num_words, dtype=torch.int64, device=device))
 
 
 def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     key = key_of(x)
     tile = (key, mass_of(x, maximum, factor), entry, above)
     if by_mass:
-        wanted = mass_in_sample(tile[1], entry, model[3], target, total)[0]
+        wanted = tl.maximum(tl.sum(tile[1]) - left_out_of_sample(entry, model[3], target, total)[0], 1)
         center = search(row, tile, low, high, low, wanted, MASS, False, CALL, MODEL)
         rank = tl.sum((key >= center.to(tl.int32)).to(tl.int64))
     tries = 0
@@ -131,11 +131,13 @@ def sample(row, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def mass_in_sample(mass, entry, width, target, total):
-    """Return how much of the masses of a sample is kept if `target` of the row's total is; and the sample's share."""
+def left_out_of_sample(entry, width, target, total):
+    """Return how much mass of a sample is left out if `target` of the row's total is kept; and the sample's share.
+
+    That is the mass of many entries, of which a sample tells more than of the few that are kept.
+    """
     share = tl.sum((entry < width).to(tl.int32)).to(tl.float64) / width
-    # The mass left out is that of many entries, of which a sample tells more than of the few that are kept.
-    return tl.maximum(tl.sum(mass) - ((total - target).to(tl.float64) * share).to(tl.int64), 1), share
+    return ((total - target).to(tl.float64) * share).to(tl.int64), share
 
 
 @triton.jit

@@ -20,12 +20,13 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET, WIDTH
 from acceptlib.engine.triton.search import (
     LISTED,
     LOWEST,
+    MASS_SCALE,
     at_least,
     inverse_of,
     key_of,
+    left_out_of_sample,
     list_of,
     logit_of,
-    mass_in_sample,
     mass_of,
     mass_to_keep,
     sample,
@@ -37,6 +38,11 @@ DEPTH = tl.constexpr(42.0)
 
 STEPS = tl.constexpr(10)
 """Of the search for a depth."""
+
+BINS = tl.constexpr(256)
+"""Of depths down to DEPTH."""
+
+BINS_A_DIGIT = tl.constexpr(BINS.value / DEPTH.value)
 
 HIGHEST = tl.constexpr(2147483647)
 
@@ -309,27 +315,31 @@ def bracket(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     position, _, model, maximum = row
     factor = model[4]
     entry, x = sample(row, position >= 0, CALL, MODEL)
-    mass = mass_of(x, maximum, factor)
-    depth = (maximum - x) * factor
-    wanted, share = mass_in_sample(mass, entry, model[3], target, total)
-    short = tl.full((), 0.0, tl.float32)
-    center = tl.full((), DEPTH, tl.float32)
-    for _ in range(STEPS):
-        middle = (short + center) * 0.5
-        enough = tl.sum(tl.where(depth <= middle, mass, 0)) >= wanted
-        short = tl.where(enough, short, middle)
-        center = tl.where(enough, middle, center)
-    most = (share * (CALL.tile * (WIDTH - LISTED)) * FULL).to(tl.int32)
-    radius = tl.full((), 0.0, tl.float32)
-    beyond = tl.full((), DEPTH, tl.float32)
-    for _ in range(STEPS):
-        middle = (radius + beyond) * 0.5
-        fits = tl.sum((tl.abs(depth - center) <= middle).to(tl.int32)) <= most
-        radius = tl.where(fits, middle, radius)
-        beyond = tl.where(fits, beyond, middle)
-    low = key_of(maximum - tl.div_rn(center + radius, factor))
-    high = key_of(maximum - tl.div_rn(tl.maximum(center - radius, 0.0), factor)) + 1
+    left_out, share = left_out_of_sample(entry, model[3], target, total)
+    # Entries are counted by how far they lie below the largest, and a bin's mass is taken for that of its middle.
+    number = tl.minimum((maximum - x) * (factor * BINS_A_DIGIT), BINS - 1).to(tl.int32)
+    counts = tl.histogram(tl.reshape(number, [CALL.tile * WIDTH]), BINS).to(tl.float32)
+    bins = tl.arange(0, BINS)
+    masses = counts * tl.exp2((bins + 0.5) * (-1 / BINS_A_DIGIT))
+    center = place_of(tl.sum(masses, 0) - left_out.to(tl.float32) / MASS_SCALE, masses)
+    rank = tl.sum(counts * tl.minimum(tl.maximum(center - bins, 0.0), 1.0), 0)
+    radius = share.to(tl.float32) * (CALL.tile * (WIDTH - LISTED) * FULL / 2)
+    deep = place_of(rank + radius, counts)
+    short = place_of(tl.maximum(rank - radius, 0.0), counts)
+    low = key_of(maximum - tl.div_rn(deep, factor * BINS_A_DIGIT))
+    high = key_of(maximum - tl.div_rn(short, factor * BINS_A_DIGIT)) + 1
     return low, high
+
+
+@triton.jit
+def place_of(amount, parts):
+    """Return from the start of [BINS] parts how many bins hold an amount, and what share of the next."""
+    upto = tl.cumsum(parts, 0)
+    number = tl.sum((upto < amount).to(tl.int32), 0)
+    here = tl.arange(0, BINS) == number
+    part = tl.sum(tl.where(here, parts, 0.0), 0)
+    before = tl.sum(tl.where(here, upto, 0.0), 0) - part
+    return number + tl.where(part > 0, tl.maximum(amount - before, 0.0) / part, 0.0)
 
 
 @triton.jit

@@ -34,6 +34,7 @@ EVERY: Final[tuple[Function, ...]] = (
     contract.check_placeholder_ends_chain,
     contract.check_given_bonus_token,
     contract.check_temperature,
+    contract.check_filters,
     contract.check_half_precision,
     contract.check_logprobs,
     contract.check_ragged_equals_padded,

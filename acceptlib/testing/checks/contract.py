@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -11,13 +11,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import ConformanceError, Subject, expect
 
 VOCABULARY = 11
 COUNT = 12
 GARBAGE = 77
+ALLOWED = 0b10110101101
+"""Bitmask of the vocabulary."""
 
 
 def _results(subject: Subject) -> Iterator[tuple[str, list[Request], VerifyResult]]:
@@ -197,6 +199,49 @@ def _one_hot(request: Request) -> Request:
     return replace(request, p=p, q=q)
 
 
+def check_filters(subject: Subject) -> None:
+    """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as logits of -inf beforehand.
+
+    Catches parameters that verification leaves out (vllm#9834), so that a token stands or is drawn which the target may
+    not emit, and a grammar's mask that is not laid on the bonus row (vllm#44297).
+    """
+    count = 5 if subject.interpreted else COUNT  # of every length one
+    requests, keys = mixed(count, VOCABULARY), range(count)
+    key = torch.arange(count)
+    filtered = key % 2 == 0
+    ban = key[:, None] % VOCABULARY
+    bias = LogitBias(token_ids=torch.where(filtered[:, None], ban, -1), values=torch.full((count, 1), -torch.inf))
+    words = torch.where(filtered, ALLOWED, -1).to(torch.int32)
+    allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
+    for layout in ("padded", "ragged"):
+        plain = lay_out(requests, layout, "logits")
+        lengths = torch.tensor([request.n + 1 for request in requests])
+        mask = words.repeat_interleave(lengths) if layout == "ragged" else words[:, None].expand(-1, int(lengths.max()))
+        cases: dict[str, tuple[Any, Callable[[torch.Tensor, int], torch.Tensor]]] = {
+            "top_k": (torch.where(filtered, 3, 0), lambda rows, _: _likeliest(rows, 3)),
+            "top_p": (torch.where(filtered, 1e-6, 1.0), lambda rows, _: _likeliest(rows, 1)),
+            "min_p": (torch.where(filtered, 1.0, 0.0), lambda rows, _: _likeliest(rows, 1)),
+            "logit_bias": (bias, lambda rows, key: rows.index_fill(-1, ban[key], 0)),
+            "allowed_token_bitmask": (mask[..., None], lambda rows, _: rows.where(allowed, 0)),
+        }
+        for name, (value, cut) in cases.items():
+            beforehand = []
+            for request in requests:
+                if filtered[request.key]:
+                    p, q = cut(request.p, request.key), request.q
+                    if q is not None and name != "allowed_token_bitmask":  # which is the target's alone
+                        q = cut(q, request.key)
+                    request = replace(request, p=p, q=q)  # noqa: PLW2901 - the same one, filtered
+                beforehand.append(request)
+            one = subject.call(keys, **plain, sampling=SamplingParams(**{name: value}), rng=streams(keys))
+            same(one, subject.verify(beforehand, layout, "logits"), what=f"{layout}, {name} and logits of -inf")
+
+
+def _likeliest(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return rows with nothing but their largest entries."""
+    return rows.where(rows >= rows.topk(count).values[..., -1:], 0)
+
+
 def check_half_precision(subject: Subject) -> None:
     """Rows in bfloat16 and float16 give what their values in float32 give, and int32 ids what int64 ids give.
 
@@ -234,7 +279,7 @@ def check_logprobs(subject: Subject) -> None:
         )
         for index, request in enumerate(requests):
             emitted = tokens(result, index)
-            wanted = torch.stack([request.p[row, token].log() for row, token in enumerate(emitted)])
+            wanted = request.p[torch.arange(len(emitted)), emitted].log()
             close = torch.allclose(found[index, : len(emitted)].cpu(), wanted, rtol=1e-5, atol=1e-6)
             expect(close, f"{layout}, request {index}: expected {wanted.tolist()}, got {found[index].tolist()}")
             behind = bool(found[index, len(emitted) :].isnan().all())
@@ -322,11 +367,12 @@ def _spread(value: Any) -> Any:
 def check_inputs_unmodified(subject: Subject) -> None:
     """The caller's tensors are never written, but for the offsets of the streams.
 
-    Catches temperature divided into the caller's logits in place (vllm#30846).
+    Catches temperature divided into the caller's logits in place (vllm#30846), and per-request state that a call takes
+    to the next step already.
     """
     for layout in ("padded", "ragged"):
         for form in ("probs", "logits"):
-            arguments = subject.place(lay_out(mixed(COUNT, VOCABULARY), layout, form))
+            arguments = subject.place(lay_out(mixed(COUNT, VOCABULARY), layout, form)) | subject.further(range(COUNT))
             arguments["bonus_token_ids"] = torch.arange(COUNT, device=subject.device) % VOCABULARY
             if form == "logits":
                 temperature = torch.linspace(0, 2, COUNT, device=subject.device)
@@ -334,14 +380,17 @@ def check_inputs_unmodified(subject: Subject) -> None:
             rng = subject.streams(range(COUNT))
             given = {**_tensors(arguments), "seeds": rng.seeds}
             before = {name: tensor.clone() for name, tensor in given.items()}
-            subject.call(range(COUNT), **arguments, rng=rng)
+            subject.strategy.verify(**arguments, rng=rng)
             for name, tensor in given.items():
                 kept = torch.equal(tensor.nan_to_num(nan=7.0), before[name].nan_to_num(nan=7.0))
                 expect(kept, f"{layout}, {form}: {name} was written")
 
 
 def _tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
-    found = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    found: dict[str, torch.Tensor] = {}
+    for name, value in arguments.items():
+        held = value if isinstance(value, Mapping) else {name: value}
+        found |= {key: entry for key, entry in held.items() if isinstance(entry, torch.Tensor)}
     sampling = arguments.get("sampling")
     if sampling is not None and isinstance(sampling.temperature, torch.Tensor):
         found["sampling.temperature"] = sampling.temperature
