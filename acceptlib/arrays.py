@@ -58,6 +58,13 @@ def _arange(length: int, device: torch.device | None) -> Words:
         return torch.arange(length, device=device)
 
 
+def leading(condition: Words) -> Words:
+    """Return where a condition [n, K] holds, and at every entry of the row before it too."""
+    if isinstance(condition, torch.Tensor):
+        return condition.cumprod(1) > 0
+    return np.logical_and.accumulate(condition, 1)
+
+
 def may_hold(condition: Words) -> bool:
     """Return whether some entry is true; True where finding out would wait for the device."""
     return isinstance(condition, torch.Tensor) or bool(np.count_nonzero(condition))

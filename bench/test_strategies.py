@@ -17,19 +17,22 @@ import acceptlib
 from acceptlib.benchmarks import measure, timing
 from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS
-from acceptlib.benchmarks.workloads import Batch, Workload
+from acceptlib.benchmarks.workloads import Batch, Level, Workload
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+LEVELS: tuple[Level, ...] = ("low", "medium", "high")
 
 WORKLOADS = (
     Workload(kind="logits"),
     Workload(kind="logits", vocab_size=151936, dtype="bfloat16"),
     Workload(kind="one-hot"),
-    Workload(kind="probs", acceptance="low"),
-    Workload(kind="probs"),
-    Workload(kind="probs", acceptance="high"),
-    Workload(kind="probs", num_requests=16, num_draft_tokens=4, vocab_size=3072, source="pair"),
     Workload(kind="logits", num_requests=4, num_draft_tokens=4, source="pair"),
+    *(Workload(kind="probs", acceptance=level) for level in LEVELS),
+    *(
+        Workload(kind="probs", acceptance=level, num_requests=16, num_draft_tokens=4, vocab_size=3072, source="pair")
+        for level in LEVELS
+    ),
 )
 
 pytestmark = pytest.mark.benchmark(timer=timing.clock(DEVICE))

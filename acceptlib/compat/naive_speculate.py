@@ -59,4 +59,4 @@ def speculative_sampling(
 
 def _scalars(result: VerifyResult) -> tuple[torch.Tensor, torch.Tensor]:
     rejected_idx = result.num_accepted[0].to(torch.int64)
-    return rejected_idx, result.output_token_ids[0].take(rejected_idx).to(torch.int64)
+    return rejected_idx, result.output_token_ids.take(rejected_idx).to(torch.int64)

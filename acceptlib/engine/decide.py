@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, float64, full, library
+from acceptlib.arrays import Words, arange, float64, full, leading, library
 from acceptlib.engine.plan import Plan, call
 from acceptlib.errors import StrategyDefinitionError
 
@@ -117,7 +117,7 @@ def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draf
         full_window = count[row, ops.minimum(end, most - 1)] - count == window
         fits = (window > 0) & (end < num_draft_tokens[:, None])
         accepted = accepted | (may_stand & full_window & fits)
-    return accepted.cumprod(1).sum(1)
+    return leading(accepted).sum(1)
 
 
 def broadcast(value: Words | float, like: Words) -> Words:

@@ -16,6 +16,9 @@ Constant: TypeAlias = float | tuple[float, ...]
 """An option as rules see it; a tuple holds one value a position, and 0 beyond its end."""
 
 AFTER_CARRY = frozenset({"next_residual_mass"})
+OF_ROWS = frozenset(
+    {"target_prob", "draft_prob", "target_max_prob", "draft_max_prob", "target_entropy", "target_top_entropy"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +119,11 @@ class Plan:
         return frozenset(name for rule in rules if rule for name in rule.names)
 
     @cached_property
+    def scalars(self) -> frozenset[str]:
+        """Those of `reads` that are found by going through rows, argmaxes and residuals apart."""
+        return self.reads & {*OF_ROWS, *self.used_row_sums}
+
+    @cached_property
     def used_row_sums(self) -> Mapping[str, RowSum]:
         """Row sums that some rule reads."""
         rules = (self.accept, self.carry, self.forgive, self.residual)
@@ -140,4 +148,4 @@ class Plan:
 
 def call(rule: Rule, values: Mapping[str, Value], constants: Mapping[str, Constant]) -> Value:
     """Evaluate a rule in torch on named values and constants; values win over constants of the same name."""
-    return rule(*(values[name] if name in values else constants[name] for name in rule.names))
+    return rule(*[values[name] if name in values else constants[name] for name in rule.names])

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words, library
+from acceptlib.arrays import Words, arange, as_tensor, as_words, leading, library, may_hold
 from acceptlib.engine.process import constrain, in_range, log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows, Status
@@ -38,8 +38,8 @@ class Layout:
         num_draft_tokens: [B] int64, n_b after placeholders ended chains.
         reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
         has_bonus_rows: Whether the target's rows include bonus rows.
-        faults: [B] int64, a `Status` that holds for the whole request.
-        flat_request, flat_position: [N] int64; N is T, or B * K in the padded layout.
+        faults: [B] int64, a `Status` that holds for the whole request; None where nothing was given that could be bad.
+        flat_request, flat_position, flat_ids: [N] int64; N is T, or B * K in the padded layout.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -49,10 +49,11 @@ class Layout:
         self.has_bonus_rows = inputs.has_bonus_rows
         drafted = as_words(inputs.draft_token_ids.to(torch.int64))
         self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
-        self.faults = self.request * int(Status.OK)
+        self.faults: Words | None = None
         for rows in (inputs.target, inputs.draft):
             if rows is not None and not rows.is_plain:
-                self.faults = ops.where(in_range(rows, inputs.vocab_size), self.faults, int(Status.INVALID_PARAMETER))
+                faults = self.request * int(Status.OK) if self.faults is None else self.faults
+                self.faults = ops.where(in_range(rows, inputs.vocab_size), faults, int(Status.INVALID_PARAMETER))
         if inputs.cu_num_draft_tokens is None:
             self.start = None
             ids = drafted
@@ -71,15 +72,18 @@ class Layout:
             position = (flat - bounds[request]).clamp(0, max(most - 1, 0))
             self.start, self.flat_request, self.flat_position = map(as_words, (bounds[:-1], request, position))
             insane, count = as_words(~sane), as_words(count)
-            self.faults = self.faults * ~insane + insane * int(Status.INVALID_COUNT)
+            count_faults = insane * int(Status.INVALID_COUNT)
+            self.faults = count_faults if self.faults is None else ops.where(insane, count_faults, self.faults)
             ids = self.to_grid(drafted)
             valid = (ids >= 0) & (self.position < (count * ~insane)[:, None])
-        before_end = valid.cumprod(1)
-        self.valid = before_end > 0
-        self.num_draft_tokens = before_end.sum(1)
+        self.valid = leading(valid)
+        self.num_draft_tokens = self.valid.sum(1)
         self.reached_end = self.num_draft_tokens == (self.num_draft_tokens if self.start is None else count)
         self.outside = ids >= inputs.vocab_size
-        self.ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
+        if may_hold(self.outside | ~self.valid):
+            ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
+        self.ids = ids
+        self.flat_ids = ids.reshape(-1) if self.start is None else ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: Words) -> Words:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
@@ -230,14 +234,24 @@ class RowReader:
 
     @functools.cached_property
     def best(self) -> tuple[Words, Words]:
-        """Argmax and largest value [R] of every row, counted through."""
-        whole = not (self.raw.is_cpu or self.given.is_constrained)
-        spans = [self._span(slice(None))] if whole else self._spans()
-        parts = [_best(constrain(rows)) for rows in spans]
+        """Argmax of every row, counted through, and whether it has a law: both [R]."""
+        as_given = not self.given.is_constrained and (self.raw.dtype == torch.float32 or not self.raw.is_cpu)
+        if as_given and self.raw.is_contiguous():
+            return self._best(self.raw.view(-1, self.raw.shape[-1]))
+        parts = [self._best(constrain(rows)) for rows in self._spans()]
         if len(parts) == 1:
             return parts[0]
-        token, value = (library(part[0]).concatenate(part) for part in zip(*parts, strict=True))
-        return token, value
+        token, has_law = (library(part[0]).concatenate(part) for part in zip(*parts, strict=True))
+        return token, has_law
+
+    def _best(self, rows: torch.Tensor) -> tuple[Words, Words]:
+        """Return the argmax of rows [n, V], the lowest id among ties, and whether they have a law: both [n]."""
+        # NumPy is ten times quicker than torch, and takes no halves.
+        found = as_words(rows.to(torch.float32)) if rows.is_cpu else rows
+        token = found.argmax(1)
+        best = found[arange(len(found), found), token]
+        has_law = library(best).isfinite(best)
+        return token, has_law if self.is_logits else has_law & (best > 0)
 
     def argmax(self, request: Words, position: Words, *, every_row: bool) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
@@ -248,11 +262,9 @@ class RowReader:
         index = self.layout.index(self.model, request, position)
         if every_row:
             row = _row_number(self.raw, index)
-            token, best = (found[row] for found in self.best)
-        else:
-            token, best = _best(constrain(self._rows_at(request, index)))
-        has_law = abs(best) < torch.inf
-        return token, has_law if self.is_logits else has_law & (best > 0)
+            token, has_law = self.best
+            return token[row], has_law[row]
+        return self._best(constrain(self._rows_at(request, index)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -263,17 +275,6 @@ def _grid(num_requests: int, most: int, device: torch.device | None) -> tuple[Wo
     # A tensor made in inference mode could not be used outside of it.
     with torch.inference_mode(mode=False):
         return (request + 0 * position).reshape(-1), (0 * request + position).reshape(-1)
-
-
-def _best(rows: torch.Tensor) -> tuple[Words, Words]:
-    """Return the argmax of rows [n, V], the lowest id among ties, and the value there, both [n]."""
-    if rows.is_cpu:
-        # NumPy is ten times quicker than torch, and takes no halves.
-        found = as_words(rows.detach().to(torch.float32))
-        token = found.argmax(-1)
-        return token, found[arange(len(found), found), token]
-    token = rows.argmax(-1)
-    return token, rows.gather(-1, token[..., None])[..., 0]
 
 
 def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:

@@ -51,6 +51,8 @@ def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1) -> torch.Ten
     rows, length = values.shape
     scaled = torch.mul(values, scale, out=scratch("scaled", values.shape, torch.float32, values.device))
     fixed = scratch("fixed", (rows, -(-length // multiple) * multiple), torch.int64, values.device)
+    if fixed.shape[1] == length:
+        return fixed.copy_(scaled)
     fixed[:, length:] = 0
     fixed[:, :length] = scaled
     return fixed

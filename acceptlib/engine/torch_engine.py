@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, library, may_hold
+from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, may_hold
 from acceptlib.engine import decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
@@ -78,8 +78,7 @@ class _Step:
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
-        self.wanted = plan.reads & {*PROBS, "target_max_prob", "draft_max_prob", "target_entropy", "target_top_entropy"}
-        self.wanted |= {*plan.used_row_sums} | ({"target_prob"} if inputs.logprobs else set())
+        self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
 
     def run(self, out: VerifyResult) -> None:
@@ -91,17 +90,21 @@ class _Step:
             faults = self._position_faults()
             self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
             h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
-            sound = (faults == OK) & layout.valid
-            self.accepted = (accept_uniforms < h) & (sound.cumprod(1) > 0)
+            sound = layout.valid if faults is None else leading((faults == OK) & layout.valid)
+            self.accepted = (accept_uniforms < h) & sound
         if out.num_passed is not None:
             as_words(out.num_passed)[:] = self.accepted.sum(1)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
         stop = decide.stop_position(plan, self.accepted, may_stand, layout.num_draft_tokens)
-        stop = stop * (layout.faults == OK)
-        at_stop = layout.position == stop[:, None]
-        status = ops.where(layout.faults == OK, (faults * at_stop).sum(1), layout.faults)
+        status: Words | int = OK
+        if layout.faults is not None:
+            stop = stop * (layout.faults == OK)
+        if faults is not None:
+            status = (faults * (layout.position == stop[:, None])).sum(1)
+        if layout.faults is not None:
+            status = ops.where(layout.faults == OK, status, layout.faults)
         self._write(out, stop, status, *self._emit(stop, emit_bits))
 
     def _passes(self) -> Iterator[slice | Words]:
@@ -148,7 +151,8 @@ class _Step:
     def _read(self, some: slice | Words) -> None:
         """Fill in what rules read of the rows at some flat positions."""
         layout = self.layout
-        for name, value in self._row_scalars(layout.flat_request[some], layout.flat_position[some]).items():
+        flat = (layout.flat_request[some], layout.flat_position[some], layout.flat_ids[some])
+        for name, value in self._row_scalars(*flat).items():
             if isinstance(some, slice):
                 self.flat[name] = value
             else:
@@ -157,9 +161,8 @@ class _Step:
                 self.flat[name][some] = value
             self.values[name] = layout.to_grid(self.flat[name])
 
-    def _row_scalars(self, request: Words, position: Words) -> decide.Values:
-        """Return what rules read of the rows at some positions: [n] by name."""
-        ids = self.layout.ids[request, position]
+    def _row_scalars(self, request: Words, position: Words, ids: Words) -> decide.Values:
+        """Return what rules read of the rows at some positions and drafted tokens: [n] by name."""
         values: decide.Values = {}
         if "is_target_argmax" in self.plan.reads:
             best, values["has_law"] = self.target.argmax(request, position, every_row=True)
@@ -183,11 +186,13 @@ class _Step:
     def _reductions(self, request: Words, position: Words, ids: Words) -> dict[str, torch.Tensor]:
         """Return scalars that need whole rows, for drafted tokens at some positions: [n] float64 by name."""
         elements, _ = self._elements(request, position)
-        p, q = elements["p"], elements["q"]
-        found = {
-            "target_prob": p.gather(1, as_tensor(ids)[:, None])[:, 0].to(torch.float64),
-            "draft_prob": q.gather(1, as_tensor(ids)[:, None])[:, 0].to(torch.float64),
+        p, q, column = elements["p"], elements["q"], as_tensor(ids)[:, None]
+        probs = {
+            name: rows.gather(1, column)
+            for name, rows in (("target_prob", p), ("draft_prob", q))
+            if name in self.wanted
         }
+        found = {name: prob[:, 0].to(torch.float64) for name, prob in probs.items()}
         if "target_max_prob" in self.wanted:
             found["target_max_prob"] = p.amax(1).to(torch.float64)
         if "draft_max_prob" in self.wanted:
@@ -198,10 +203,10 @@ class _Step:
             top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
             top = top / top.sum(1, keepdim=True)
             found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
-        scalars = {name: found[name][:, None].to(torch.float32) for name in ("target_prob", "draft_prob")}
-        scalars["position"] = as_tensor(position)[:, None].to(torch.float32)
+        if "position" in self.plan.reads:
+            elements["position"] = as_tensor(position)[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
-            terms = decide.broadcast(call(row_sum, {**elements, **scalars}, self.numbers), p).to(torch.float32)
+            terms = decide.broadcast(call(row_sum, {**elements, **probs}, self.numbers), p).to(torch.float32)
             found[name] = to_fixed(terms, SUM_SCALE).sum(1).to(torch.float64) / SUM_SCALE
         return found
 
@@ -256,20 +261,27 @@ class _Step:
         row: torch.Tensor = decide.broadcast(weights, elements["p"])
         return row.to(torch.float32)
 
-    def _position_faults(self) -> Words:
-        """Return the `Status` of each drafted position by itself: [B, K] int64."""
-        status = self.layout.outside * INVALID_TOKEN_ID
+    def _position_faults(self) -> Words | None:
+        """Return the `Status` of each drafted position by itself, [B, K] int64; None where all are seen to be well."""
+        bad, prob, has_law = self.layout.outside, None, self.values.get("has_law")
         if "target_prob" in self.plan.reads:
             prob = self.values["target_prob"]
+            bad = bad | ~((prob >= 0) & (prob <= 1 + ROW_TOLERANCE))
+        if has_law is not None:
+            bad = bad | ~has_law
+        if not may_hold(bad):
+            return None
+        status = self.layout.outside * INVALID_TOKEN_ID
+        if prob is not None:
             status = ops.where(prob > 1 + ROW_TOLERANCE, UNNORMALIZED_ROW, status)
             status = ops.where((prob >= 0) & (prob < torch.inf), status, INVALID_ROW)
-        if "has_law" in self.values:
-            status = ops.where(self.values["has_law"], status, INVALID_ROW)
+        if has_law is not None:
+            status = ops.where(has_law, status, INVALID_ROW)
         return status * self.layout.valid
 
     def _emit(self, stop: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
-        parts = [self._emit_some(chunk, stop[chunk], bits[chunk]) for chunk in self._chunks(len(stop))]
+        parts = [self._emit_some(chunk, stop[chunk], bits) for chunk in self._chunks(len(stop))]
         if len(parts) == 1:
             return parts[0]
         token, status, prob = zip(*parts, strict=True)
@@ -280,9 +292,14 @@ class _Step:
         plan, traits = self.plan, self.plan.traits
         request = self.layout.request[chunk]
         is_bonus = position == self.layout.num_draft_tokens[chunk]
-        takes_given = is_bonus & self.layout.reached_end[chunk] & (self.inputs.bonus_token_ids is not None)
-        takes_best = (is_bonus & (traits.bonus == "argmax")) | (~is_bonus & (traits.recovered == "argmax"))
-        draws = ~(takes_given | takes_best)
+        bonus_token_ids = self.inputs.bonus_token_ids
+        # Plain booleans where recovered and bonus tokens are taken alike.
+        differ = traits.recovered != traits.bonus
+        takes_best = (is_bonus == (traits.bonus == "argmax")) if differ else traits.bonus == "argmax"
+        draws = (is_bonus == (traits.bonus == "sample")) if differ else traits.bonus == "sample"
+        if bonus_token_ids is not None:
+            takes_given = is_bonus & self.layout.reached_end[chunk]
+            draws = draws & ~takes_given
         status = token = position * 0
         prob = None
         # Where bonus tokens are given and nothing was drafted there may be no row at all.
@@ -292,7 +309,7 @@ class _Step:
             if plan.samples or plan.residual is not None:
                 status = row_status
             if plan.samples and may_hold(draws):
-                token = as_words(draw(weights, bits))
+                token = as_words(draw(weights, bits[chunk]))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             if plan.residual is None:
                 every_row = "is_target_argmax" in plan.reads
@@ -301,8 +318,8 @@ class _Step:
             else:
                 best = as_words(weights).argmax(1)
             token = ops.where(takes_best, best, token)
-        if self.inputs.bonus_token_ids is not None:
-            given = as_words(self.inputs.bonus_token_ids[chunk].to(torch.int64))
+        if bonus_token_ids is not None:
+            given = as_words(bonus_token_ids[chunk].to(torch.int64))
             outside = (given < 0) | (given >= self.inputs.vocab_size)
             token = ops.where(takes_given, given * ~outside, token)
             status = ops.where(takes_given, outside * INVALID_TOKEN_ID, status)
@@ -330,7 +347,7 @@ class _Step:
         return p, weights, _row_status(self.target.mass(p), drawn_mass, draft_mass)
 
     def _write(
-        self, out: VerifyResult, stop: Words, status: Words, token: Words, row_status: Words, prob: Words | None
+        self, out: VerifyResult, stop: Words, status: Words | int, token: Words, row_status: Words, prob: Words | None
     ) -> None:
         """Fill in the result."""
         most = self.layout.shape[1]
