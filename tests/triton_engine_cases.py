@@ -177,12 +177,35 @@ class Wary(AcceptanceStrategy):
         return p - carry * q
 
 
+class Wild(AcceptanceStrategy):
+    """A third party's strategy that is wrong: nothing can be drawn from its residuals, each for a reason of its own."""
+
+    name = "wild"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    class Options(acceptlib.Options):
+        """Options of `wild`."""
+
+        factors: tuple[float, ...] = (math.nan, math.inf, 5.0)
+
+    @rule
+    def accept(position: Value) -> Value:
+        """Return h."""
+        return 0.0 * position + 0.5
+
+    @rule
+    def residual(p: Value, factors: Value) -> Value:
+        """Return the weight of each entry."""
+        return p * factors
+
+
 def strategies() -> dict[str, AcceptanceStrategy]:
     """Return the strategies of the registry, of the plugins and of our own, by name."""
     found: dict[str, AcceptanceStrategy] = {name: acceptlib.create(name) for name in acceptlib.available()}
     found |= {"cactus": Cactus(), "cascade": Cascade(), "entropy-scaled": EntropyScaled()}
     found["relaxed"] = Relaxed(relaxed_topk=2, begin_thinking_phase_token=1, end_thinking_phase_token=2)
-    return found | {"cautious": Cautious(), "likeliest": Likeliest(), "deferred": Deferred(), "wary": Wary()}
+    own = (Cautious(), Likeliest(), Deferred(), Wary(), Wild())
+    return found | {strategy.name: strategy for strategy in own}
 
 
 def inputs(ids: torch.Tensor, **arguments: object) -> Inputs:
@@ -447,6 +470,8 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     if shape == FILTERED_SHAPE:
         return name == "rejection" or (call == "filtered" and name in FILTERED)
     if shape[1] > SLOW_LENGTH and name in SLOW:
+        return False
+    if name == "wild" and shape[1] != len(Wild().options.factors):
         return False
     return name in WHOLE or call in CORE
 

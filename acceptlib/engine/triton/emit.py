@@ -314,7 +314,8 @@ def weigh(raw, from_target, row, request, target, draft, CALL: tl.constexpr):
     if CALL.residual is not None:
         numbers = (p, q, is_drafted) + reduce.as_rows(row[1])  # noqa: RUF005 - what Triton compiles
         weights = tl.where(from_target, p, call(CALL.residual, numbers, tl.float32))
-    return entry, p, q, tl.where((weights > 0) & (entry < request[1]), weights, 0.0)
+    # NaN stays, for the row's mass to tell.
+    return entry, p, q, tl.where((weights <= 0) | (entry >= request[1]), 0.0, weights)
 
 
 @triton.jit
@@ -377,7 +378,7 @@ def choose(
             w_mass = tl.sum(w_masses, 0)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law[0] != target_law[0])
-        unnormalized = w_mass > 4
+        unnormalized = (w_mass <= 4) == 0
         if CALL.given_probs:
             unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
             invalid = invalid | ((p_mass < float("inf")) == 0)
