@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -205,41 +205,42 @@ def check_filters(subject: Subject) -> None:
     Catches parameters that verification leaves out (vllm#9834), so that a token stands or is drawn which the target may
     not emit, and a grammar's mask that is not laid on the bonus row (vllm#44297).
     """
-    count = 5 if subject.interpreted else COUNT  # of every length one
+    count = 6 if subject.interpreted else 30
     requests, keys = mixed(count, VOCABULARY), range(count)
     key = torch.arange(count)
-    filtered = key % 2 == 0
-    ban = key[:, None] % VOCABULARY
-    bias = LogitBias(token_ids=torch.where(filtered[:, None], ban, -1), values=torch.full((count, 1), -torch.inf))
-    words = torch.where(filtered, ALLOWED, -1).to(torch.int32)
+    # All in one call, each for every sixth request, for a form of call takes a GPU seconds to compile.
+    cut_by_k, cut_by_p, cut_by_share, biased, masked = (key % 6 == number for number in range(5))
+    banned = key[:, None] % VOCABULARY
     allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
-    for layout in ("padded", "ragged"):
-        plain = lay_out(requests, layout, "logits")
-        lengths = torch.tensor([request.n + 1 for request in requests])
-        mask = words.repeat_interleave(lengths) if layout == "ragged" else words[:, None].expand(-1, int(lengths.max()))
-        cases: dict[str, tuple[Any, Callable[[torch.Tensor, int], torch.Tensor]]] = {
-            "top_k": (torch.where(filtered, 3, 0), lambda rows, _: _likeliest(rows, 3)),
-            "top_p": (torch.where(filtered, 1e-6, 1.0), lambda rows, _: _likeliest(rows, 1)),
-            "min_p": (torch.where(filtered, 1.0, 0.0), lambda rows, _: _likeliest(rows, 1)),
-            "logit_bias": (bias, lambda rows, key: rows.index_fill(-1, ban[key], 0)),
-            "allowed_token_bitmask": (mask[..., None], lambda rows, _: rows.where(allowed, 0)),
-        }
-        for name, (value, cut) in cases.items():
-            beforehand = []
-            for request in requests:
-                if filtered[request.key]:
-                    p, q = cut(request.p, request.key), request.q
-                    if q is not None and name != "allowed_token_bitmask":  # which is the target's alone
-                        q = cut(q, request.key)
-                    request = replace(request, p=p, q=q)  # noqa: PLW2901 - the same one, filtered
-                beforehand.append(request)
-            one = subject.call(keys, **plain, sampling=SamplingParams(**{name: value}), rng=streams(keys))
-            same(one, subject.verify(beforehand, layout, "logits"), what=f"{layout}, {name} and logits of -inf")
 
+    def filtered(rows: torch.Tensor, index: int) -> torch.Tensor:
+        if biased[index]:
+            return rows.index_fill(-1, banned[index], 0)
+        most = 3 if cut_by_k[index] else 1 if cut_by_p[index] or cut_by_share[index] else VOCABULARY
+        return rows.where(rows >= rows.topk(most).values[..., -1:], 0)
 
-def _likeliest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return rows with nothing but their largest entries."""
-    return rows.where(rows >= rows.topk(count).values[..., -1:], 0)
+    beforehand = []
+    for request in requests:
+        p = filtered(request.p, request.key)
+        p = p.where(allowed, 0) if masked[request.key] else p  # which is the target's alone
+        q = None if request.q is None else filtered(request.q, request.key)
+        beforehand.append(replace(request, p=p, q=q))
+    lengths = torch.tensor([request.n + 1 for request in requests])
+    words = torch.where(masked, ALLOWED, -1).to(torch.int32)[:, None]
+    bitmasks = {
+        "padded": words[:, None].expand(-1, int(lengths.max()), -1),
+        "ragged": words.repeat_interleave(lengths, 0),
+    }
+    for layout, bitmask in bitmasks.items():
+        sampling = SamplingParams(
+            top_k=torch.where(cut_by_k, 3, 0),
+            top_p=torch.where(cut_by_p, 1e-6, 1.0),
+            min_p=torch.where(cut_by_share, 1.0, 0.0),
+            logit_bias=LogitBias(torch.where(biased[:, None], banned, -1), torch.full((count, 1), -torch.inf)),
+            allowed_token_bitmask=bitmask,
+        )
+        one = subject.call(keys, **lay_out(requests, layout, "logits"), sampling=sampling, rng=streams(keys))
+        same(one, subject.verify(beforehand, layout, "logits"), what=f"{layout}, parameters and logits of -inf")
 
 
 def check_half_precision(subject: Subject) -> None:
