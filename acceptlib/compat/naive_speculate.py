@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from acceptlib import VerifyResult
-from acceptlib.compat._common import as_rows, create, unused_uniforms
+from acceptlib.compat._common import as_rows, create, expect, unused_uniforms
 
 __all__ = ["greedy_match", "speculative_sampling"]
 
@@ -24,6 +24,7 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("candidate_tokens", candidate_tokens, ("K",))
     result = create("greedy").verify(
         candidate_tokens[None],
         target_probs=as_rows(target_dists)[None],
@@ -51,6 +52,7 @@ def speculative_sampling(
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("candidate_tokens", candidate_tokens, ("K",))
     result = create("rejection").verify(
         candidate_tokens[None], target_probs=as_rows(target_dists)[None], draft_probs=as_rows(proposal_dists)[None]
     )
