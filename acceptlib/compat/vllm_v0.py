@@ -286,7 +286,8 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
         """Accept typical tokens, and replace the first that is not by the target's argmax.
 
         Args:
-            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read.
+            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read. [B, k, V] is taken too, except in
+                strict mode.
             bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
             draft_probs: Not read.
             draft_token_ids: [B, k] int64.
