@@ -224,3 +224,23 @@ def test_rows_of_any_floating_dtype_and_of_any_length() -> None:
         assert tokens.shape == (num_requests, most + 1)
         assert accepted.tolist() == emitted.tolist() == [0] * num_requests
         assert bool((tokens >= 0).all())
+
+
+@pytest.mark.parametrize("name", ["maybe_output_accepted_token_num", "maybe_output_emitted_draft_token_num"])
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(3).int(), torch.zeros(1).int(), torch.zeros(2, 4).int(), torch.zeros(4, device="meta").int(), [0] * 4],
+    ids=["length", "one", "two-dimensional", "device", "list"],
+)
+def test_counts_that_do_not_fit_are_errors_before_anything_is_drawn(name: str, value: Any) -> None:
+    source = support.generator(1)
+    before = source.get_state()
+    with pytest.raises(InputError, match=rf"{name}: expected a tensor \[4\] on cpu"):
+        chain_speculative_sampling(**batch(4), generator=source, **{name: value})
+    assert torch.equal(source.get_state(), before)
+
+
+def test_ids_without_a_batch_are_an_error() -> None:
+    rows = batch(1)
+    with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, K\], got \[3\]"):
+        chain_speculative_sampling(rows["draft_probs"][0], rows["draft_token_ids"][0], rows["target_probs"][0])

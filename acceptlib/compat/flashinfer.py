@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from acceptlib import Rng, VerifyResult
-from acceptlib.compat._common import as_rows, create
+from acceptlib.compat._common import as_rows, create, expect
 from acceptlib.errors import InputError
 
 __all__ = ["chain_speculative_sampling"]
@@ -46,8 +46,15 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("draft_token_ids", draft_token_ids, ("B", "K"))
     num_requests, num_draft_tokens = draft_token_ids.shape
     device = target_probs.device
+    for name, total in (
+        ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
+        ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
+    ):
+        if total is not None:
+            expect(name, total, (num_requests,), device)
     if seed is None and offset is None:
         rng = Rng.of(generator, num_requests, device)
     else:
