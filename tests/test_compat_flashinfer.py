@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -120,6 +121,7 @@ def test_int_and_tensor_seeds_agree() -> None:
         assert same(expected, chain_speculative_sampling(**rows, seed=seed, offset=torch.tensor([9], dtype=dtype)))
         assert same(expected, chain_speculative_sampling(**rows, seed=seed, offset=9))
     assert same(chain_speculative_sampling(**rows, seed=4), chain_speculative_sampling(**rows, seed=4, offset=0))
+    assert same(expected, chain_speculative_sampling(**rows, seed=np.uint64(2**64 - 3), offset=np.int32(9)))
 
 
 def test_every_seed_and_offset_is_read() -> None:
@@ -177,10 +179,18 @@ def test_nothing_of_the_callers_is_written() -> None:
 @pytest.mark.parametrize("name", ["seed", "offset"])
 @pytest.mark.parametrize(
     "value",
-    [torch.zeros(3).long(), torch.zeros(4, 1).long(), torch.zeros(4), torch.zeros(4, dtype=torch.int32)],
-    ids=["length", "two-dimensional", "float", "int32"],
+    [
+        torch.zeros(3).long(),
+        torch.zeros(4, 1).long(),
+        torch.zeros(4),
+        torch.zeros(4, dtype=torch.int32),
+        torch.zeros(4, device="meta").long(),
+        1.5,
+        "7",
+    ],
+    ids=["length", "two-dimensional", "float", "int32", "device", "number", "text"],
 )
-def test_bad_seeds_and_offsets_are_errors(name: str, value: torch.Tensor) -> None:
+def test_bad_seeds_and_offsets_are_errors(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"{name}: expected an int, or a tensor \[1\] or \[4\]"):
         chain_speculative_sampling(**batch(4), **{"seed": 1, name: value})  # type: ignore[arg-type]
 

@@ -75,6 +75,11 @@ def test_what_needs_no_workspace() -> None:
     )
 
 
+def test_workspace_in_a_compiled_function() -> None:
+    allocate = torch.compile(lambda: Workspace.allocate(2, 3, "cpu").counters, fullgraph=True, backend="eager")
+    assert torch.equal(allocate(), torch.zeros(2, dtype=torch.int32))
+
+
 class Operations(TorchDispatchMode):
     """Names of the tensor operations that run."""
 

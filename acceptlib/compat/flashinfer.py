@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 import torch
 
 from acceptlib import Rng, VerifyResult
@@ -85,13 +88,15 @@ def _streams(
 ) -> Rng:
     """Return each request's stream: its own seed and offset; where the seed is shared, the row sets rows apart."""
     for name, value in (("seed", seed), ("offset", offset)):
-        if not isinstance(value, torch.Tensor):
-            continue
-        if value.dtype not in {torch.int64, torch.uint64} or value.ndim != 1 or len(value) not in {1, num_requests}:
-            msg = (
-                f"{name}: expected an int, or a tensor [1] or [{num_requests}] of int64 or uint64, got "
-                f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            )
+        if isinstance(value, torch.Tensor):
+            fits = value.ndim == 1 and len(value) in {1, num_requests} and value.device == device
+            fits = fits and value.dtype in {torch.int64, torch.uint64}
+            got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device}"
+        else:
+            fits, got = value is None or isinstance(value, SupportsIndex), repr(value)
+        if not fits:
+            what = f"an int, or a tensor [1] or [{num_requests}] of int64 or uint64 on {device}"
+            msg = f"{name}: expected {what}, got {got}"
             raise InputError(msg)
     start = _words(0 if offset is None else offset)
     if seed is None or (isinstance(seed, torch.Tensor) and len(seed) == num_requests):
@@ -111,4 +116,6 @@ def _streams(
 
 def _words(value: int | torch.Tensor) -> int | torch.Tensor:
     """Return 64-bit words as int64, signed."""
-    return value.view(torch.int64) if isinstance(value, torch.Tensor) else (value + 2**63) % 2**64 - 2**63
+    if isinstance(value, torch.Tensor):
+        return value.view(torch.int64)
+    return (operator.index(value) + 2**63) % 2**64 - 2**63  # a NumPy integer would overflow
