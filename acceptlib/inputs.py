@@ -281,10 +281,10 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         num_requests, most = _ragged(
             draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens, bonus_rows=bonus_rows
         )
-    vocab_size = target_data.shape[-1]
-    if vocab_size == 0:
-        msg = f"target rows: expected at least one vocabulary entry, got {list(target_data.shape)}"
-        raise InputError(msg)
+    for name, rows in (("target", target_data), ("draft", draft_data)):
+        if rows is not None and rows.shape[-1] == 0:
+            msg = f"{name} rows: expected at least one vocabulary entry, got {list(rows.shape)}"
+            raise InputError(msg)
     expect("target rows", target_data, None, FLOAT_DTYPES, device)
     if draft_data is not None:
         expect("draft rows", draft_data, None, FLOAT_DTYPES, device)
@@ -298,8 +298,8 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         msg = "rng and uniforms both say where the randomness comes from: pass one"
         raise InputError(msg)
     else:
-        ragged_shape = uniforms.accept.ndim == 1 and cu_num_draft_tokens is not None
-        shape = tuple(draft_token_ids.shape) if ragged_shape else (num_requests, most)
+        flat = isinstance(uniforms.accept, torch.Tensor) and uniforms.accept.ndim == 1
+        shape = tuple(draft_token_ids.shape) if flat and cu_num_draft_tokens is not None else (num_requests, most)
         expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
         expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
     if out is not None:

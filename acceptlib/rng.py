@@ -62,8 +62,11 @@ class Rng:
     offsets: torch.Tensor
 
     def __post_init__(self) -> None:
-        """Check shapes and dtypes."""
+        """Check types, shapes and dtypes."""
         for name, value in (("seeds", self.seeds), ("offsets", self.offsets)):
+            if not isinstance(value, torch.Tensor):
+                msg = f"Rng {name}: expected a torch.Tensor, got {type(value).__name__}"
+                raise InputError(msg)
             if value.dtype != torch.int64 or value.ndim != 1 or not value.is_contiguous():
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
                 msg = f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}"
@@ -104,7 +107,7 @@ class Rng:
             return cls(seeds=words[0], offsets=words[1])
         if isinstance(source, int):
             offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
-            key = torch.full((num_requests,), _wrap(source), dtype=torch.int64, device=device)
+            key = torch.full((num_requests,), wrap(source), dtype=torch.int64, device=device)
             rows = torch.arange(num_requests, device=device)
             return cls(seeds=join(philox(counters(rows, Purpose.SEED, offsets), key)), offsets=offsets)
         msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
@@ -192,6 +195,6 @@ def to_uniform(words: Words) -> Words:
     return float64(bits) * 2.0**-53
 
 
-def _wrap(value: int) -> int:
+def wrap(value: int) -> int:
     """Return `value` modulo 2^64 as a signed 64-bit integer."""
-    return (value + 2**63) % 2**64 - 2**63
+    return value if SMALLEST <= value <= LARGEST else (value + 2**63) % 2**64 - 2**63

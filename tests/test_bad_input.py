@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, rule
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, rule
 from acceptlib.errors import InputError, StatusError
 from acceptlib.inputs import EXPLANATIONS, Status
+from acceptlib.ops import Value
 
 # Errors at the call
 
@@ -48,6 +49,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "target-scalar": ({"target_probs": torch.tensor(1.0)}, ["target rows", "[5, V]", "[]"]),
     "target-dtype": ({"target_probs": torch.ones(5, 7, dtype=F64)}, ["target rows", "float32", "float64"]),
     "target-no-entry": ({"target_probs": torch.ones(5, 0)}, ["at least one vocabulary entry", "[5, 0]"]),
+    "draft-no-entry": ({"draft_probs": torch.ones(3, 0)}, ["draft rows", "at least one vocabulary entry", "[3, 0]"]),
     "draft-rows": ({"draft_probs": torch.ones(5, 7)}, ["draft rows", "[T, V] = [3, V]", "[5, 7]"]),
     "draft-dtype": ({"draft_probs": torch.ones(3, 7, dtype=I64)}, ["draft rows", "float32", "int64"]),
     "draft-device": ({"draft_probs": torch.ones(3, 7, device="meta")}, ["draft rows", "device cpu", "meta"]),
@@ -75,6 +77,10 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "rng-shape": ({"rng": support.streams([1, 2, 3])}, ["rng", "[2]", "[3]"]),
     "rng-beside-uniforms": ({"uniforms": support.fixed(2, 2)}, ["rng and uniforms", "pass one"]),
     "uniforms-type": ({"rng": None, "uniforms": torch.zeros(2, 2)}, ["uniforms", "Uniforms", "Tensor"]),
+    "accept-type": (
+        {"rng": None, "uniforms": Uniforms(accept=[0.5], emit=torch.zeros(2, dtype=I64))},  # type: ignore[arg-type]
+        ["uniforms.accept", "torch.Tensor", "list"],
+    ),
     "accept-shape": ({"rng": None, "uniforms": support.fixed(2, 3)}, ["uniforms.accept", "[2, 2]", "[2, 3]"]),
     "accept-dtype": (
         {"rng": None, "uniforms": Uniforms(accept=torch.zeros(2, 2), emit=torch.zeros(2, dtype=I64))},
@@ -282,6 +288,28 @@ def test_bad_row_leaves_no_mass_to_blocks_decision(layout: str, vocab: int) -> N
         assert support.tokens(result, 4) == certain.ids[:1].tolist()
         assert (int(result.status[4]), int(result.status[6])) == (Status.INVALID_ROW, Status.OK)
         assert (int(result.num_accepted[6]), int(result.num_emitted[6])) == (0, 1)
+
+
+class Near(AcceptanceStrategy):
+    """Accept what is at least half as likely as the likeliest token."""
+
+    name = "near"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(target_prob: Value, target_max_prob: Value) -> Value:
+        """Return h."""
+        return ops.where(target_prob >= 0.5 * target_max_prob, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_row_without_a_law_has_no_largest_entry(value: float) -> None:
+    p = torch.full((1, 2, 4), 0.25)
+    assert Near().verify(torch.tensor([[1]]), target_probs=p).num_accepted.tolist() == [1]
+    p[0, 0] = value
+    p[0, 0, 1] = 0.0  # of the drafted token
+    result = Near().verify(torch.tensor([[1]]), target_probs=p)
+    assert (result.num_accepted.tolist(), result.num_emitted.tolist()) == ([0], [0])
 
 
 @pytest.mark.parametrize("where", [0, 5, 10], ids=["first", "inner", "last"])

@@ -333,6 +333,17 @@ def test_one_graph_for_every_batch_size(name: str) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1, 2**64 + 5, -(2**70)])
+def test_any_int_is_a_seed(seed: int) -> None:
+    ids, probs = torch.zeros(2, 1, dtype=torch.int64), torch.rand(2, 2, 9).softmax(-1)
+    strategy = acceptlib.create("rejection")
+
+    def step() -> torch.Tensor:
+        return strategy.verify(ids, target_probs=probs, rng=seed).output_token_ids
+
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(), step())
+
+
 def test_a_caller_may_build_arguments_inside() -> None:
     strategy = acceptlib.create("rejection")
     call = lay_out(requests(3), "padded", "logits")

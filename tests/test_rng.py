@@ -307,6 +307,7 @@ LONG = torch.zeros(3, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("seeds", "offsets"),
     [
+        pytest.param([0, 0, 0], LONG, id="seeds-list"),
         pytest.param(LONG.int(), LONG, id="seeds-int32"),
         pytest.param(LONG, LONG.int(), id="offsets-int32"),
         pytest.param(LONG.double(), LONG, id="seeds-float64"),

@@ -17,7 +17,7 @@ import triton_law_cases as laws
 
 import acceptlib
 from acceptlib.engine import backends
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, plans
 from acceptlib.errors import BackendError
 
 Results = Callable[[str], dict[str, str]]
@@ -69,6 +69,21 @@ def test_auto_says_why_it_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("rejection").reason == "Triton runs on GPUs, and the rows are not on one"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert call("rejection").name == "triton"
+
+
+def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:
+    probs, bounds = torch.full((1, 4), 0.25), torch.zeros(2, dtype=torch.int32)
+    ragged = {"target_probs": probs, "cu_num_draft_tokens": bounds, "max_num_draft_tokens": 65535}
+    inputs = cases.inputs(torch.zeros(0, dtype=torch.int64), rng=0, **ragged)
+    assert "at most 65534 drafted tokens" in str(engine.unsupported(acceptlib.create("rejection").plan, inputs))
+
+
+def test_instances_that_are_alike_share_their_kernels() -> None:
+    """A kernel is compiled for what a strategy is, not for each object."""
+    first, same, other = (acceptlib.create("lenience", lenience=value).plan for value in (0.5, 0.5, 0.6))
+    rules = [plans.bound(plan, torch.device("cpu"))[0] for plan in (first, same, other)]
+    assert rules[0] is rules[1]
+    assert rules[0] is not rules[2]
 
 
 def test_without_triton_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("fly", "padded"),
     ("deferred", "padded"),
 )
+SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
 SLOW = ("deferred",)  # where every row may be stopped at, and is reduced
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
@@ -233,6 +234,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "half": {**both, "target_probs": p.bfloat16(), "draft_probs": q.half(), "ids": ids.int()},
         "passed": {**both, "num_passed": True},
         "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2},
+        "bonus-logprobs": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2, "logprobs": True},
         "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
         "strided": {
@@ -258,14 +260,19 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
             bad[0, 0] = value
             bad[-1, -1] = value
             found[f"bad-{name}"] = {**both, "target_probs": bad}
+        found |= bad_entries(ids, p, q, rng.uniforms(most).emit)
         cut = ids.clone()
         cut[0, most // 2], cut[-1, 0] = -1, vocab_size
         found["placeholders"] = {**both, "ids": cut}
         found["ragged-given-placeholders"] = {**given, "ids": torch.where(ids % 3 == 0, -1, ids)[kept]}
-        found["bad-draft"] = {**both, "draft_probs": torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)}
         logits, draft_logits = p.log() * 0.7, q.log() * 0.7
         temperature = acceptlib.SamplingParams(temperature=torch.arange(num_requests) % 3 * 0.6)
         both_logits = {"ids": ids, "target_logits": logits, "draft_logits": draft_logits}
+        found["passed-bad-parameters"] = {
+            **both_logits,
+            "num_passed": True,
+            "sampling": acceptlib.SamplingParams(top_k=torch.arange(num_requests) - 1),
+        }
         found["logits"] = {**both_logits, "logprobs": True}
         found["logits-temperature"] = {**both_logits, "sampling": temperature}
         found["logits-half"] = {**both_logits, "target_logits": logits.half(), "draft_logits": draft_logits.bfloat16()}
@@ -283,19 +290,47 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
         if shape == (3, 3, 50):
-            # The row that the last request, whose counts make no sense, would point at is the first one's.
+            # The rows that the last request, whose counts make no sense, would point at are the first one's.
             same = 6 * logits.flatten(0, 1)[:7]
-            found["bad-counts-logits"] = {
-                "ids": same[:4].argmax(1),
-                "target_logits": same,
-                "draft_logits": same[:4],
-                "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
-                "max_num_draft_tokens": 6,
-                "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
-            }
+            for label, bounds in {"": [0, 3, 9, 3], "-again": [0, 4, 2, 4]}.items():
+                found[f"bad-counts-logits{label}"] = {
+                    "ids": same[:4].argmax(1),
+                    "target_logits": same,
+                    "draft_logits": same[:4],
+                    "cu_num_draft_tokens": torch.tensor(bounds),
+                    "max_num_draft_tokens": 6,
+                    "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
+                }
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
+
+
+def bad_entries(
+    ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, bits: torch.Tensor
+) -> dict[str, dict[str, object]]:
+    """Return calls with bad entries, most beside the drafted tokens, where only who reads the whole row sees them."""
+    num_requests, most, vocab_size = q.shape
+    beside = (ids + 1) % vocab_size
+    # Each first token is rejected where h < 1, and all others are accepted where h > 0.
+    first = acceptlib.Uniforms(accept=torch.zeros(num_requests, most, dtype=torch.float64), emit=bits)
+    first.accept[:, 0] = 1 - 2**-53
+    every = dataclasses.replace(first, accept=torch.zeros_like(first.accept))
+    row, infinite, outside = p.clone(), q.clone(), ids.clone()
+    row[0, 0, beside[0, 0]], row[-1, 0, beside[-1, 0]] = math.nan, -math.inf
+    sure = q.clone()
+    sure[:, 0] = 0
+    sure[:, 0].scatter_(1, ids[:, :1], 1.0)
+    for place in (1, 2):
+        infinite[:, -1].scatter_(1, (ids[:, -1:] + place) % vocab_size, math.inf)
+    outside[0, 0] = vocab_size
+    no_number = torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)
+    return {
+        "bad-draft": {"ids": ids, "target_probs": p, "draft_probs": no_number},
+        "bad-entry": {"ids": ids, "target_probs": row, "draft_probs": sure, "uniforms": first},
+        "bad-entry-of-draft": {"ids": ids, "target_probs": p, "draft_probs": infinite, "uniforms": every},
+        "bad-entry-outside": {"ids": outside, "target_probs": torch.where(p == p[0, 0], 3.0, p), "uniforms": every},
+    }
 
 
 def filtered(
@@ -339,6 +374,12 @@ def filtered(
         "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
         "constrained": {**shared, "sampling": constrained, "logprobs": True},
         "filtered-constrained": {**shared, **both_masked, "logprobs": True},
+        "filtered-given": {
+            **shared,
+            "target_logits": logits[:, :most],
+            "sampling": dataclasses.replace(several, allowed_token_bitmask=target_mask[:, :most]),
+            "bonus_token_ids": request,
+        },
         "filtered-one-hot": {"ids": ids, "target_logits": logits.half(), "sampling": several},
         "bad-parameters": {
             **shared,
@@ -473,7 +514,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if name == "wild" and shape[1] != len(Wild().options.factors):
         return False
-    return name in WHOLE or call in CORE
+    return name in WHOLE or call in CORE or (call == "bad-entry" and name in SUMS)
 
 
 def compiled() -> list[tuple[str, str]]:

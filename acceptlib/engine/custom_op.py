@@ -15,7 +15,7 @@ import torch
 
 from acceptlib.errors import InputError
 from acceptlib.inputs import VerifyResult
-from acceptlib.rng import Rng, Uniforms
+from acceptlib.rng import Rng, Uniforms, wrap
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.workspace import Workspace
 
@@ -115,7 +115,7 @@ def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
         wants_logprobs=logprobs,
         **_take_apart("sampling", sampling),
         **_take_apart("draft_sampling", draft_sampling),
-        seed=rng if isinstance(rng, int) else None,
+        seed=wrap(rng) if isinstance(rng, int) else None,
         seeds=rng.seeds if isinstance(rng, Rng) else None,
         offsets=rng.offsets if isinstance(rng, Rng) else None,
         accept=None if uniforms is None else uniforms.accept,

@@ -93,7 +93,8 @@ class _Step:
             sound = layout.valid if faults is None else leading((faults == OK) & layout.valid)
             self.accepted = (accept_uniforms < h) & sound
         if out.num_passed is not None:
-            as_words(out.num_passed)[:] = self.accepted.sum(1)
+            passed = self.accepted.sum(1)
+            as_words(out.num_passed)[:] = passed if layout.faults is None else passed * (layout.faults == OK)
         may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
@@ -194,7 +195,8 @@ class _Step:
         }
         found = {name: prob[:, 0].to(torch.float64) for name, prob in probs.items()}
         if "target_max_prob" in self.wanted:
-            found["target_max_prob"] = p.amax(1).to(torch.float64)
+            largest = p.amax(1).to(torch.float64)
+            found["target_max_prob"] = largest.masked_fill(~((largest > 0) & (largest < torch.inf)), torch.nan)
         if "draft_max_prob" in self.wanted:
             found["draft_max_prob"] = q.amax(1).to(torch.float64)
         if "target_entropy" in self.wanted:
@@ -207,7 +209,8 @@ class _Step:
             elements["position"] = as_tensor(position)[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(call(row_sum, {**elements, **probs}, self.numbers), p).to(torch.float32)
-            found[name] = to_fixed(terms, SUM_SCALE).sum(1).to(torch.float64) / SUM_SCALE
+            total = to_fixed(terms, SUM_SCALE).sum(1).to(torch.float64) / SUM_SCALE
+            found[name] = total.masked_fill(~terms.sum(1).isfinite(), torch.nan)  # integers have no NaN
         return found
 
     def _next_residual_mass(self) -> Words:
@@ -238,7 +241,7 @@ class _Step:
                 q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
             draft_mass = self.draft.mass(q)
             if may_hold(~(draft_mass < torch.inf)):
-                q = q.nan_to_num(nan=0.0)
+                q = q.nan_to_num(nan=0.0, posinf=torch.inf)
                 draft_mass = self.draft.mass(q)
             elements["q"] = q
         elif self.plan.reads_draft:
@@ -272,9 +275,11 @@ class _Step:
         if not may_hold(bad):
             return None
         status = self.layout.outside * INVALID_TOKEN_ID
-        if prob is not None:
-            status = ops.where(prob > 1 + ROW_TOLERANCE, UNNORMALIZED_ROW, status)
-            status = ops.where((prob >= 0) & (prob < torch.inf), status, INVALID_ROW)
+        if prob is not None:  # that of another token where the drafted one is outside
+            of_row = ops.where(
+                (prob >= 0) & (prob < torch.inf), (prob > 1 + ROW_TOLERANCE) * UNNORMALIZED_ROW, INVALID_ROW
+            )
+            status = ops.where(self.layout.outside, status, of_row)
         if has_law is not None:
             status = ops.where(has_law, status, INVALID_ROW)
         return status * self.layout.valid
@@ -335,7 +340,7 @@ class _Step:
         else:
             elements, draft_mass = self._elements(request, position)
             p, residual = elements["p"], self._residual(request, position, elements)
-            draft_mass = draft_mass * ~is_bonus
+            draft_mass = ops.where(is_bonus, 0.0, draft_mass)  # the row is another position's there
         weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
         drawn_mass = as_words(weights.sum(1))
         if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
@@ -378,14 +383,15 @@ class _Step:
 
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:
-    """Return the entropies [n] of rows in nats, float64: the same for every order of summation, NaN where a row is."""
+    """Return the entropies [n] of rows in nats, float64: the same for every order of summation; NaN if not finite."""
     logs = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("logs", p.shape, p.dtype, p.device))
     if logs.is_cpu:
         np.log(logs.numpy(), out=logs.numpy())  # several times quicker than torch's
     else:
         logs.log_()
     terms = scratch("terms", p.shape, torch.float64, p.device).copy_(logs.mul_(p))
-    return -terms.add_(ENTROPY_GRID).sub_(ENTROPY_GRID).sum(1)
+    total = terms.add_(ENTROPY_GRID).sub_(ENTROPY_GRID).sum(1)
+    return -total.masked_fill(total.isinf(), torch.nan)
 
 
 def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:

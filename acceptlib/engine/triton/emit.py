@@ -244,7 +244,7 @@ def finish(
     # On its way while the token is found.
     lane = tl.arange(0, WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
-    token, row_fault, p = choose(
+    token, row_fault = choose(
         stop,
         is_bonus,
         takes_best,
@@ -264,6 +264,9 @@ def finish(
         if stop == (count if CALL.ragged else length):
             token = tl.load(bonus_ptr).to(tl.int64)
             row_fault = tl.where((token >= 0) & (token < request[1]), 0, 3)
+    sound = (token >= 0) & (token < request[1])
+    x = rows.load(target, stop, token, sound, 0.0, CALL, TARGET)
+    p = rows.prob_of(x, token, sound, target, row[2], CALL, TARGET)
     if not is_bonus:
         # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
         own = decide.token_fault(row[0], row[1][0], row[2], request[1], CALL)
@@ -334,7 +337,7 @@ def choose(
     emit_ptr,
     CALL: tl.constexpr,
 ):
-    """Return the token at the stopping row, the row's `Status`, and the token's probability."""
+    """Return the token at the stopping row, and the row's `Status`."""
     target_law = row[2]
     token = tl.full((), 0, tl.int64) + target_law[2]
     row_fault = tl.where(target_law[0] == target_law[0], 0, 1)
@@ -381,7 +384,7 @@ def choose(
         unnormalized = (w_mass <= 4) == 0
         if CALL.given_probs:
             unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
-            invalid = invalid | ((p_mass < float("inf")) == 0)
+            invalid = invalid | ((tl.abs(p_mass) < float("inf")) == 0)
         row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
         entry, _, _, weights = weigh(raw, from_target, row, request, target, draft, CALL)
         token = found.to(tl.int64) * CALL.emit_part + tl.sum(
@@ -391,17 +394,7 @@ def choose(
             if takes_best:
                 best = tl.min(tl.where(weights == most, entry, 2147483647), 0)
                 token = tl.where(from_target, target_law[2], best).to(tl.int64)
-    token = tl.where(known, target_law[2], tl.minimum(token, request[1] - 1))
-    p = rows.prob_of(
-        rows.load(target, stop, token, token >= 0, 0.0, CALL, TARGET),
-        token,
-        token >= 0,
-        target,
-        target_law,
-        CALL,
-        TARGET,
-    )
-    return token, row_fault, p
+    return tl.where(known, target_law[2], tl.minimum(token, request[1] - 1)), row_fault
 
 
 @triton.jit

@@ -101,7 +101,7 @@ COLLECT_REGISTERS = 80
 """Registers of a thread of a program that lists entries which a cut may be among."""
 
 MOST_REQUESTS = 65535
-"""Requests of a call, at most: what a grid's second dimension holds."""
+"""Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
 RESERVED_COUNTERS = 1 << 20
 """Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
@@ -114,6 +114,9 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
     if inputs.num_requests > MOST_REQUESTS:
         return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
+    if inputs.max_num_draft_tokens >= MOST_REQUESTS:
+        most = inputs.max_num_draft_tokens
+        return f"the fused kernels take at most {MOST_REQUESTS - 1} drafted tokens a request, and K is {most}"
     return unknown(plan)
 
 

@@ -23,7 +23,7 @@ class Tuning(NamedTuple):
         emit_registers: Registers of its threads, at most; 0 for no limit.
         emit_block: Entries that such a program weighs at a time.
         emit_part: Entries that are summed up apart, of which the draw searches one part.
-        loops: Whether it goes through several blocks where there are more than fill the device.
+        loops: Whether programs go through several blocks where there are more than fill the device.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.

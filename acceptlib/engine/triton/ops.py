@@ -79,7 +79,8 @@ def divide(a, b):
 def ratio(a, b):
     """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0."""
     positive = b > 0
-    return where(positive, divide(a, where(positive, b, 1.0)), where(a > 0, float("inf"), a))
+    quotient = divide(a, where(positive, b, 1.0))
+    return where(positive, quotient, where(a > b, float("inf"), like(0.0, quotient)))
 
 
 @triton.jit

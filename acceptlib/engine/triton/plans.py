@@ -12,15 +12,18 @@ from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
 
+TINY = 2.0**-126
+"""The smallest normal float32, whose logarithm stands for that of 0."""
+
 
 @row_sum
 def target_entropy(p: Value) -> Value:
-    """Sum to the entropy of the target's row in nats, for rows whose law comes without it."""
-    return ops.where(p > 0, -p * ops.log(p), 0.0)
+    """Sum to the entropy of the target's row in nats, for rows whose law comes without it; NaN stays NaN."""
+    return -p * ops.log(ops.maximum(p, TINY))
 
 
 class Rules(dict[str, Any]):
-    """The part of `Call` that follows from a plan, hashed by identity: there is one for each plan and device."""
+    """The part of `Call` that follows from a plan, hashed by identity: plans that are alike share one."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -86,7 +89,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
     def at(name: str) -> int:
         return scalars.index(name) if name in scalars else -1
 
-    return Rules(
+    found = Rules(
         accept=bind_if(plan.accept, names("after")),
         carry=bind_if(plan.carry, names("before")),
         forgive=bind_if(plan.forgive, names("after")),
@@ -113,3 +116,10 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
         entropy_scalar=at("target_entropy"),
         top_scalar=at("target_top_entropy"),
     )
+    return _shared(tuple(found.items()))
+
+
+@functools.cache
+def _shared(items: tuple[tuple[str, Any], ...]) -> Rules:
+    """Return the same rules for equal items, so that two instances of a strategy run the same kernels."""
+    return Rules(items)

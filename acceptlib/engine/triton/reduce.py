@@ -17,6 +17,9 @@ from acceptlib.engine.triton.sums import SUM_SCALE
 
 NOWHERE = tl.constexpr(2147483647)
 
+NO_SUM = tl.constexpr(-(2**63))
+"""Stands for a sum of terms that are not all finite: integers have no NaN."""
+
 THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
 
@@ -82,8 +85,9 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
         for i in tl.static_range(len(CALL.sums)):
             terms = tl.where(inside, call(CALL.sums[i], numbers, tl.float32), 0.0)
             total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
-            tl.store(partials_ptr + i * size + block, total)
-        left = tl.where(inside, p, -1.0)
+            finite = tl.min((tl.abs(terms) < float("inf")).to(tl.int32), 0) != 0
+            tl.store(partials_ptr + i * size + block, tl.where(finite, total, NO_SUM))
+        left = tl.where(inside, tl.where(p == p, p, float("inf")), -1.0)  # an infinity makes the entropy NaN
         TOP_K: tl.constexpr = CALL.top_k
         for i in tl.static_range(TOP_K):
             largest = tl.max(left, 0)
@@ -96,8 +100,10 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
             scalars_ptr += position
             for i in tl.static_range(len(CALL.sums)):
                 part = partials_ptr + i * size + index
-                total = tl.sum(tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg"), 0)
-                tl.store(scalars_ptr + i * num_positions, total.to(tl.float64) / SUM_SCALE)
+                totals = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
+                scalar = tl.sum(totals, 0).to(tl.float64) / SUM_SCALE
+                scalar = tl.where(tl.min(totals, 0) == NO_SUM, float("nan"), scalar)
+                tl.store(scalars_ptr + i * num_positions, scalar)
             if CALL.top_k:
                 entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)
                 tl.store(scalars_ptr + CALL.top_scalar * num_positions, entropy)

@@ -29,7 +29,7 @@ RUN = tl.constexpr(4)
 """Entries of a block that share a word of the mask: what a thread holds next to each other."""
 
 FEW = tl.constexpr(32)
-"""Ids of a bias that are looked at together."""
+"""Ids of a bias, or bounds of requests, that are looked at together."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 WIDTH = tl.constexpr(32)
@@ -49,6 +49,12 @@ def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr
         end = tl.load(cu_ptr + request + 1).to(tl.int64)
         sane = (start >= 0) & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
         sane = sane & (tl.load(cu_ptr) == 0)
+        # Where a bound before was larger, rows are another request's, and so is what the workspace holds of them.
+        largest = tl.zeros((FEW,), tl.int64)
+        for base in range(0, request, FEW):
+            index = base + tl.arange(0, FEW)
+            largest = tl.maximum(largest, tl.load(cu_ptr + index, mask=index < request, other=0).to(tl.int64))
+        sane = sane & (tl.minimum(tl.max(largest, 0), num_tokens) <= start)
         return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, 4)
     else:
         return request * max_num_draft_tokens, max_num_draft_tokens, tl.full((), 0, tl.int32)
@@ -147,9 +153,9 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.cons
         x = add_biases(x, model, entry, mask)
     if CALL.masked[MODEL]:
         mask_ptr, row_stride, stride, _, _, _ = model[9]
-        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
         if not CALL.has_bonus_rows:
-            inside = inside & (position < model[8])
+            mask = mask & (position < model[8])
+        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
         word_ptr = mask_ptr + position.to(tl.int64) * row_stride + (entry >> 5) * stride
         words = tl.load(word_ptr, mask=inside, other=-1)
         x = tl.where(((words >> (entry & 31).to(tl.int32)) & 1) == 0, float("-inf"), x)

@@ -72,8 +72,8 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     """List the entries from which on a cut may lie; return [low, high) of their keys, the mass above, their number.
 
     Where top-p alone cuts, a sample of the row says where to look: a pass over the row then lists what is there, and
-    tells whether the cut is. The bracket returned holds the cut in any case, but only if there is
-    room for the number is everything listed.
+    tells whether the cut is. The bracket returned holds the cut in any case, but everything in it is listed only if
+    there is room for as many.
     """
     model, maximum = row[2], row[3]
     top_k, top_p, target, least = filters

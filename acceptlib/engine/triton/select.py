@@ -6,8 +6,8 @@ any of it: their entries that reach the bound are listed. As a rule there are fe
 which ranks them all at once. Where there are more, `search` finds the cut among them.
 
 Where even the sub-blocks are too many, as top-p keeps of a flat row, a sample of the row says which entries the cut is
-among; many programs then go through the row, list these and add up the mass above them, and the last of them finds the
-cut in the list. Where the sample was wrong, and in the rare cases that remain, `search` goes through the row.
+among; many programs then go through the row (`collect`), list these and add up the mass above them, and one program
+(`finish`) finds the cut in the list. Where the sample was wrong, and in rare cases besides, `search` goes through all.
 """
 
 # ruff: noqa: N803 - jit functions; constants in capitals
@@ -381,7 +381,7 @@ def collect_rows(position, count, program, request, target, draft, stop_ptr, CAL
 
 @triton.jit
 def collect_row(position, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List entries of every `step`th block from the first on; find the row's law if the last to do so."""
+    """List the entries of one row that the cut is among, of every `step`th block from the first on."""
     numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
     cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
     if cut != cut:
