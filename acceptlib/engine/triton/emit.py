@@ -264,6 +264,9 @@ def finish(
         if stop == (count if CALL.ragged else length):
             token = tl.load(bonus_ptr).to(tl.int64)
             row_fault = tl.where((token >= 0) & (token < request[1]), 0, 3)
+            if CALL.logprobs:
+                x = rows.load(target, stop, token, row_fault == 0, 0.0, CALL, TARGET)
+                p = rows.prob_of(x, token, row_fault == 0, target, row[2], CALL, TARGET)
     if not is_bonus:
         # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
         own = decide.token_fault(row[0], row[1][0], row[2], request[1], CALL)
