@@ -147,9 +147,9 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.cons
         x = add_biases(x, model, entry, mask)
     if CALL.masked[MODEL]:
         mask_ptr, row_stride, stride, _, _, _ = model[9]
-        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
         if not CALL.has_bonus_rows:
-            inside = inside & (position < model[8])
+            mask = mask & (position < model[8])
+        inside = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model[3])
         word_ptr = mask_ptr + position.to(tl.int64) * row_stride + (entry >> 5) * stride
         words = tl.load(word_ptr, mask=inside, other=-1)
         x = tl.where(((words >> (entry & 31).to(tl.int32)) & 1) == 0, float("-inf"), x)
@@ -270,7 +270,10 @@ def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.cons
 
 @triton.jit
 def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
-    """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits."""
+    """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits.
+
+    They are NaN where the row has none.
+    """
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = model[10][5] + CALL.extra_words * (position.to(tl.int64)[:, None] * num_blocks + index)
     mask = wanted[:, None] & (index < num_blocks)
@@ -279,7 +282,7 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
     maximum = tl.reduce(maxima, 1, _larger)
     terms = terms_of((maxima, sums), maximum, tl.full((), LOG2_E, tl.float32))
     total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
-    return (x - maximum).to(tl.float64) - tl.log(total)
+    return tl.where(maximum < float("inf"), (x - maximum).to(tl.float64) - tl.log(total), float("nan"))
 
 
 @triton.jit
