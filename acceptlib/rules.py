@@ -60,6 +60,11 @@ class Rule:
                 raise StrategyDefinitionError(msg)
         self.names = tuple(parameter.name for parameter in parameters)
         self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+
+    def __reduce__(self) -> str:
+        """Pickle as a function is, by its name, which in the class is the rule's."""
+        return self.function.__qualname__
 
     def __call__(self, *args: Value) -> Value:
         """Evaluate in torch or NumPy.

@@ -26,7 +26,7 @@ class Workspace:
     def allocate(cls, num_counters: int, num_words: int, device: torch.device | str) -> Workspace:
         """Allocate one of a given size."""
         # A tensor made in inference mode could not be written outside of it.
-        with torch.inference_mode(mode=False):
+        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             return cls(
                 counters=torch.zeros(num_counters, dtype=torch.int32, device=device),
                 words=torch.empty(num_words, dtype=torch.int64, device=device),

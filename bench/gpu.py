@@ -92,11 +92,12 @@ def through(call: Callable[[Batch], Callable[[], torch.Tensor]]) -> Peer:
     )
 
 
-def flashinfer_dropin(batch: Batch) -> Callable[[], torch.Tensor]:
-    """Return a call of FlashInfer's function."""
+def flashinfer_dropin(batch: Batch, *, seeded: bool) -> Callable[[], torch.Tensor]:
+    """Return a call of FlashInfer's function, with the caller's seeds and offsets or with torch's default generator."""
     assert batch.draft is not None
     rows = batch.draft, batch.draft_token_ids, batch.target
-    return lambda: flashinfer.chain_speculative_sampling(*rows)[0]
+    seeds = {"seed": batch.rng.seeds, "offset": batch.rng.offsets} if seeded else {}
+    return lambda: flashinfer.chain_speculative_sampling(*rows, **seeds)[0]
 
 
 def vllm_dropin(batch: Batch, *, greedy: bool) -> Callable[[], torch.Tensor]:
@@ -129,7 +130,12 @@ PATHS: Final = {
     "logits, T = 0.7, min-p 0.05": Case(
         named("rejection"), {"temperature": 0.7, "min_p": 0.05}, beside="logits, T = 0.7", most=1.1
     ),
-    "probabilities, FlashInfer's function": Case(named("rejection"), {"kind": "probs"}, through(flashinfer_dropin)),
+    "probabilities, FlashInfer's function, seeds given": Case(
+        named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=True))
+    ),
+    "probabilities, FlashInfer's function": Case(
+        named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))
+    ),
     "logits, one-hot draft, vLLM V1's sampler": Case(
         named("rejection"), {"kind": "one-hot"}, through(functools.partial(vllm_dropin, greedy=False))
     ),

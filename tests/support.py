@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,6 +40,7 @@ __all__ = [
     "layouts",
     "mask_drafted",
     "ordinary",
+    "pickled",
     "same",
     "settings",
     "standing",
@@ -111,3 +113,8 @@ def emitted_z(output_token_ids: torch.Tensor, law: Mapping[tuple[int, ...], floa
     for sequence, probability in law.items():
         table[(*sequence, *[vocab_size] * (length - len(sequence)))] = probability
     return chi_square_z(counts(tokens, vocab_size + 1), table)
+
+
+def pickled(value: Any) -> Any:
+    """Return what comes back of a pickle."""
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -120,6 +121,7 @@ def test_int_and_tensor_seeds_agree() -> None:
         assert same(expected, chain_speculative_sampling(**rows, seed=seed, offset=torch.tensor([9], dtype=dtype)))
         assert same(expected, chain_speculative_sampling(**rows, seed=seed, offset=9))
     assert same(chain_speculative_sampling(**rows, seed=4), chain_speculative_sampling(**rows, seed=4, offset=0))
+    assert same(expected, chain_speculative_sampling(**rows, seed=np.uint64(2**64 - 3), offset=np.int32(9)))
 
 
 def test_every_seed_and_offset_is_read() -> None:
@@ -177,10 +179,18 @@ def test_nothing_of_the_callers_is_written() -> None:
 @pytest.mark.parametrize("name", ["seed", "offset"])
 @pytest.mark.parametrize(
     "value",
-    [torch.zeros(3).long(), torch.zeros(4, 1).long(), torch.zeros(4), torch.zeros(4, dtype=torch.int32)],
-    ids=["length", "two-dimensional", "float", "int32"],
+    [
+        torch.zeros(3).long(),
+        torch.zeros(4, 1).long(),
+        torch.zeros(4),
+        torch.zeros(4, dtype=torch.int32),
+        torch.zeros(4, device="meta").long(),
+        1.5,
+        "7",
+    ],
+    ids=["length", "two-dimensional", "float", "int32", "device", "number", "text"],
 )
-def test_bad_seeds_and_offsets_are_errors(name: str, value: torch.Tensor) -> None:
+def test_bad_seeds_and_offsets_are_errors(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"{name}: expected an int, or a tensor \[1\] or \[4\]"):
         chain_speculative_sampling(**batch(4), **{"seed": 1, name: value})  # type: ignore[arg-type]
 
@@ -224,3 +234,23 @@ def test_rows_of_any_floating_dtype_and_of_any_length() -> None:
         assert tokens.shape == (num_requests, most + 1)
         assert accepted.tolist() == emitted.tolist() == [0] * num_requests
         assert bool((tokens >= 0).all())
+
+
+@pytest.mark.parametrize("name", ["maybe_output_accepted_token_num", "maybe_output_emitted_draft_token_num"])
+@pytest.mark.parametrize(
+    "value",
+    [torch.zeros(3).int(), torch.zeros(1).int(), torch.zeros(2, 4).int(), torch.zeros(4, device="meta").int(), [0] * 4],
+    ids=["length", "one", "two-dimensional", "device", "list"],
+)
+def test_counts_that_do_not_fit_are_errors_before_anything_is_drawn(name: str, value: Any) -> None:
+    source = support.generator(1)
+    before = source.get_state()
+    with pytest.raises(InputError, match=rf"{name}: expected a tensor \[4\] on cpu"):
+        chain_speculative_sampling(**batch(4), generator=source, **{name: value})
+    assert torch.equal(source.get_state(), before)
+
+
+def test_ids_without_a_batch_are_an_error() -> None:
+    rows = batch(1)
+    with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, K\], got \[3\]"):
+        chain_speculative_sampling(rows["draft_probs"][0], rows["draft_token_ids"][0], rows["target_probs"][0])

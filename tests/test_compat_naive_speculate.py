@@ -6,6 +6,7 @@ import pytest
 import support
 import torch
 
+from acceptlib.compat import _common
 from acceptlib.compat.naive_speculate import greedy_match, speculative_sampling
 from acceptlib.errors import InputError
 from acceptlib.testing.simulation import FALSE_ALARM_Z, chi_square_z, world
@@ -105,5 +106,25 @@ def test_a_row_of_nan_gives_no_token() -> None:
 
 def test_a_batch_is_an_error() -> None:
     request = support.ordinary(2, 9, 2)
-    with pytest.raises(InputError, match="draft_token_ids"):
-        speculative_sampling(request.p[None], request.q[None], request.ids[None])
+    for ids in (request.ids[None], request.ids[0]):
+        with pytest.raises(InputError, match=r"candidate_tokens: expected a tensor \[K\]"):
+            speculative_sampling(request.p[None], request.q[None], ids)
+        with pytest.raises(InputError, match=r"candidate_tokens: expected a tensor \[K\]"):
+            greedy_match(request.p[None], ids)
+
+
+@pytest.mark.parametrize("name", ["greedy_match", "speculative_sampling"])
+def test_a_compiled_caller_may_be_the_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a process keeps from call to call is made while the graph is traced, and used outside of it after."""
+    monkeypatch.setattr(_common, "_ZEROS", {})
+    monkeypatch.setattr(_common, "_STRATEGIES", {})
+    request = support.ordinary(3, 9, 2)
+    assert request.q is not None
+    function, rows = {
+        "greedy_match": (greedy_match, (request.p,)),
+        "speculative_sampling": (speculative_sampling, (request.p, request.q)),
+    }[name]
+    torch.manual_seed(1)
+    found = scalars(torch.compile(function, backend="eager")(*rows, request.ids))
+    torch.manual_seed(1)
+    assert scalars(function(*rows, request.ids)) == found

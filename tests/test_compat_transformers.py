@@ -124,6 +124,9 @@ def test_restored_after_an_error_and_when_nested() -> None:
     with pytest.raises(UnknownStrategyError, match="rejection"):
         raise_inside("rejecton")
     assert utils._speculative_sampling is ORIGINAL
+    with pytest.raises(InputError, match="returns, got 5"), patch(5):  # type: ignore[arg-type]
+        pass
+    assert utils._speculative_sampling is ORIGINAL
     with patch("block"):
         outer = utils._speculative_sampling
         with patch("typical"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import acceptlib
 from acceptlib import AcceptlibError, exact
+from acceptlib.compat import _common
 from acceptlib.compat.vllm_v0 import RejectionSampler, StrictModeError, TypicalAcceptanceSampler
 from acceptlib.errors import InputError, StatusError
 from acceptlib.testing.simulation import FALSE_ALARM_Z, world
@@ -110,6 +112,58 @@ def test_counters_add_up(kind: str) -> None:
     assert (int(sampler.num_accepted_tokens), int(sampler.num_emitted_tokens), sampler.num_draft_tokens) == (0, 0, 0)
     sampler.init_tensors(torch.device("meta"))
     assert sampler.num_accepted_tokens.device.type == "meta"
+    # As vLLM's worker calls it: its rank, and its device for the kind of device.
+    sampler.init_tensors(0, device_type=torch.device("cpu"))
+    sampler(**forced(ACCEPTED))
+    assert int(sampler.num_accepted_tokens) == 8
+
+
+@samplers
+@pytest.mark.parametrize("made_by", ["init_tensors", "forward"])
+def test_counters_made_in_inference_mode_can_be_added_to_outside_of_it(kind: str, made_by: str) -> None:
+    sampler = SAMPLERS[kind]()
+    with torch.inference_mode():
+        if made_by == "init_tensors":
+            sampler.init_tensors("cpu")
+        sampler(**forced(ACCEPTED))
+    sampler(**forced(ACCEPTED))
+    assert sampler.num_accepted_tokens == 2 * 8
+
+
+@samplers
+@pytest.mark.parametrize("copied", [copy.deepcopy, support.pickled])
+def test_copies(kind: str, copied: Any) -> None:
+    sampler = SAMPLERS[kind](strict_mode=True)
+    sampler(**forced(ACCEPTED))
+    twin = copied(sampler)
+    assert torch.equal(twin(**forced(ACCEPTED)), sampler(**forced(ACCEPTED)))
+    assert twin.num_accepted_tokens == sampler.num_accepted_tokens == 2 * 8
+    twin(**forced(ACCEPTED))
+    assert sampler.num_accepted_tokens == 2 * 8
+
+
+@samplers
+def test_a_compiled_caller_may_be_the_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_common, "_ZEROS", {})
+    given = inputs(4)
+    torch.manual_seed(1)
+    found = torch.compile(SAMPLERS[kind](), backend="eager")(**given)
+    torch.manual_seed(1)
+    assert torch.equal(SAMPLERS[kind]()(**given), found)
+
+
+@samplers
+def test_float64_rows(kind: str) -> None:
+    """Read as float32, but in strict mode, which wants float32."""
+    given = inputs(30)
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
+    outputs = []
+    for some in (given, wide):
+        torch.manual_seed(1)
+        outputs.append(torch.cat((SAMPLERS[kind]()(**some), passes(SAMPLERS[kind](), some)), 1))
+    assert torch.equal(*outputs)
+    with pytest.raises(StrictModeError, match="float32"):
+        SAMPLERS[kind](strict_mode=True)(**wide)
 
 
 @samplers
@@ -128,6 +182,15 @@ def test_an_empty_batch(kind: str) -> None:
     )
     assert output.shape == (0, 4)
     assert output.dtype == torch.int64
+    for num_requests, k in ((0, 3), (2, 0)):
+        given = {
+            "target_with_bonus_probs": torch.empty(num_requests, k + 1, 7),
+            "draft_probs": torch.empty(num_requests, k, 7),
+            "draft_token_ids": torch.empty(num_requests, k).long(),
+        }
+        mask = passes(SAMPLERS[kind](), given)
+        assert mask.shape == (num_requests, k)
+        assert mask.dtype == torch.bool
 
 
 def test_rows_without_the_bonus_row() -> None:
@@ -152,11 +215,13 @@ def test_nothing_of_the_callers_is_written(kind: str) -> None:
 
 BROKEN: dict[str, tuple[str, Any]] = {
     "target-without-bonus-row": ("target_with_bonus_probs", lambda x: x[:, :-1]),
+    "target-dimensions": ("target_with_bonus_probs", lambda x: x[0]),
     "target-vocabulary": ("target_with_bonus_probs", lambda x: x[..., :-1]),
     "target-dtype": ("target_with_bonus_probs", lambda x: x.half()),
     "draft-shape": ("draft_probs", lambda x: x[:-1]),
     "draft-dtype": ("draft_probs", lambda x: x.bfloat16()),
     "draft-device": ("draft_probs", lambda x: x.to("meta")),
+    "ids-dimensions": ("draft_token_ids", lambda x: x[0]),
     "ids-dtype": ("draft_token_ids", lambda x: x.int()),
     "ids-negative": ("draft_token_ids", lambda x: x - 11),
     "ids-above": ("draft_token_ids", lambda x: x + 11),
@@ -179,8 +244,11 @@ def test_strict_mode_raises(kind: str, case: str) -> None:
     given = inputs(4)
     given[name] = spoil(given[name])
     sampler = SAMPLERS[kind](strict_mode=True)
+    torch.manual_seed(6)
+    before = torch.get_rng_state()
     with pytest.raises(StrictModeError, match="expected") as caught:
         sampler(**given)
+    assert torch.equal(torch.get_rng_state(), before)
     assert isinstance(caught.value, AssertionError)
     assert isinstance(caught.value, AcceptlibError)
     assert sampler.num_draft_tokens == 0
@@ -209,6 +277,17 @@ def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
     given["bonus_token_ids"] = given["bonus_token_ids"][:-1]
     with pytest.raises(InputError, match="bonus_token_ids"):
         SAMPLERS[kind]()(**given)
+    given["draft_token_ids"] = given["draft_token_ids"][0]
+    with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, k\], got \[3\]"):
+        SAMPLERS[kind]()(**given)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
+def test_rejection_needs_the_rows_that_drafts_came_from(strict: bool) -> None:  # noqa: FBT001
+    """Without them it would take sampled drafts for one-hot ones, and follow another law."""
+    given = inputs(4) | {"draft_probs": None}
+    with pytest.raises(InputError, match=r"draft_probs: expected .* got None"):
+        RejectionSampler(strict_mode=strict)(**given)
 
 
 # Rejection
@@ -282,6 +361,18 @@ def test_seeded_requests_do_not_depend_on_their_neighbours() -> None:
     assert any(not torch.equal(left[7], right[1]) for left, right in zip(first, again, strict=True))
 
 
+def test_generators_of_rows_that_the_batch_does_not_have_are_passed_over() -> None:
+    """vLLM's worker numbers them in a batch that also holds the requests without drafts."""
+    given = inputs(4)
+    generators = {row: support.generator(row) for row in (1, 4, 7)}
+    runs = []
+    for seeded in (generators, {1: support.generator(1)}):
+        torch.manual_seed(1)
+        runs.append(RejectionSampler()(**given, seeded_seqs=seeded))
+    assert torch.equal(*runs)
+    assert torch.equal(generators[7].get_state(), support.generator(7).get_state())
+
+
 def test_runs_reproduce() -> None:
     given = inputs(30)
     runs = []
@@ -297,11 +388,12 @@ def test_runs_reproduce() -> None:
 # Typical
 
 
-@pytest.mark.parametrize(("threshold", "alpha"), [(0.09, 0.3), (0.3, 0.09), (0.02, 2.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("threshold", "alpha"), [(0.09, 0.3), (0.3, 0.09), (0.02, 2.0), (1.0, 1.0), (5.0, 1.0)])
 def test_typical_is_the_documented_formula(threshold: float, alpha: float) -> None:
     given = inputs(300, vocab=30)
     sampler = TypicalAcceptanceSampler(threshold, alpha, True)  # noqa: FBT003 - vLLM's order
     target, ids = given["target_with_bonus_probs"][:, :-1], given["draft_token_ids"]
+    before = torch.get_rng_state()
     p = target.double()
     entropy = -(p * (p + 1e-5).log()).sum(-1)
     limit = ((-entropy).exp() * alpha).clamp(max=threshold)
@@ -319,6 +411,7 @@ def test_typical_is_the_documented_formula(threshold: float, alpha: float) -> No
     assert sampler.num_accepted_tokens == accepted.sum()
     order = torch.randperm(300, generator=support.generator(1))
     assert torch.equal(sampler(**{name: value[order] for name, value in given.items()}), expected[order])
+    assert torch.equal(torch.get_rng_state(), before)  # nothing was drawn
 
 
 def test_typical_extremes() -> None:

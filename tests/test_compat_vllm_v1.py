@@ -14,7 +14,7 @@ import torch
 
 import acceptlib
 from acceptlib import Rng, exact
-from acceptlib.compat import vllm_v1
+from acceptlib.compat import _common, vllm_v1
 from acceptlib.compat.vllm_v1 import (
     GREEDY_TEMPERATURE,
     PLACEHOLDER_TOKEN_ID,
@@ -325,8 +325,58 @@ def test_a_token_that_the_draft_does_not_give_is_accepted_if_the_target_gives_it
 def test_shapes_that_do_not_fit_are_errors() -> None:
     given = batch([2, 3])
     given["target_logits"] = given["target_logits"][:-1]
-    with pytest.raises(InputError, match="target rows"):
+    with pytest.raises(InputError, match="target_logits"):
         RejectionSampler()(**given, sampling_metadata=GREEDY)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": torch.tensor([4, 4])}], ids=["plain", "filtered"])
+def test_rows_of_all_tokens_are_an_error(options: dict[str, torch.Tensor]) -> None:
+    """The step's logits hold bonus rows too, [T+B, V]: `target_logits_indices` says which are the drafted tokens'."""
+    given = batch([2, 3])
+    given["target_logits"] = torch.zeros(7, 11)
+    sampling = random_sampling(2, **options)
+    with pytest.raises(InputError, match=r"target_logits: expected a tensor \[5, V\], got \[7, 11\]"):
+        RejectionSampler()(**given, sampling_metadata=sampling)
+    with pytest.raises(InputError, match=r"target_probs: expected a tensor \[5, V\], got \[7, 11\]"):
+        of_probs(given, SamplingMetadata(None, all_greedy=True, all_random=False))
+    with pytest.raises(InputError, match=r"target_probs: expected a tensor \[5, V\], got \[10, 11\]"):
+        recovered(given | {"target_logits": torch.zeros(10, 11)}, sampling)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p"])
+def test_parameters_of_another_batch_are_an_error(name: str) -> None:
+    """They were spread over the tokens of whichever requests there were."""
+    sampling = random_sampling(2, top_k=torch.tensor([4, 4]), top_p=torch.tensor([0.9, 0.9]))
+    setattr(sampling, name, getattr(sampling, name)[:1])
+    with pytest.raises(InputError, match=rf"sampling_metadata.{name}: expected a tensor \[2\], got \[1\]"):
+        RejectionSampler()(**batch([2, 3]), sampling_metadata=sampling)
+    with pytest.raises(InputError, match=r"cu_num_tokens: expected a tensor \[3\], got \[2\]"):
+        expand_batch_to_tokens(torch.tensor([7, 8, 9]), torch.tensor([2, 5]), 5)
+
+
+def test_an_empty_batch_is_all_greedy_and_all_random() -> None:
+    """As vLLM's input batch has it, which counts the requests of either kind."""
+    metadata = SpecDecodeMetadata.make_dummy([], CPU)
+    empty = torch.empty(0, dtype=torch.float32)
+    for options in ({}, {"top_k": empty.int(), "top_p": empty}):
+        sampling = SamplingMetadata(empty, all_greedy=True, all_random=True, **options)
+        given = {"metadata": metadata, "draft_probs": None, "target_logits": torch.empty(0, 7)}
+        given["bonus_token_ids"] = torch.empty(0, 1, dtype=torch.int32)
+        assert RejectionSampler()(**given, sampling_metadata=sampling).shape == (0, 1)
+        assert of_probs(given, sampling).shape == (0, 1)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "random", "mixed"])
+def test_a_compiled_caller_may_be_the_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_common, "_ZEROS", {})
+    monkeypatch.setattr(_common, "_STRATEGIES", {})
+    given = batch([2, 3])
+    mixed = SamplingMetadata(torch.tensor([-1.0, 1.0]), all_greedy=False, all_random=False)
+    sampling = {"greedy": GREEDY, "random": random_sampling(2), "mixed": mixed}[kind]
+    torch.manual_seed(1)
+    found = torch.compile(RejectionSampler(), backend="eager")(**given, sampling_metadata=sampling)
+    torch.manual_seed(1)
+    assert torch.equal(RejectionSampler()(**given, sampling_metadata=sampling), found)
 
 
 # Parts
@@ -353,6 +403,9 @@ def test_compute_probs() -> None:
 
 def test_compute_probs_keeps_ties_and_one_token() -> None:
     logits, cu = torch.tensor([[1.0, 3.0, 3.0, 0.0]]), torch.tensor([1])
+    for off in (0, -1, 4, 9):
+        whole = compute_probs(logits, cu, random_sampling(1, top_k=torch.tensor([off])))
+        assert torch.equal(whole, logits.softmax(-1))
     one = compute_probs(logits, cu, random_sampling(1, top_k=torch.tensor([1])))
     assert one.tolist() == [[0.0, 0.5, 0.5, 0.0]]
     tiny = compute_probs(torch.tensor([[1.0, 2.0, 3.0]]), cu, random_sampling(1, top_p=torch.tensor([1e-6])))
@@ -366,6 +419,8 @@ def test_expand_batch_to_tokens() -> None:
     assert expanded.tolist() == [0.5, 0.5, 1.0]
     assert expanded.dtype == x.dtype
     assert x.tolist() == [-1.0, 0.5, -1.0]
+    strided = torch.tensor([2, 0, 5, 0, 6])[::2]
+    assert expand_batch_to_tokens(torch.arange(6)[::2], strided, 6).tolist() == [0, 0, 2, 2, 2, 4]
     assert expand_batch_to_tokens(torch.tensor([3]), torch.tensor([50]), 50).tolist() == [3] * 50
     assert expand_batch_to_tokens(torch.tensor([3, 4]), torch.tensor([0, 0]), 0).tolist() == []
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import support
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -72,6 +73,11 @@ def test_what_needs_no_workspace() -> None:
         strategy.verify(**call, rng=0, workspace=workspace).output_token_ids,
         strategy.verify(**call, rng=0).output_token_ids,
     )
+
+
+def test_workspace_in_a_compiled_function() -> None:
+    allocate = torch.compile(lambda: Workspace.allocate(2, 3, "cpu").counters, fullgraph=True, backend="eager")
+    assert torch.equal(allocate(), torch.zeros(2, dtype=torch.int32))
 
 
 class Operations(TorchDispatchMode):
@@ -359,10 +365,11 @@ def test_operator(name: str) -> None:
     torch.library.opcheck(torch.ops.acceptlib.verify.default, (), operands(strategy, {"rng": streams(2)} | arguments))
 
 
-def test_copies_are_strategies_of_their_own() -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, support.pickled])
+def test_copies_are_strategies_of_their_own(copied: Callable[[AcceptanceStrategy], AcceptanceStrategy]) -> None:
     strategy = acceptlib.create("typical", posterior_threshold=0.2)
     call = lay_out(requests(3), "padded", "logits")
-    twin = copy.deepcopy(strategy)
+    twin = copied(strategy)
     key = strategy._key
     assert key != twin._key
     expected = strategy.verify(**call, rng=0)

@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 import torch
 
 import acceptlib
+from acceptlib.errors import InputError
 
-create = functools.cache(acceptlib.create)
-"""`acceptlib.create`, once a strategy: on a drop-in's first call, so that importing one loads no plugins."""
+_STRATEGIES: dict[str, acceptlib.AcceptanceStrategy] = {}
+
+
+def create(name: str) -> acceptlib.AcceptanceStrategy:
+    """Return a strategy, made at a drop-in's first call, so that importing one loads no plugins.
+
+    It is found in a dictionary because `torch.compile` looks into one, but warns of a `functools.cache`.
+    """
+    if name not in _STRATEGIES:
+        _STRATEGIES[name] = acceptlib.create(name)
+    return _STRATEGIES[name]
+
+
+def expect(name: str, value: object, shape: tuple[int | str, ...], device: torch.device | None = None) -> None:
+    """Check what `verify` does not see as it was given, or sees too late.
+
+    Args:
+        name: Of the argument.
+        value: What was given for it.
+        shape: A length each, or a name for any length.
+        device: None for any.
+
+    Raises:
+        InputError: `value` is no tensor, or one of another shape or device.
+    """
+    if isinstance(value, torch.Tensor):
+        lengths = zip(shape, value.shape, strict=False)
+        fits = len(shape) == value.ndim and all(isinstance(want, str) or want == length for want, length in lengths)
+        if fits and device in {None, value.device}:
+            return
+        got = f"{list(value.shape)} on {value.device}"
+    else:
+        got = type(value).__name__
+    where = "" if device is None else f" on {device}"
+    msg = f"{name}: expected a tensor [{', '.join(map(str, shape))}]{where}, got {got}"
+    raise InputError(msg)
 
 
 def as_rows(probs: torch.Tensor) -> torch.Tensor:
@@ -26,10 +60,12 @@ def zero(device: torch.device) -> torch.Tensor:
     found = _ZEROS.get(device)
     if found is None:
         # A tensor made in inference mode could not be used outside of it.
-        with torch.inference_mode(mode=False):
+        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = torch.zeros(1, dtype=torch.float64, device=device)
-        # What is made while a CUDA graph is captured is the graph's own.
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own.
+        if not torch.compiler.is_compiling() and (
+            device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+        ):
             _ZEROS[device] = found
     return found
 
@@ -51,7 +87,8 @@ def request_streams(
     and the next call's differ. The others' seeds come from torch's default generator.
 
     Args:
-        generators: From the request's row in the batch to its generator, which is on `device`.
+        generators: From the request's row in the batch to its generator, which is on `device`. Rows that the batch
+            does not have are passed over.
         num_requests: B.
         device: Where the streams are used.
     """
@@ -59,5 +96,6 @@ def request_streams(
     if generators:
         rng = acceptlib.Rng(seeds=rng.seeds, offsets=torch.zeros_like(rng.seeds))
     for request, generator in generators.items():
-        rng.seeds[request].random_(generator=generator)
+        if request < num_requests:
+            rng.seeds[request].random_(generator=generator)
     return rng

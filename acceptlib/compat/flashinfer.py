@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 import torch
 
 from acceptlib import Rng, VerifyResult
-from acceptlib.compat._common import as_rows, create
+from acceptlib.compat._common import as_rows, create, expect
 from acceptlib.errors import InputError
 
 __all__ = ["chain_speculative_sampling"]
@@ -46,8 +49,15 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("draft_token_ids", draft_token_ids, ("B", "K"))
     num_requests, num_draft_tokens = draft_token_ids.shape
     device = target_probs.device
+    for name, total in (
+        ("maybe_output_accepted_token_num", maybe_output_accepted_token_num),
+        ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
+    ):
+        if total is not None:
+            expect(name, total, (num_requests,), device)
     if seed is None and offset is None:
         rng = Rng.of(generator, num_requests, device)
     else:
@@ -78,13 +88,15 @@ def _streams(
 ) -> Rng:
     """Return each request's stream: its own seed and offset; where the seed is shared, the row sets rows apart."""
     for name, value in (("seed", seed), ("offset", offset)):
-        if not isinstance(value, torch.Tensor):
-            continue
-        if value.dtype not in {torch.int64, torch.uint64} or value.ndim != 1 or len(value) not in {1, num_requests}:
-            msg = (
-                f"{name}: expected an int, or a tensor [1] or [{num_requests}] of int64 or uint64, got "
-                f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            )
+        if isinstance(value, torch.Tensor):
+            fits = value.ndim == 1 and len(value) in {1, num_requests} and value.device == device
+            fits = fits and value.dtype in {torch.int64, torch.uint64}
+            got = f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')} on {value.device}"
+        else:
+            fits, got = value is None or isinstance(value, SupportsIndex), repr(value)
+        if not fits:
+            what = f"an int, or a tensor [1] or [{num_requests}] of int64 or uint64 on {device}"
+            msg = f"{name}: expected {what}, got {got}"
             raise InputError(msg)
     start = _words(0 if offset is None else offset)
     if seed is None or (isinstance(seed, torch.Tensor) and len(seed) == num_requests):
@@ -104,4 +116,6 @@ def _streams(
 
 def _words(value: int | torch.Tensor) -> int | torch.Tensor:
     """Return 64-bit words as int64, signed."""
-    return value.view(torch.int64) if isinstance(value, torch.Tensor) else (value + 2**63) % 2**64 - 2**63
+    if isinstance(value, torch.Tensor):
+        return value.view(torch.int64)
+    return (operator.index(value) + 2**63) % 2**64 - 2**63  # a NumPy integer would overflow

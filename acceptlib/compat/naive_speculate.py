@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from acceptlib import VerifyResult
-from acceptlib.compat._common import as_rows, create, unused_uniforms
+from acceptlib.compat._common import as_rows, create, expect, unused_uniforms
 
 __all__ = ["greedy_match", "speculative_sampling"]
 
@@ -15,15 +15,16 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
 
     Args:
         target_dists: [K+1, V], the target's probabilities.
-        candidate_tokens: [K] int32 or int64.
+        candidate_tokens: [K] int32 or int64. A negative id ends the draft.
 
     Returns:
         The index of the first token that is not the argmax, 0..K, and the argmax there: two int64 scalars of empty
-        shape.
+        shape. The token is -1 where a row has NaN or an infinity.
 
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("candidate_tokens", candidate_tokens, ("K",))
     result = create("greedy").verify(
         candidate_tokens[None],
         target_probs=as_rows(target_dists)[None],
@@ -42,7 +43,7 @@ def speculative_sampling(
     Args:
         target_dists: [K+1, V], the target's probabilities.
         proposal_dists: [K, V], what the drafted tokens were drawn from.
-        candidate_tokens: [K] int32 or int64.
+        candidate_tokens: [K] int32 or int64. A negative id ends the draft.
 
     Returns:
         The index of the first rejected token, K if there is none, and the token drawn there: from the residual, or
@@ -51,6 +52,7 @@ def speculative_sampling(
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("candidate_tokens", candidate_tokens, ("K",))
     result = create("rejection").verify(
         candidate_tokens[None], target_probs=as_rows(target_dists)[None], draft_probs=as_rows(proposal_dists)[None]
     )

@@ -31,10 +31,13 @@ def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterato
         strategy: A name for `acceptlib.create`, or a strategy.
 
     Raises:
-        InputError: transformers is not installed, or this version has no function to replace.
+        InputError: transformers is not installed, this version has no function to replace, or `strategy` is none.
         UnknownStrategyError: No strategy has this name.
     """
     chosen = acceptlib.create(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, acceptlib.AcceptanceStrategy):
+        msg = f"strategy: expected a name or what acceptlib.create returns, got {strategy!r}"
+        raise InputError(msg)
     utils = _generation_utils()
     original = getattr(utils, REPLACED)
 

@@ -15,7 +15,6 @@ from acceptlib import (
     PLACEHOLDER_TOKEN_ID,
     AcceptanceStrategy,
     Options,
-    Rng,
     Traits,
     VerifyResult,
     create,
@@ -23,7 +22,7 @@ from acceptlib import (
     row_sum,
     rule,
 )
-from acceptlib.compat._common import request_streams, unused_uniforms
+from acceptlib.compat._common import as_rows, expect, request_streams, unused_uniforms
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
@@ -64,14 +63,17 @@ class _SpecDecodeSampler(torch.nn.Module):
         """Dtype of token ids."""
         return torch.int64
 
-    def init_tensors(self, device: int | str | torch.device, device_type: str = "cuda") -> None:
+    def init_tensors(self, device: int | str | torch.device, device_type: str | torch.device = "cuda") -> None:
         """Set the counters to 0 on a device, an index among those of `device_type` or a device by itself.
 
         The first call does so by itself; before CUDA graphs are captured it has to be done here.
         """
-        where = torch.device(device_type, device) if isinstance(device, int) else torch.device(device)
-        self.num_accepted_tokens = torch.zeros((), dtype=torch.int64, device=where)
-        self.num_emitted_tokens = torch.zeros((), dtype=torch.int64, device=where)
+        kind = torch.device(device_type).type
+        where = torch.device(kind, device) if isinstance(device, int) else torch.device(device)
+        # A tensor made in inference mode could not be added to outside of it.
+        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
+            self.num_accepted_tokens = torch.zeros((), dtype=torch.int64, device=where)
+            self.num_emitted_tokens = torch.zeros((), dtype=torch.int64, device=where)
         self.num_draft_tokens = 0
 
     def init_gpu_tensors(self, device: int | str) -> None:
@@ -84,20 +86,22 @@ class _SpecDecodeSampler(torch.nn.Module):
         bonus_token_ids: torch.Tensor,
         draft_probs: torch.Tensor | None,
         draft_token_ids: torch.Tensor,
-        rng: Rng | None,
+        generators: Mapping[int, torch.Generator] | None,
     ) -> torch.Tensor:
-        """Verify, count, and return [B, k+1] int64; without `rng` nothing is drawn."""
+        """Verify, count, and return [B, k+1] int64; without `generators`, not even {}, nothing is drawn."""
         if self._strict_mode:
             self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
+        expect("draft_token_ids", draft_token_ids, ("B", "k"))
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
+        rng = None if generators is None else request_streams(generators, batch_size, device)
         counts = torch.empty(2, batch_size, dtype=torch.int32, device=device)
         out = VerifyResult.empty(batch_size, k, device)
         out = replace(out, num_passed=counts[0], num_emitted=counts[1])
         self._strategy.verify(
             draft_token_ids,
-            target_probs=target_with_bonus_probs,
-            draft_probs=draft_probs,
+            target_probs=as_rows(target_with_bonus_probs),
+            draft_probs=None if draft_probs is None else as_rows(draft_probs),
             bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
             rng=rng,
             uniforms=unused_uniforms(batch_size, k, device) if rng is None else None,
@@ -128,9 +132,10 @@ class _SpecDecodeSampler(torch.nn.Module):
         ids = draft_token_ids.reshape(-1).contiguous()
         result = self._strategy.verify(
             ids[:, None],
-            target_probs=target_probs.reshape(len(ids), 1, -1),
-            draft_probs=None if draft_probs is None else draft_probs.reshape(len(ids), 1, -1),
+            target_probs=as_rows(target_probs).flatten(0, 1)[:, None],
+            draft_probs=None if draft_probs is None else as_rows(draft_probs).flatten(0, 1)[:, None],
             bonus_token_ids=ids,
+            uniforms=unused_uniforms(len(ids), 1, ids.device) if draft_probs is None else None,
         )
         return result.num_accepted.view(draft_token_ids.shape) > 0
 
@@ -146,6 +151,12 @@ class _SpecDecodeSampler(torch.nn.Module):
         Raises:
             StrictModeError: With the expected and the actual value.
         """
+        if draft_token_ids.ndim != 2 or target_with_bonus_probs.ndim != 3:  # noqa: PLR2004
+            msg = (
+                "expected draft_token_ids [B, k] and target_with_bonus_probs [B, k+1, V], got "
+                f"{list(draft_token_ids.shape)} and {list(target_with_bonus_probs.shape)}"
+            )
+            raise StrictModeError(msg)
         batch_size, k = draft_token_ids.shape
         vocab_size = target_with_bonus_probs.shape[-1]
         for name, tensor, shape, dtype in (
@@ -194,7 +205,7 @@ class RejectionSampler(_SpecDecodeSampler):
             bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
             draft_probs: [B, k, V] float32.
             draft_token_ids: [B, k] int64.
-            seeded_seqs: From row to the generator of a request that has its own.
+            seeded_seqs: From row to the generator of a request that has its own. Rows from B on are passed over.
 
         Returns:
             [B, k+1] int64, padded with -1.
@@ -203,8 +214,10 @@ class RejectionSampler(_SpecDecodeSampler):
             InputError: Shapes, dtypes or devices do not fit; `StrictModeError` in strict mode.
             StatusError: In strict mode, a row is no law (NaN, unnormalised).
         """
-        rng = request_streams(seeded_seqs or {}, len(draft_token_ids), target_with_bonus_probs.device)
-        return self._sample(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids, rng)
+        if draft_probs is None:
+            msg = "draft_probs: expected [B, k, V] probabilities, got None. For n-gram drafts pass one-hot rows."
+            raise InputError(msg)
+        return self._sample(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids, seeded_seqs or {})
 
     def _get_accepted(
         self, target_probs: torch.Tensor, draft_probs: torch.Tensor, draft_token_ids: torch.Tensor
@@ -216,14 +229,14 @@ class RejectionSampler(_SpecDecodeSampler):
 class _GuardedTypical(AcceptanceStrategy):
     """`typical` with vLLM's guard of the logarithm, which lowers the entropy of flat rows."""
 
-    name = "typical-vllm"
+    name = "typical"
     traits = Traits(guarantee="lossy", bound="none", recovered="argmax")
 
     class Options(Options):
         """Those of `typical` that vLLM's sampler has."""
 
-        posterior_threshold: float = Field(ge=0, le=1)
-        posterior_alpha: float = Field(ge=0)
+        posterior_threshold: float = Field(ge=0, allow_inf_nan=False)
+        posterior_alpha: float = Field(ge=0, allow_inf_nan=False)
 
     @row_sum
     def guarded_negentropy(p: Value) -> Value:
@@ -273,7 +286,8 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
         """Accept typical tokens, and replace the first that is not by the target's argmax.
 
         Args:
-            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read.
+            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read. [B, k, V] is taken too, except in
+                strict mode.
             bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
             draft_probs: Not read.
             draft_token_ids: [B, k] int64.

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
-from acceptlib.compat._common import create, request_streams, unused_uniforms, zero
+from acceptlib.compat._common import create, expect, request_streams, unused_uniforms, zero
 from acceptlib.ops import Value
 
 __all__ = [
@@ -92,7 +92,7 @@ class SamplingMetadata:
         all_greedy: Whether every request is greedy.
         all_random: Whether none is.
         top_p: [B] float32 in (0, 1], or None.
-        top_k: [B] integers, V for off, or None.
+        top_k: [B] integers, V or 0 for off, or None.
         generators: From a request's row to its own generator, on the rows' device.
     """
 
@@ -163,6 +163,7 @@ class RejectionSampler(torch.nn.Module):
         Raises:
             InputError: Shapes, dtypes or devices do not fit.
         """
+        expect("target_logits", target_logits, (len(metadata.draft_token_ids), "V"))
         if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
             target_probs = compute_probs(target_logits, metadata.cu_num_draft_tokens, sampling_metadata)
             return rejection_sample(
@@ -229,10 +230,11 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
+    expect("target_probs", target_probs, (len(draft_token_ids), "V"))
     metadata = SpecDecodeMetadata(draft_token_ids, num_draft_tokens, cu_num_draft_tokens)
     metadata.max_spec_len = max_spec_len
     greedy = random = None
-    if not sampling_metadata.all_random:
+    if sampling_metadata.all_greedy or not sampling_metadata.all_random:  # an empty batch is both
         # As logits, for whose argmax nothing has to be normalised.
         greedy = _verify_greedy(metadata, bonus_token_ids, target_probs)
     if not sampling_metadata.all_greedy:
@@ -246,7 +248,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         )
     if greedy is None or random is None:
         chosen = random if greedy is None else greedy
-        assert chosen is not None  # noqa: S101 - a batch is not all greedy and all random
+        assert chosen is not None  # noqa: S101 - one of the two ran
         return chosen
     return torch.where((sampling_metadata.temperature <= 0)[:, None], greedy, random)
 
@@ -264,24 +266,29 @@ def compute_probs(
 
     Returns:
         [T, V] float32 probabilities; at temperature 1 for greedy requests, and `logits` itself where all are greedy.
+
+    Raises:
+        InputError: Shapes do not fit.
     """
     if sampling_metadata.all_greedy:
         return logits
+    expect("logits", logits, ("T", "V"))
 
-    def per_token(value: torch.Tensor, replace_from: float = 0, replace_to: float = 0) -> torch.Tensor:
+    def per_token(name: str, replace_from: float = 0, replace_to: float = 0) -> torch.Tensor:
+        value = getattr(sampling_metadata, name)
+        expect(f"sampling_metadata.{name}", value, (len(cu_num_draft_tokens),))
         return expand_batch_to_tokens(value, cu_num_draft_tokens, logits.shape[0], replace_from, replace_to)[:, None]
 
-    temperature = per_token(sampling_metadata.temperature, GREEDY_TEMPERATURE, 1)
+    temperature = per_token("temperature", GREEDY_TEMPERATURE, 1)
     scaled = logits / temperature.masked_fill(temperature == 0, 1)
     if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
         ordered, index = scaled.sort(-1)
         if sampling_metadata.top_k is not None:
-            smallest = (logits.shape[1] - per_token(sampling_metadata.top_k).to(torch.int64)).clamp(
-                0, logits.shape[1] - 1
-            )
+            top_k = per_token("top_k").to(torch.int64)
+            smallest = (logits.shape[1] - top_k).clamp(min=0).masked_fill(top_k <= 0, 0)
             ordered = ordered.masked_fill(ordered < ordered.gather(-1, smallest), -torch.inf)
         if sampling_metadata.top_p is not None:
-            dropped = ordered.softmax(-1, dtype=torch.float32).cumsum(-1) <= 1 - per_token(sampling_metadata.top_p)
+            dropped = ordered.softmax(-1, dtype=torch.float32).cumsum(-1) <= 1 - per_token("top_p")
             dropped[:, -1] = False
             ordered = ordered.masked_fill(dropped, -torch.inf)
         scaled = torch.empty_like(ordered).scatter_(-1, index, ordered)
@@ -304,9 +311,13 @@ def expand_batch_to_tokens(
 
     Returns:
         [T], of the dtype of `x`.
+
+    Raises:
+        InputError: `x` and `cu_num_tokens` differ in length.
     """
+    expect("cu_num_tokens", cu_num_tokens, (x.shape[0],))
     tokens = torch.arange(num_tokens, device=x.device, dtype=cu_num_tokens.dtype)
-    request = torch.searchsorted(cu_num_tokens, tokens, right=True).clamp_(max=x.shape[0] - 1)
+    request = torch.searchsorted(cu_num_tokens.contiguous(), tokens, right=True).clamp_(max=x.shape[0] - 1)
     return x.masked_fill(x == replace_from, replace_to)[request]
 
 
@@ -365,6 +376,7 @@ def sample_recovered_tokens(  # noqa: PLR0913, PLR0917 - vLLM's signature
         [T], of the dtype of `draft_token_ids`.
     """
     num_tokens = draft_token_ids.shape[0]
+    expect("target_probs", target_probs, (num_tokens, "V"))
     bits = _streams(num_draft_tokens, sampling_metadata.generators, device).uniforms(0).emit
     result = _RECOVER.verify(
         draft_token_ids,

@@ -132,12 +132,17 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
         low, num_sub_blocks = candidates(row, filters, CALL, MODEL)
         few = num_sub_blocks <= CALL.tile * LISTED
         count = tl.full((), 0, tl.int32)
-        if few:
-            count = list_entries(row, low, num_sub_blocks, CALL, MODEL)
-            few = count <= CALL.tile * (WIDTH - LISTED)
         ranked: tl.constexpr = min(RANKED.value, CALL.tile * LISTED.value)
+        by_rank: tl.constexpr = CALL.top_ks[MODEL] or CALL.top_ps[MODEL]
+        if by_rank:
+            if few:
+                count = list_entries(row, low, num_sub_blocks, CALL, MODEL)
+                few = count <= CALL.tile * (WIDTH - LISTED)
         if few & (count <= ranked):
-            cut, first, normaliser = rank(row, count, ranked, filters, CALL, MODEL)
+            if by_rank:
+                cut, first, normaliser = rank(row, count, ranked, filters, CALL, MODEL)
+            else:
+                cut, normaliser = weigh(row, num_sub_blocks, least, CALL, MODEL)
         elif CALL.collects[MODEL] & (few == 0) & (top_p < 1) & (least == 0):
             cut += float("nan")  # until it is found
             lowest, beyond = bracket(row, target, total, CALL, MODEL)
@@ -307,6 +312,24 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
     cut = tl.min(tl.where(kept, key, HIGHEST), 0)
     first = tl.min(tl.where(kept & (key == cut), entry, HIGHEST), 0)
     return logit_of(cut), first.to(tl.int64), inverse_of(tl.sum(tl.where(kept, mass, 0), 0))
+
+
+@triton.jit
+def weigh(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the smallest logit of listed sub-blocks that min-p keeps, and 1 / sum of what it keeps."""
+    position, num_blocks, model, maximum = row
+    list_ptr = list_of(model, position, num_blocks, CALL)
+    cut = tl.full((), float("inf"), tl.float32)
+    kept = tl.full((), 0, tl.int64)
+    for start in range(0, num_sub_blocks, CALL.tile):
+        lane = start + tl.arange(0, CALL.tile)
+        sub_block = tl.load(list_ptr + lane, mask=lane < num_sub_blocks, other=-1)
+        entry = sub_block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
+        keeps = tl.exp2((x - maximum) * model[4]) >= least
+        cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))
+        kept += tl.sum(tl.where(keeps, mass_of(x, maximum, model[4]), 0))
+    return cut, inverse_of(kept)
 
 
 @triton.jit
