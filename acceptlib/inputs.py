@@ -53,8 +53,8 @@ class VerifyResult:
         status: [B] int8, a `Status`; 0 where all is well.
         logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN
             beyond them; None unless asked for.
-        raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; equal to
-            `logprobs` from probabilities.
+        raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; NaN where a row
+            has none, and equal to `logprobs` from probabilities.
         num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
             value; None unless a result with this tensor was given as `out`.
     """

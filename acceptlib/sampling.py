@@ -13,6 +13,9 @@ from acceptlib.errors import InputError
 TINY: Final = math.ulp(0.0)
 """The smallest number above 0."""
 
+HOTTEST: Final = torch.finfo(torch.float32).max
+"""The largest temperature, which engines take as float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
@@ -37,7 +40,7 @@ class SamplingParams:
 
     Attributes:
         temperature: >= 0, divides the logits. 0 makes the row one-hot at its argmax (lowest id among ties), whatever
-            the filters are. Floating point.
+            the filters are. Floating point, taken as float32.
         top_k: >= 0, keeps the k largest logits and what equals the smallest of them. 0, V and above are off. int32 or
             int64.
         top_p: In (0, 1], keeps the fewest largest entries that hold this share of the mass left by top-k; among equal
@@ -59,7 +62,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check numbers; tensors are checked by `verify`, which knows their shapes."""
         for name, kind, low, high, expected in (
-            ("temperature", int | float, 0, math.inf, "a finite number >= 0 (0 is greedy)"),
+            ("temperature", int | float, 0, HOTTEST, "a finite float32 >= 0 (0 is greedy)"),
             ("top_k", int, 0, math.inf, "an int >= 0 (0 is off)"),
             ("top_p", int | float, TINY, 1, "a number in (0, 1] (1 is off)"),
             ("min_p", int | float, 0, 1, "a number in [0, 1] (0 is off)"),

@@ -87,6 +87,13 @@ def test_processed_rows_of_a_raw_draw() -> None:
         check_draft_contract(ids, draft_logits=SHARED, sampling=SamplingParams(top_k=5))
 
 
+def test_a_token_beyond_the_declared_rows() -> None:
+    ids = sample(SHARED.softmax(-1))
+    ids[7] = VOCAB
+    with pytest.raises(ConformanceError, match=f"token {VOCAB}, drafted as number 7, has no probability"):
+        check_draft_contract(ids, draft_logits=SHARED)
+
+
 def test_sampled_drafts_taken_for_one_hot() -> None:
     probs = rows(3, 5).softmax(-1)
     repeats = torch.stack([sample(probs, seed) for seed in range(20)])

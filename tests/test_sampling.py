@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
@@ -422,6 +423,37 @@ def test_argmax_is_that_of_the_biased_and_masked_logits() -> None:
         assert emitted == best[: len(emitted)]
 
 
+class LargestLeft(acceptlib.AcceptanceStrategy):
+    """Takes the largest entry of the residual, of the target's row where that is empty, and of the bonus row."""
+
+    name = "largest-left"
+    traits = acceptlib.Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")
+
+    @acceptlib.rule
+    def accept() -> float:
+        """Reject."""
+        return 0.0
+
+    @acceptlib.rule
+    def residual(p: Any, q: Any) -> Any:
+        """Return the weight of each entry."""
+        return p - q
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1])
+def test_argmax_beside_a_residual_is_that_of_the_logits(num_draft_tokens: int) -> None:
+    """The lowest of equal logits, of which top-p keeps the highest; and what the softmax rounds to one stays two."""
+    equal, close = [1.0, 3.0, 3.0, 3.0], [0.0, 2.0, 2.0 + 2**-22, 1.0]
+    logits = torch.tensor([equal, close])[:, None].expand(-1, num_draft_tokens + 1, -1)
+    ids = torch.zeros(2, num_draft_tokens, dtype=torch.int64)
+    sampling = SamplingParams(top_p=torch.tensor([0.3, 1.0]), temperature=torch.tensor([1.0, 50.0]))
+    assert law(logits[:, 0], sampling)[0].tolist() == [0, 0, 0, 1]
+    result = LargestLeft().verify(
+        ids, target_logits=logits, draft_logits=logits[:, :-1] if num_draft_tokens else None, sampling=sampling, rng=0
+    )
+    assert result.output_token_ids[:, 0].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("width", [VOCAB - 40, VOCAB + 24])
 def test_a_draft_of_another_vocabulary(width: int) -> None:
     """Its rows are processed at their own width, and a bias for what it lacks is passed over."""
@@ -471,6 +503,26 @@ def test_a_raw_logprob_does_not_underflow() -> None:
     ids = torch.empty(1, 0, dtype=torch.int64)
     result = acceptlib.create("rejection").verify(ids, target_logits=logits, sampling=sampling, rng=0, logprobs=True)
     assert (result.logprobs.item(), result.raw_logprobs.item()) == (0.0, -400.0)
+
+
+@pytest.mark.parametrize("size", [1e20, 3e38])
+def test_a_raw_logprob_beside_a_large_logit(size: float) -> None:
+    """A logarithm is not added to a maximum next to which it would be lost."""
+    logits = torch.tensor([[[size, -size, size]]])
+    ids = torch.empty(1, 0, dtype=torch.int64)
+    sampling = SamplingParams(top_k=1)
+    result = acceptlib.create("rejection").verify(ids, target_logits=logits, sampling=sampling, rng=0, logprobs=True)
+    assert result.raw_logprobs.item() == pytest.approx(-math.log(2))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_without_a_softmax_has_no_raw_logprobs(bad: float) -> None:
+    logits = torch.tensor([[[0.0, bad, 2.0]]])
+    sampling = SamplingParams(allowed_token_bitmask=torch.tensor([[[1]]], dtype=torch.int32))
+    ids = torch.empty(1, 0, dtype=torch.int64)
+    result = acceptlib.create("rejection").verify(ids, target_logits=logits, sampling=sampling, rng=0, logprobs=True)
+    assert result.logprobs.item() == 0
+    assert result.raw_logprobs.isnan().all()
 
 
 # The law
@@ -526,6 +578,11 @@ def test_emitted_tokens_follow_the_processed_target(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
+        ("temperature", -0.1, "a finite float32 >= 0"),
+        ("temperature", math.inf, "a finite float32 >= 0"),
+        ("temperature", math.nan, "a finite float32 >= 0"),
+        ("temperature", 1e39, "a finite float32 >= 0"),
+        ("temperature", 10**39, "a finite float32 >= 0"),
         ("top_k", -1, "an int >= 0"),
         ("top_k", 2.5, "an int >= 0"),
         ("top_p", 0.0, r"in \(0, 1\]"),
@@ -537,7 +594,7 @@ def test_emitted_tokens_follow_the_processed_target(name: str) -> None:
     ],
 )
 def test_a_number_out_of_range_is_an_error(name: str, value: Any, expected: str) -> None:
-    with pytest.raises(InputError, match=f"{name}: expected .*{expected}.*tensor.*, got {value!r}"):
+    with pytest.raises(InputError, match=f"{name}: expected .*{expected}.*tensor.*, got {re.escape(repr(value))}"):
         SamplingParams(**{name: value})
 
 
@@ -614,6 +671,15 @@ def test_a_bad_entry_marks_its_request(name: str, side: str, layout: str) -> Non
         "rejection", requests, layout, "logits", **{side: SamplingParams(**{name.split("-", maxsplit=1)[0]: good})}
     )
     support.same(result, wanted, rows=[0, 2], to=[0, 2])
+
+
+@pytest.mark.parametrize("setting", ["greedy", "synthetic", "typical"])
+def test_parameters_of_rows_that_are_never_read_are_not_checked(setting: str) -> None:
+    """Whatever is said of the draft, a strategy that has no use for its rows does not look at it."""
+    requests = batch(4, vocab=37)
+    bad = SamplingParams(top_k=torch.tensor([3, -1, 0, -7]))
+    found = support.verify(setting, requests, "ragged", "logits", draft_sampling=bad)
+    support.same(found, support.verify(setting, requests, "ragged", "logits"))
 
 
 @layouts

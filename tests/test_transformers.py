@@ -222,6 +222,17 @@ class Collector:
         self.ended = True
 
 
+def test_stop_strings_as_a_criterion(pair: ModelPair, greedy_texts: Texts) -> None:
+    """As docs/transformers.md says, for `generate` keeps the tokenizer that `stop_strings` needs from any loop."""
+    ids, expected = greedy_texts[0]
+    stop = pair.tokenizer.decode(expected[0, -40:])[20:23]
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 300, "eos_token_id": None}
+    plain = pair.target.generate(ids, stop_strings=[stop], tokenizer=pair.tokenizer, **options)
+    assert plain.shape[1] < expected.shape[1]
+    criteria = transformers.StoppingCriteriaList([transformers.StopStringCriteria(pair.tokenizer, [stop])])
+    assert torch.equal(generate(pair.target, pair.draft, ids=ids, stopping_criteria=criteria, **options), plain)
+
+
 def test_streamer_gets_every_token(target: Any, draft: Any) -> None:
     streamer = Collector()
     text = generate(target, draft, do_sample=False, max_new_tokens=20, streamer=streamer)
@@ -608,6 +619,16 @@ REFUSED = {
     "filled cache": ({"do_sample": False, "past_key_values": filled_cache()}, "past_key_values"),
     "batch": ({"do_sample": False, "ids": PROMPT.repeat(2, 1)}, "got \\[2, 5\\]"),
     "padding": ({"do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "attention_mask"),
+    "padding token": (
+        {"do_sample": False, "pad_token_id": int(PROMPT[0, 1])},
+        "attention_mask: expected all ones, got zeros: .* pass a mask of ones",
+    ),
+    "short mask": (
+        {"do_sample": False, "attention_mask": torch.ones(1, 4, dtype=torch.int64)},
+        "position_ids: expected 0, 1, ..., 4, .* got \\[1, 4\\].* attention_mask .* 5 ones",
+    ),
+    "positions": ({"do_sample": False, "position_ids": torch.arange(1, 6)[None]}, "position_ids"),
+    "embeddings": ({"do_sample": False, "ids": None, "inputs_embeds": torch.zeros(1, 5, 32)}, "inputs_embeds: not"),
     "synced_gpus": ({"do_sample": False, "synced_gpus": True}, "synced_gpus=False"),
 }
 if not transformers.__version__.startswith("4."):

@@ -62,8 +62,11 @@ SHAPES = {
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
-# Strategies that go through "filtered": each way to decide and to sum over rows once, for its searches take long.
-FILTERED = ("rejection", "block", "typical", "likeliest", "entropy-scaled")
+# Beside "rejection", which goes through every call with filters. Their searches take long.
+FILTERED = {
+    "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
+    "bad-draft-parameters": ("typical",),  # which reads no draft
+}
 EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(1, 1 << 30), engine.Sizes(1, 1))
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
@@ -79,7 +82,8 @@ SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
 COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
-COMPILED_TOO = ("logits", "passed", "ragged-explicit", "ragged-given")  # what else a kernel may hold, for one strategy
+# What else a kernel may hold, for one strategy.
+COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
 KINDS = {
     torch.int8: "*i8",
     torch.int32: "*i32",
@@ -233,8 +237,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "equal": {**both, "draft_probs": p[:, :most]},
         "half": {**both, "target_probs": p.bfloat16(), "draft_probs": q.half(), "ids": ids.int()},
         "passed": {**both, "num_passed": True},
-        "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2},
-        "bonus-logprobs": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2, "logprobs": True},
+        "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2, "logprobs": True},
         "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
         "strided": {
@@ -292,15 +295,14 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         if shape == (3, 3, 50):
             # The rows that the last request, whose counts make no sense, would point at are the first one's.
             same = 6 * logits.flatten(0, 1)[:7]
-            for label, bounds in {"": [0, 3, 9, 3], "-again": [0, 4, 2, 4]}.items():
-                found[f"bad-counts-logits{label}"] = {
-                    "ids": same[:4].argmax(1),
-                    "target_logits": same,
-                    "draft_logits": same[:4],
-                    "cu_num_draft_tokens": torch.tensor(bounds),
-                    "max_num_draft_tokens": 6,
-                    "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
-                }
+            found["bad-counts-logits"] = {
+                "ids": same[:4].argmax(1),
+                "target_logits": same,
+                "draft_logits": same[:4],
+                "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
+                "max_num_draft_tokens": 6,
+                "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
+            }
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
@@ -359,6 +361,8 @@ def filtered(
         min_p=request.double() * 0.03,
     )
     other = acceptlib.SamplingParams(top_p=0.8)
+    forbidden = ((target_mask[..., None] >> torch.arange(32)) & 1).flatten(-2)[..., :vocab_size] == 0
+    infinite = logits.where(~forbidden | (request[:, None, None] > 0), math.inf)  # forbidden: raw rows have no softmax
     shared = {"ids": ids, "target_logits": logits, "draft_logits": draft}
     constrained = acceptlib.SamplingParams(
         allowed_token_bitmask=target_mask, logit_bias=acceptlib.LogitBias(bias, torch.full(bias.shape, 2.5))
@@ -372,7 +376,7 @@ def filtered(
         "filtered-target": {**shared, "sampling": several, "draft_sampling": acceptlib.SamplingParams()},
         "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
         "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
-        "constrained": {**shared, "sampling": constrained, "logprobs": True},
+        "constrained": {**shared, "target_logits": infinite, "sampling": constrained, "logprobs": True},
         "filtered-constrained": {**shared, **both_masked, "logprobs": True},
         "filtered-given": {
             **shared,
@@ -387,6 +391,7 @@ def filtered(
                 several, top_k=request - 1, top_p=torch.where(request == 1, math.nan, 0.5), logit_bias=None
             ),
         },
+        "bad-draft-parameters": {**shared, "draft_sampling": acceptlib.SamplingParams(top_k=request - 1)},
         "bad-bias": {
             **shared,
             "sampling": acceptlib.SamplingParams(
@@ -509,7 +514,7 @@ def labels(mode: str) -> list[str]:
 def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     """Return whether a strategy goes through a call when interpreted."""
     if shape == FILTERED_SHAPE:
-        return name == "rejection" or (call == "filtered" and name in FILTERED)
+        return name == "rejection" or name in FILTERED.get(call, ())
     if shape[1] > SLOW_LENGTH and name in SLOW:
         return False
     if name == "wild" and shape[1] != len(Wild().options.factors):

@@ -141,11 +141,16 @@ def constrain(rows: Rows) -> torch.Tensor:
     return logits
 
 
-def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the sum of exponentials of rows [n, V]: [n] float64."""
+def max_and_log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """Return the maxima of rows [n, V], and the logarithms of their sums of exponentials relative to them.
+
+    Both are in one tensor [2, n] float64. They are not added up, for next to a large maximum the logarithm would be
+    lost; it is NaN where a row has no softmax.
+    """
     terms = scratch("logits", logits.shape, torch.float32, logits.device).copy_(logits)
     top = terms.amax(1, keepdim=True)
-    return top[:, 0].to(torch.float64) + _sum(terms.sub_(top).exp_()).log()
+    top.masked_fill_(top == torch.inf, torch.nan)
+    return torch.stack((top[:, 0].to(torch.float64), _sum(terms.sub_(top).exp_()).log()))
 
 
 def _scale(values: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor | None) -> torch.Tensor:

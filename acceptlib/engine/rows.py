@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, leading, library, may_hold
-from acceptlib.engine.process import constrain, in_range, log_sum_exp, process, take
+from acceptlib.engine.process import constrain, in_range, max_and_log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows, Status
 
@@ -42,15 +42,15 @@ class Layout:
         flat_request, flat_position, flat_ids: [N] int64; N is T, or B * K in the padded layout.
     """
 
-    def __init__(self, inputs: Inputs) -> None:
-        """Lay out the positions of one call."""
+    def __init__(self, inputs: Inputs, *, reads_draft: bool) -> None:
+        """Lay out the positions of one call, whose strategy reads the draft's rows or not."""
         num_requests, most = inputs.num_requests, inputs.max_num_draft_tokens
         self.shape = (num_requests, most)
         self.has_bonus_rows = inputs.has_bonus_rows
         drafted = as_words(inputs.draft_token_ids.to(torch.int64))
         self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
         self.faults: Words | None = None
-        for rows in (inputs.target, inputs.draft):
+        for rows in (inputs.target, inputs.draft if reads_draft else None):
             if rows is not None and not rows.is_plain:
                 faults = self.request * int(Status.OK) if self.faults is None else self.faults
                 self.faults = ops.where(in_range(rows, inputs.vocab_size), faults, int(Status.INVALID_PARAMETER))
@@ -228,9 +228,9 @@ class RowReader:
         request = as_tensor(self.layout.request)[:, None].expand_as(position)
         index = self.layout.index(self.model, as_words(request), as_words(position))
         row = as_tensor(_row_number(self.raw, index))
-        total = torch.cat([log_sum_exp(rows.data) for rows in self._spans()])
+        totals = torch.cat([max_and_log_sum_exp(rows.data) for rows in self._spans()], 1)[:, row]
         found = self.raw[(*map(as_tensor, index), token_ids.to(torch.int64).clamp(min=0))]
-        return found.to(torch.float64) - total[row]
+        return found.to(torch.float64) - totals[0] - totals[1]
 
     @functools.cached_property
     def best(self) -> tuple[Words, Words]:

@@ -70,7 +70,7 @@ class _Step:
         self.plan = plan
         self.inputs = inputs
         self.chunk = max(1, SCRATCH_BYTES // (4 * inputs.vocab_size))
-        self.layout = Layout(inputs)
+        self.layout = Layout(inputs, reads_draft=plan.reads_draft)
         self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, self.chunk, "target")
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
@@ -274,12 +274,12 @@ class _Step:
             bad = bad | ~has_law
         if not may_hold(bad):
             return None
-        status = self.layout.outside * INVALID_TOKEN_ID
-        if prob is not None:  # that of another token where the drafted one is outside
-            of_row = ops.where(
-                (prob >= 0) & (prob < torch.inf), (prob > 1 + ROW_TOLERANCE) * UNNORMALIZED_ROW, INVALID_ROW
-            )
-            status = ops.where(self.layout.outside, status, of_row)
+        status = self.layout.outside * OK
+        if prob is not None:
+            status = ops.where(prob > 1 + ROW_TOLERANCE, UNNORMALIZED_ROW, status)
+            status = ops.where((prob >= 0) & (prob < torch.inf), status, INVALID_ROW)
+        # The entry that was looked at in the row is another token's.
+        status = ops.where(self.layout.outside, INVALID_TOKEN_ID, status)
         if has_law is not None:
             status = ops.where(has_law, status, INVALID_ROW)
         return status * self.layout.valid
@@ -310,18 +310,18 @@ class _Step:
         # Where bonus tokens are given and nothing was drafted there may be no row at all.
         has_rows = self.inputs.target.data.numel() > 0
         if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
-            p, weights, row_status = self._weights(request, position, is_bonus)
+            p, weights, from_target, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
             if plan.samples and may_hold(draws):
                 token = as_words(draw(weights, bits[chunk]))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
+            every_row = "is_target_argmax" in plan.reads
+            best, has_law = self.target.argmax(request, position, every_row=every_row)
             if plan.residual is None:
-                every_row = "is_target_argmax" in plan.reads
-                best, has_law = self.target.argmax(request, position, every_row=every_row)
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
-                best = as_words(weights).argmax(1)
+                best = ops.where(from_target, best, as_words(weights).argmax(1))
             token = ops.where(takes_best, best, token)
         if bonus_token_ids is not None:
             given = as_words(bonus_token_ids[chunk].to(torch.int64))
@@ -332,8 +332,11 @@ class _Step:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
-    def _weights(self, request: Words, position: Words, is_bonus: Words) -> tuple[torch.Tensor, torch.Tensor, Words]:
-        """Return the target's rows, the weights of the draw, and the rows' `Status`."""
+    def _weights(
+        self, request: Words, position: Words, is_bonus: Words
+    ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
+        """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
+        from_target = is_bonus
         if self.plan.residual is None or not self.layout.shape[1]:
             p = residual = self.target.rows(request, position)
             draft_mass = 0.0
@@ -347,9 +350,10 @@ class _Step:
             weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
             # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
             takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
+            from_target = as_words(takes_p)
             weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
             drawn_mass = as_words(weights.clamp_(min=0).sum(1))
-        return p, weights, _row_status(self.target.mass(p), drawn_mass, draft_mass)
+        return p, weights, from_target, _row_status(self.target.mass(p), drawn_mass, draft_mass)
 
     def _write(
         self, out: VerifyResult, stop: Words, status: Words | int, token: Words, row_status: Words, prob: Words | None

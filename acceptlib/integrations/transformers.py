@@ -74,7 +74,8 @@ def custom_generate(
     every other logits processor, of `generate`'s parameters or the caller's, that keeps no state; the length limits,
     end-of-sequence tokens, `stopping_criteria` and `streamer`; one sequence at a time. Other decoding modes are errors.
     Parameters of transformers' own assisted generation (`num_assistant_tokens` and its kin) have no effect;
-    `num_draft_tokens` is the one here.
+    `num_draft_tokens` is the one here. `generate` drops `tokenizer` and `assistant_tokenizer` before it calls a loop:
+    both models must have one tokenizer, and `stop_strings` are passed as a `StopStringCriteria`.
 
     Args:
         strategy: A name for `acceptlib.create`, or a strategy.
@@ -200,6 +201,10 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None
     if input_ids.ndim != 2 or input_ids.shape[0] != 1:  # noqa: PLR2004
         msg = f"input_ids: expected one sequence, [1, n], got {list(input_ids.shape)}. Generate sequences one by one."
         raise InputError(msg)
+    unknown = sorted(name for name, value in model_kwargs.items() if value is not None and name not in PREPARED)
+    if unknown:
+        msg = f"{', '.join(unknown)}: not supported by custom_generate, which takes text prompts as input_ids alone"
+        raise InputError(msg)
     if model_kwargs.get("use_cache") is False:
         msg = "use_cache=False is not supported: speculative decoding keeps its caches, set use_cache=True"
         raise InputError(msg)
@@ -209,18 +214,20 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None
         raise InputError(msg)
     attention_mask = model_kwargs.get("attention_mask")
     if attention_mask is not None and not bool((attention_mask == 1).all()):
-        msg = "attention_mask: expected all ones, got zeros: remove the padding from input_ids"
+        # `generate` makes a mask of its own where the prompt has padding tokens.
+        msg = "attention_mask: expected all ones, got zeros: remove the padding from input_ids, or pass a mask of ones"
         raise InputError(msg)
     position_ids = model_kwargs.get("position_ids")
     if position_ids is not None:
-        expected = torch.arange(input_ids.shape[1], device=position_ids.device).expand_as(position_ids)
-        if not bool((position_ids == expected).all()):
-            msg = "position_ids: expected 0, 1, ..., n - 1, as without them: leave them out"
+        length = input_ids.shape[1]
+        expected = torch.arange(length, device=position_ids.device)
+        if position_ids.shape[-1] != length or not bool((position_ids == expected).all()):
+            # `generate` makes them from the mask where there is one.
+            msg = (
+                f"position_ids: expected 0, 1, ..., {length - 1}, as without them, got {list(position_ids.shape)}: "
+                f"leave them out, and attention_mask too or give it {length} ones"
+            )
             raise InputError(msg)
-    unknown = sorted(name for name, value in model_kwargs.items() if value is not None and name not in PREPARED)
-    if unknown:
-        msg = f"{', '.join(unknown)}: not supported by custom_generate, which takes text prompts as input_ids alone"
-        raise InputError(msg)
 
 
 def _split(processors: list[Any]) -> tuple[list[Any], SamplingParams]:

@@ -109,7 +109,8 @@ class _Bets:
     def place(self, q: torch.Tensor, x: torch.Tensor) -> None:
         """Bet on tokens [n] of rows [n, V] float64, given what the ones before have shown."""
         q = q / q.sum(1, keepdim=True)
-        q_x = q.gather(1, x[:, None])[:, 0]
+        inside = x < q.shape[1]
+        q_x = q.gather(1, x.where(inside, 0)[:, None])[:, 0] * inside
         impossible = ~(q_x > 0)
         if impossible.any():
             place = int(impossible.nonzero()[0, 0])

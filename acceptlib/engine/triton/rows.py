@@ -29,7 +29,7 @@ RUN = tl.constexpr(4)
 """Entries of a block that share a word of the mask: what a thread holds next to each other."""
 
 FEW = tl.constexpr(32)
-"""Ids of a bias, or bounds of requests, that are looked at together."""
+"""Ids of a bias that are looked at together."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 WIDTH = tl.constexpr(32)
@@ -49,12 +49,6 @@ def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr
         end = tl.load(cu_ptr + request + 1).to(tl.int64)
         sane = (start >= 0) & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
         sane = sane & (tl.load(cu_ptr) == 0)
-        # Where a bound before was larger, rows are another request's, and so is what the workspace holds of them.
-        largest = tl.zeros((FEW,), tl.int64)
-        for base in range(0, request, FEW):
-            index = base + tl.arange(0, FEW)
-            largest = tl.maximum(largest, tl.load(cu_ptr + index, mask=index < request, other=0).to(tl.int64))
-        sane = sane & (tl.minimum(tl.max(largest, 0), num_tokens) <= start)
         return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, 4)
     else:
         return request * max_num_draft_tokens, max_num_draft_tokens, tl.full((), 0, tl.int32)
@@ -276,7 +270,10 @@ def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.cons
 
 @triton.jit
 def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
-    """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits."""
+    """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits.
+
+    They are NaN where the row has none.
+    """
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = model[10][5] + CALL.extra_words * (position.to(tl.int64)[:, None] * num_blocks + index)
     mask = wanted[:, None] & (index < num_blocks)
@@ -285,7 +282,7 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
     maximum = tl.reduce(maxima, 1, _larger)
     terms = terms_of((maxima, sums), maximum, tl.full((), LOG2_E, tl.float32))
     total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
-    return (x - maximum).to(tl.float64) - tl.log(total)
+    return tl.where(maximum < float("inf"), (x - maximum).to(tl.float64) - tl.log(total), float("nan"))
 
 
 @triton.jit
