@@ -62,7 +62,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check numbers; tensors are checked by `verify`, which knows their shapes."""
         for name, kind, low, high, expected in (
-            ("temperature", int | float, 0, HOTTEST, "a finite float32 >= 0 (0 is greedy)"),
+            ("temperature", int | float, 0, HOTTEST, "a finite float32 number >= 0 (0 is greedy)"),
             ("top_k", int, 0, math.inf, "an int >= 0 (0 is off)"),
             ("top_p", int | float, TINY, 1, "a number in (0, 1] (1 is off)"),
             ("min_p", int | float, 0, 1, "a number in [0, 1] (0 is off)"),

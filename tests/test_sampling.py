@@ -578,11 +578,11 @@ def test_emitted_tokens_follow_the_processed_target(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("temperature", -0.1, "a finite float32 >= 0"),
-        ("temperature", math.inf, "a finite float32 >= 0"),
-        ("temperature", math.nan, "a finite float32 >= 0"),
-        ("temperature", 1e39, "a finite float32 >= 0"),
-        ("temperature", 10**39, "a finite float32 >= 0"),
+        ("temperature", -0.1, "a finite float32 number >= 0"),
+        ("temperature", math.inf, "a finite float32 number >= 0"),
+        ("temperature", math.nan, "a finite float32 number >= 0"),
+        ("temperature", 1e39, "a finite float32 number >= 0"),
+        ("temperature", 10**39, "a finite float32 number >= 0"),
         ("top_k", -1, "an int >= 0"),
         ("top_k", 2.5, "an int >= 0"),
         ("top_p", 0.0, r"in \(0, 1\]"),
