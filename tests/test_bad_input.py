@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, rule
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, row_sum, rule
 from acceptlib.errors import InputError, StatusError
 from acceptlib.inputs import EXPLANATIONS, Status
 from acceptlib.ops import Value
@@ -310,6 +310,32 @@ def test_a_row_without_a_law_has_no_largest_entry(value: float) -> None:
     p[0, 0, 1] = 0.0  # of the drafted token
     result = Near().verify(torch.tensor([[1]]), target_probs=p)
     assert (result.num_accepted.tolist(), result.num_emitted.tolist()) == ([0], [0])
+
+
+class Light(AcceptanceStrategy):
+    """Accept where the draft's row sums to less than 2."""
+
+    name = "light"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @row_sum
+    def mass(q: Value) -> Value:
+        """Sum to the row's mass."""
+        return q
+
+    @rule
+    def accept(mass: Value) -> Value:
+        """Return h."""
+        return ops.where(mass < 2.0, 1.0, 0.0)
+
+
+def test_a_sum_over_an_infinite_entry_accepts_nothing() -> None:
+    p = torch.full((1, 2, 4), 0.25)
+    q = p[:, :1].clone()
+    ids = torch.tensor([[1]])
+    assert Light().verify(ids, target_probs=p, draft_probs=q).num_accepted.tolist() == [1]
+    q[0, 0, 2] = math.inf
+    assert Light().verify(ids, target_probs=p, draft_probs=q).num_accepted.tolist() == [0]
 
 
 @pytest.mark.parametrize("where", [0, 5, 10], ids=["first", "inner", "last"])
