@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +122,25 @@ def test_an_entropy_costs_no_stage_from_logits(sizes: engine.Sizes, monkeypatch:
     assert "sum" in stages("typical", monkeypatch, target_probs=logits.softmax(-1))
     mixed = {"target_logits": logits, "draft_logits": logits[:, :3], "draft_sampling": cut, "sampling": warm}
     assert "sum" not in stages("typical", monkeypatch, **mixed)
+
+
+# Grids
+
+
+def makespan(num_blocks: int, num_requests: int, resident: int, num_programs: int) -> int:
+    """Return when the last program ends, each taking a step a block and one more, `resident` of them at a time."""
+    steps = [len(range(first, num_blocks, num_programs)) + 1 for first in range(num_programs)] * num_requests
+    slots = [0] * resident
+    for step in steps:
+        heapq.heapreplace(slots, slots[0] + step)
+    return max(slots)
+
+
+@pytest.mark.parametrize("resident", [4, 108 * 5, 132 * 4, 132 * 8])
+@pytest.mark.parametrize("num_requests", [1, 9, 32, 64, 200])
+def test_programs_of_the_last_stage_end_together(num_requests: int, resident: int) -> None:
+    """As soon as any other number of programs would, but for a step in each turn that they take."""
+    best = min(makespan(40, num_requests, resident, number) for number in range(1, 41))
+    chosen = engine.programs_of(40, num_requests, resident)
+    turns = -(-num_requests * chosen // resident)
+    assert makespan(40, num_requests, resident, chosen) <= best + turns

@@ -458,7 +458,8 @@ def shrink() -> None:
     """Have small blocks, so that small vocabularies have several too, and memory whose contents help nobody."""
     engine.BLOCK = 256
     for name in engine.TUNINGS:
-        setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32, programs=9))
+        setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32))
+    engine.resident_programs = lambda *_: 9
     engine._scratch = poisoned
 
 

@@ -24,6 +24,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
 from acceptlib.engine.triton import engine, select
+from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
 
@@ -171,14 +172,25 @@ def law_kernel(
     """Store the law of one row, found as a row of the target is."""
     number = tl.program_id(0).to(tl.int64)
     zero = (number * 0).to(tl.int32)
-    nothing = (rows_ptr, zero, zero, zero, rows_ptr, rows_ptr, zero)
-    model, _ = kernel_rows.open_model(
-        rows_ptr,
-        width,
-        zero,
-        1,
-        width,
-        temperature_ptr,
+    model = kernel_rows.open_model(
+        kernel_rows.Given(
+            rows_ptr=rows_ptr,
+            request_stride=width,
+            row_stride=zero,
+            stride=1,
+            width=width,
+            temperature_ptr=temperature_ptr,
+            top_k_ptr=top_k_ptr,
+            top_p_ptr=top_p_ptr,
+            min_p_ptr=min_p_ptr,
+            mask_ptr=rows_ptr,
+            mask_request_stride=zero,
+            mask_row_stride=zero,
+            mask_stride=zero,
+            bias_ids_ptr=rows_ptr,
+            bias_values_ptr=rows_ptr,
+            num_biases=zero,
+        ),
         workspace_ptr,
         num_rows,
         number,
@@ -186,29 +198,27 @@ def law_kernel(
         zero,
         1,
         num_blocks,
-        (top_k_ptr, top_p_ptr, min_p_ptr) + nothing,  # noqa: RUF005 - what Triton compiles
         workspace_ptr + 2 * num_rows * num_blocks,
-        kernel_rows.LAW_WORDS + (CALL.tile * kernel_rows.WIDTH + num_blocks * (CALL.block // kernel_rows.WIDTH)) // 2,
+        CALL.tile_words + num_blocks * CALL.block_words,
         workspace_ptr,
-        width,
         CALL,
         kernel_rows.TARGET,
     )
-    request = (number, width, num_blocks)
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-        kernel_rows.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
-    select.store_law(zero, request, model, CALL, kernel_rows.TARGET)
-    select.collect_row(zero, zero, zero + 1, request, model, CALL, kernel_rows.TARGET)
-    select.finish_row(zero, request, model, CALL, kernel_rows.TARGET)
+        kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
+    select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+    select.collect_row(zero, zero, zero + 1, num_blocks, model, CALL, kernel_rows.TARGET)
+    select.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     one = tl.zeros((1,), tl.int32)
-    parts = kernel_rows.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
-    found = kernel_rows.only(kernel_rows.law(model, parts, CALL, kernel_rows.TARGET))
+    parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
+    found = kernel_laws.one(model, parts, CALL, kernel_rows.TARGET)
+    found = kernel_laws.only(found, CALL, kernel_rows.TARGET)
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-        p = kernel_rows.prob(x, entry, model, found, CALL, kernel_rows.TARGET)
+        p = kernel_laws.prob(x, entry, model, found, CALL, kernel_rows.TARGET)
         tl.store(probs_ptr + number * width + entry, p, mask=entry < width)
 
 

@@ -4,18 +4,16 @@ A strategy that stops at the first rejection is decided wherever its answer is n
 takes less time to find it again than to wait for it. Where a decision depends on other positions (a carry, the last
 acceptance, a window), one program a request decides. Where it depends on the mass of residuals, `prepare` says of
 which rows, and the last stage, which finds them, decides.
-
-A request is a tuple: (number, vocab_size, num_blocks, ids, stream, scalars, tables, state), with
-ids = (ids_ptr, stride), stream = (accept_ptr, stride, seed, offset), and the last three a pointer and the length of
-one quantity's row.
 """
 
 # ruff: noqa: N803, RUF005, SIM108 - jit functions; their constants are in capitals
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import random, rows
+from acceptlib.engine.triton import laws, random, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -48,6 +46,71 @@ QUANTITIES = (
 DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
 
 
+class Stream(NamedTuple):
+    """Where one request's random numbers come from: memory where they are explicit, else a seed and an offset."""
+
+    accept_ptr: tl.tensor
+    accept_stride: tl.tensor
+    emit_ptr: tl.tensor
+    seed: tl.tensor
+    offset: tl.tensor
+
+
+class Counters(NamedTuple):
+    """One request's counters: of programs of the last stage, the stop, and of programs of rows, [3, K+1]."""
+
+    arrived_ptr: tl.tensor
+    stop_ptr: tl.tensor
+    rows_arrived_ptr: tl.tensor
+
+
+class Request(NamedTuple):
+    """One request; `most` is K, and pointers are at its first position.
+
+    There are `num_positions` float64 for each of the plan's scalars, `num_positions` times `num_blocks` words for each
+    sum of blocks, `table_size` float64 for each table, and `num_requests` for each state.
+    """
+
+    number: tl.tensor
+    vocab_size: tl.tensor
+    num_blocks: tl.tensor
+    most: tl.tensor
+    ids_ptr: tl.tensor
+    ids_stride: tl.tensor
+    target: rows.Model
+    draft: rows.Model
+    stream: Stream
+    bonus_ptr: tl.tensor
+    scalars_ptr: tl.tensor
+    num_positions: tl.tensor
+    sums_ptr: tl.tensor
+    tables_ptr: tl.tensor
+    table_size: tl.tensor
+    state_ptr: tl.tensor
+    num_requests: tl.tensor
+    counters: Counters
+
+
+class Fetched(NamedTuple):
+    """What a decision needs that no stage finds: drafted tokens, their entries of both rows, and u."""
+
+    ids: tl.tensor
+    x_target: tl.tensor
+    x_draft: tl.tensor
+    u: tl.tensor
+
+
+class Wanted(NamedTuple):
+    """Rows that a stop or a mass may need: first and last, and of those between the ones whose bit is set.
+
+    Rows beyond the bits are wanted.
+    """
+
+    first: tl.tensor
+    last: tl.tensor
+    bits: tl.tensor
+
+
 @triton.jit
 def coded(position):
     """Return a position as a stop is kept, and back."""
@@ -57,8 +120,8 @@ def coded(position):
 @triton.jit
 def tokens_at(request, position, mask, other):
     """Return drafted tokens, int64."""
-    ids_ptr, stride = request[3]
-    return tl.load(ids_ptr + position.to(tl.int64) * stride, mask=mask, other=other).to(tl.int64)
+    at = position.to(tl.int64) * request.ids_stride
+    return tl.load(request.ids_ptr + at, mask=mask, other=other).to(tl.int64)
 
 
 @triton.jit
@@ -73,20 +136,21 @@ def length_of(request, count):
 
 
 @triton.jit
-def load_drafted(position, ids, inside, target, draft, CALL: tl.constexpr):
+def load_drafted(position, ids, inside, request, CALL: tl.constexpr):
     """Return the entries of drafted tokens in the target's and the draft's rows, as they are given."""
     x_target = tl.zeros_like(ids).to(tl.float32)
     x_draft = x_target
     if CALL.reads_target:
-        x_target = rows.load(target, position, ids, inside, 0.0, CALL, TARGET)
+        x_target = rows.load(request.target, position, ids, inside, 0.0, CALL, TARGET)
     if CALL.reads_draft and CALL.has_draft:
-        x_draft = rows.load(draft, position, ids, inside, 0.0, CALL, DRAFT)
-    return (x_target, x_draft)
+        x_draft = rows.load(request.draft, position, ids, inside, 0.0, CALL, DRAFT)
+    return x_target, x_draft
 
 
 @triton.jit
-def values(position, ids, inside, drafted, length, request, target, target_law, draft, draft_law, CALL: tl.constexpr):
+def values(position, ids, inside, drafted, length, request, target_law, draft_law, CALL: tl.constexpr):
     """Return the scalars of positions, in their shape: `QUANTITIES` and what follows them; 0 where not needed."""
+    target, draft = request.target, request.draft
     zero = position.to(tl.float64) * 0.0
     p = zero
     q = zero
@@ -94,61 +158,60 @@ def values(position, ids, inside, drafted, length, request, target, target_law, 
     q_max = zero
     is_best = position < 0
     if CALL.reads_target:
-        p = rows.prob_of(drafted[0], ids, inside, target, target_law, CALL, TARGET)
+        p = laws.prob_of(drafted[0], ids, inside, target, target_law, CALL, TARGET)
     if CALL.reads_draft:
         q = zero + 1.0
         if CALL.has_draft:
-            q = rows.prob_of(drafted[1], ids, inside & (ids < draft[3]), draft, draft_law, CALL, DRAFT)
+            q = laws.prob_of(drafted[1], ids, inside & (ids < draft.width), draft, draft_law, CALL, DRAFT)
             q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
     if CALL.reads_target_max:
-        p_max = rows.largest_prob(target, target_law, CALL, TARGET)
+        p_max = laws.largest_prob(target, target_law, CALL, TARGET)
     if CALL.reads_draft_max:
         q_max = zero + 1.0
         if CALL.has_draft:
-            q_max = rows.largest_prob(draft, draft_law, CALL, DRAFT)
+            q_max = laws.largest_prob(draft, draft_law, CALL, DRAFT)
             q_max = tl.where(q_max > 0, q_max, 0.0)
     if CALL.reads_argmax:
-        is_best = ids == target_law[2]
+        is_best = ids == target_law.argmax
     is_last = position == length - 1
     found = (p, q, p_max, q_max, is_best, zero + position, zero + length, is_last, zero + ids)
     for i in tl.static_range(len(CALL.scalars)):
         if CALL.entropy and i == CALL.entropy_scalar:
-            found = found + (target_law[3],)
+            found = found + (target_law.entropy,)
         else:
-            scalars_ptr, size = request[5]
-            found = found + (tl.load(scalars_ptr + i * size + position, mask=inside, other=0.0, cache_modifier=".cg"),)
+            scalar_ptr = request.scalars_ptr + i * request.num_positions + position
+            found = found + (tl.load(scalar_ptr, mask=inside, other=0.0, cache_modifier=".cg"),)
     for i in tl.static_range(len(CALL.tables)):
-        tables_ptr, size = request[6]
-        found = found + (tl.load(tables_ptr + i * size + tl.minimum(position, size - 1)),)
+        table_ptr = request.tables_ptr + i * request.table_size
+        found = found + (tl.load(table_ptr + tl.minimum(position, request.table_size - 1)),)
     for i in tl.static_range(len(CALL.state)):
-        state_ptr, size = request[7]
-        state = zero + tl.load(state_ptr + i * size + request[0])
+        state = zero + tl.load(request.state_ptr + i * request.num_requests + request.number)
         found = found + (state != 0 if CALL.state[i] else state,)
     return found
 
 
 @triton.jit
-def fetch(position, count, request, target, draft, CALL: tl.constexpr):
-    """Return what `look` needs at positions [n] that no stage finds: ids, their entries of both rows, and u.
+def fetch(position, count, request, CALL: tl.constexpr):
+    """Return what `look` needs at positions [n] that no stage finds.
 
     Nothing has to be waited for, so it may be on its way while a stage ends.
     """
     exists = position < count
     ids = tokens_at(request, position, exists, 0)
-    inside = exists & (ids >= 0) & (ids < request[1])
-    x_target, x_draft = load_drafted(position, ids, inside, target, draft, CALL)
-    accept_ptr, stride, seed, offset = request[4]
+    inside = exists & (ids >= 0) & (ids < request.vocab_size)
+    x_target, x_draft = load_drafted(position, ids, inside, request, CALL)
+    stream = request.stream
     if CALL.explicit:
-        u = tl.load(accept_ptr + position.to(tl.int64) * stride, mask=exists, other=0.0)
+        u = tl.load(stream.accept_ptr + position.to(tl.int64) * stream.accept_stride, mask=exists, other=0.0)
     else:
-        u = random.uniform(seed, offset, position)
-    return (ids, x_target, x_draft, u)
+        u = random.uniform(stream.seed, stream.offset, position)
+    return Fetched(ids, x_target, x_draft, u)
 
 
 @triton.jit
-def fetch_first(count, request, target, draft, CALL: tl.constexpr):
+def fetch_first(count, request, CALL: tl.constexpr):
     """Return `fetch` of the first positions, as decisions begin with them."""
-    return fetch(tl.arange(0, LANES), count, request, target, draft, CALL)
+    return fetch(tl.arange(0, LANES), count, request, CALL)
 
 
 @triton.jit
@@ -157,35 +220,34 @@ def after_wait(fetched):
 
     u passes through the instruction that waits, for what makes it would be put off until u is used.
     """
-    ids, x_target, x_draft, u = fetched
     u = tl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.b64 $0, $1;", "=d,d", [u], dtype=tl.float64, is_pure=False, pack=1
+        "griddepcontrol.wait; mov.b64 $0, $1;", "=d,d", [fetched.u], dtype=tl.float64, is_pure=False, pack=1
     )
-    return ids, x_target, x_draft, u
+    return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
 
 
 @triton.jit
-def judge(position, fetched, length, request, target, draft, CALL: tl.constexpr):
+def judge(position, fetched, length, request, CALL: tl.constexpr):
     """Return, at positions [n], whether the token is accepted, and whether it could be at all; and the scalars."""
-    u, sound, found = look(position, fetched, length, request, target, draft, CALL)
+    u, sound, found = look(position, fetched, length, request, CALL)
     return (u < call(CALL.accept, found, tl.float64)) & sound, sound, found
 
 
 @triton.jit
-def look(position, fetched, length, request, target, draft, CALL: tl.constexpr):
+def look(position, fetched, length, request, CALL: tl.constexpr):
     """Return, at positions [n], the uniform number, whether the token could be accepted, and the scalars."""
-    num_blocks = request[2]
-    ids, x_target, x_draft, u = fetched
-    inside = (position < length) & (ids >= 0) & (ids < request[1])
+    num_blocks = request.num_blocks
+    ids = fetched.ids
+    inside = (position < length) & (ids >= 0) & (ids < request.vocab_size)
     # Everything is loaded before anything is reduced: a reduction waits for what it reads.
-    target_parts = rows.load_parts(target, position, inside, num_blocks, CALL, TARGET)
+    target_parts = laws.load_parts(request.target, position, inside, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
-        draft_parts = rows.load_parts(draft, position, inside, num_blocks, CALL, DRAFT)
-    target_law, draft_law = rows.laws(target, target_parts, draft, draft_parts, CALL)
-    drafted = (x_target, x_draft)
-    found = values(position, ids, inside, drafted, length, request, target, target_law, draft, draft_law, CALL)
-    return u, inside & (token_fault(ids, found[0], target_law, request[1], CALL) == 0), found
+        draft_parts = laws.load_parts(request.draft, position, inside, num_blocks, CALL, DRAFT)
+    target_law, draft_law = laws.both(request.target, target_parts, request.draft, draft_parts, CALL)
+    drafted = (fetched.x_target, fetched.x_draft)
+    found = values(position, ids, inside, drafted, length, request, target_law, draft_law, CALL)
+    return fetched.u, inside & (token_fault(ids, found[0], target_law, request.vocab_size, CALL) == 0), found
 
 
 @triton.jit
@@ -196,12 +258,12 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
         fault = tl.where((fault == 0) & (p > 1 + 1 / 64), 2, fault)
         fault = tl.where((p >= 0) & (p < float("inf")), fault, 1)
     if CALL.reads_argmax:
-        fault = tl.where(target_law[0] == target_law[0], fault, 1)
+        fault = tl.where(target_law.maximum == target_law.maximum, fault, 1)
     return fault
 
 
 @triton.jit
-def first_rejection(count, fetched, request, target, draft, CALL: tl.constexpr):
+def first_rejection(count, fetched, request, CALL: tl.constexpr):
     """Return how many drafted tokens stand, the request's length, and how many tokens pass on their own."""
     length = count
     if CALL.reads_length:
@@ -212,7 +274,7 @@ def first_rejection(count, fetched, request, target, draft, CALL: tl.constexpr):
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, found = judge(position, fetched, length, request, target, draft, CALL)
+        accepted, sound, found = judge(position, fetched, length, request, CALL)
         first_unsound = tl.min(tl.where(sound, length, position), 0)
         sound_length = tl.minimum(sound_length, first_unsound)
         stop = tl.minimum(stop, tl.min(tl.where(accepted, length, position), 0))
@@ -220,42 +282,41 @@ def first_rejection(count, fetched, request, target, draft, CALL: tl.constexpr):
         end = tl.minimum(end, tl.min(tl.where(found[DRAFTED] < 0, position, length), 0))
         passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
         if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, target, draft, CALL)
+            fetched = fetch(position + LANES, length, request, CALL)
     return stop, end, passed
 
 
 @triton.jit
-def last_acceptance(count, fetched, request, target, draft, CALL: tl.constexpr):
+def last_acceptance(count, fetched, request, CALL: tl.constexpr):
     """Return the largest accepted position, 1-based."""
     length = length_of(request, count)
     stop = length * 0
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, _ = judge(position, fetched, length, request, target, draft, CALL)
+        accepted, sound, _ = judge(position, fetched, length, request, CALL)
         unsound = (position < length) & (sound == 0)
         sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
         stop = tl.maximum(stop, tl.max(tl.where(accepted & (position < sound_length), position + 1, 0), 0))
         if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, target, draft, CALL)
+            fetched = fetch(position + LANES, length, request, CALL)
     return stop
 
 
 @triton.jit
-def window(count, fetched, request, target, draft, CALL: tl.constexpr):
+def window(count, fetched, request, CALL: tl.constexpr):
     """Return how many tokens stand, where a forgiven one does if all the tokens of its window are accepted."""
     length = length_of(request, count)
-    flags_ptr, size = request[5]
-    flags_ptr += CALL.flags_scalar * size
+    flags_ptr = request.scalars_ptr + CALL.flags_scalar * request.num_positions
     lane = tl.arange(0, LANES)
     for base in range(0, length, LANES):
         position = base + lane
-        accepted, sound, found = judge(position, fetched, length, request, target, draft, CALL)
+        accepted, sound, found = judge(position, fetched, length, request, CALL)
         forgiven = call(CALL.forgive, found, tl.int1) & sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)
         if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, target, draft, CALL)
+            fetched = fetch(position + LANES, length, request, CALL)
     tl.debug_barrier()
     stop = length
     width = tl.minimum(length - 1, CALL.window)
@@ -272,7 +333,7 @@ def window(count, fetched, request, target, draft, CALL: tl.constexpr):
 
 
 @triton.jit
-def find_stop(count, fetched, request, target, draft, CALL: tl.constexpr):
+def find_stop(count, fetched, request, CALL: tl.constexpr):
     """Return how many drafted tokens stand, given every scalar of every position, and how many pass on their own.
 
     The second is found where it is asked for, or comes with the first.
@@ -280,19 +341,18 @@ def find_stop(count, fetched, request, target, draft, CALL: tl.constexpr):
     stop = count
     passed = count
     if CALL.stop == "first_rejection" or CALL.counts_passed:
-        stop, _, passed = first_rejection(count, fetched, request, target, draft, CALL)
+        stop, _, passed = first_rejection(count, fetched, request, CALL)
     if CALL.stop == "last_acceptance":
-        stop = last_acceptance(count, fetched, request, target, draft, CALL)
+        stop = last_acceptance(count, fetched, request, CALL)
     elif CALL.stop == "window":
-        stop = window(count, fetched, request, target, draft, CALL)
+        stop = window(count, fetched, request, CALL)
     return stop, passed
 
 
 @triton.jit
-def prepare(count, fetched, request, target, draft, CALL: tl.constexpr):
+def prepare(count, fetched, request, CALL: tl.constexpr):
     """Store the carry before and after every drafted position; return the rows that a stop or a mass may need.
 
-    They are (first, last, bits): rows first and last, and of those between the ones whose bit is set or that have none.
     Where masses are spared, row `first` is stopped at unless a mass says otherwise: the probability of acceptance does
     not fall as the mass grows, so what is accepted at none is accepted, and what is rejected at the largest is not.
     """
@@ -304,7 +364,7 @@ def prepare(count, fetched, request, target, draft, CALL: tl.constexpr):
     running = tl.full((), 1.0, tl.float64)
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        u, sound, found = look(position, fetched, length, request, target, draft, CALL)
+        u, sound, found = look(position, fetched, length, request, CALL)
         before = position * 0.0 + running
         after = before
         if CALL.carry is not None:
@@ -313,13 +373,12 @@ def prepare(count, fetched, request, target, draft, CALL: tl.constexpr):
                 here = with_scalar(lane_of(found, position == i), running, CALL.carry_value)
                 running = call(CALL.carry, here, tl.float64)
                 after = tl.where(position >= i, running, after)
-        scalars_ptr, size = request[5]
-        here_ptr = scalars_ptr + CALL.carry_scalar * size + position
+        here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
         tl.store(here_ptr, before, mask=position < length)
-        tl.store(here_ptr + size, after, mask=position < length)
+        tl.store(here_ptr + request.num_positions, after, mask=position < length)
         if CALL.mass_scalar >= 0 and not CALL.spares_masses:
             # The last drafted token has no next row, and no program stores its mass.
-            mass_ptr = scalars_ptr + CALL.mass_scalar * size + position
+            mass_ptr = request.scalars_ptr + CALL.mass_scalar * request.num_positions + position
             tl.store(mass_ptr, before * 0.0, mask=position == length - 1)
         if CALL.spares_masses:
             found = with_scalar(with_scalar(found, before, CALL.carry_value), after, CALL.carry_value + 1)
@@ -333,24 +392,23 @@ def prepare(count, fetched, request, target, draft, CALL: tl.constexpr):
             bit = tl.full((LANES,), 1, tl.int64) << tl.minimum(position + 1, NUM_BITS - 1).to(tl.int64)
             bits += tl.sum(tl.where(wanted & (position + 1 < NUM_BITS), bit, 0), 0)
         if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, target, draft, CALL)
-    return first, tl.maximum(first, last), bits
+            fetched = fetch(position + LANES, length, request, CALL)
+    return Wanted(first, tl.maximum(first, last), bits)
 
 
 @triton.jit
-def may_matter(position, rows_wanted):
-    """Return whether a row is among those that `prepare` returned; it is from the first to the last."""
-    first, _, bits = rows_wanted
-    bit = bits >> tl.minimum(position, NUM_BITS - 1).to(tl.int64)
-    return (position == first) | (position >= NUM_BITS) | ((bit & 1) != 0)
+def may_matter(position, wanted):
+    """Return whether a row from the first to the last is wanted."""
+    bit = wanted.bits >> tl.minimum(position, NUM_BITS - 1).to(tl.int64)
+    return (position == wanted.first) | (position >= NUM_BITS) | ((bit & 1) != 0)
 
 
 @triton.jit
-def accepts(position, mass, length, request, target, draft, CALL: tl.constexpr):
+def accepts(position, mass, length, request, CALL: tl.constexpr):
     """Return whether the token at one sound position is accepted, given the mass of the next row."""
     position += tl.zeros((1,), tl.int32)
-    fetched = fetch(position, length, request, target, draft, CALL)
-    u, _, found = look(position, fetched, length, request, target, draft, CALL)
+    fetched = fetch(position, length, request, CALL)
+    u, _, found = look(position, fetched, length, request, CALL)
     found = with_scalar(found, position * 0.0 + mass, CALL.mass_value)
     return tl.sum((u < call(CALL.accept, found, tl.float64)).to(tl.int32), 0) != 0
 

@@ -9,8 +9,8 @@ import torch
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
 from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.plans import bound, unknown
-from acceptlib.engine.triton.rows import LAW_WORDS, WIDTH
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, VerifyResult
 from acceptlib.workspace import Workspace
@@ -21,7 +21,7 @@ BLOCK = 4096
 SMALL = Tuning(
     reduce_warps=4,
     reduce_registers=0,
-    select_registers=0,
+    select_registers=224,
     emit_warps=8,
     emit_registers=128,
     emit_block=4096,
@@ -32,10 +32,10 @@ SMALL = Tuning(
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALL_PROBS = SMALL._replace(emit_warps=4, emit_block=2048)
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048)
 """The same from probabilities, which need no law of a row."""
 
-SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True, programs=200)
+SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
 LARGE = Tuning(
@@ -52,6 +52,9 @@ LARGE = Tuning(
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
+LARGE_PROBS = LARGE._replace(emit_registers=80, decides_first=False)
+"""The same from probabilities, of which all programs of the only stage decide."""
+
 LARGE_ONE = LARGE._replace(reduce_registers=64)
 """The same for the rows of one model, which take half as many programs."""
 
@@ -61,10 +64,13 @@ LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, shares=2)
 """The same where a mass decides."""
 
-MEDIUM = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=72, programs=792, lazy=False)
+MEDIUM = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, decides_first=False, lazy=False)
 """Between the two: rows are read before a stop would be known."""
 
-TUNINGS = ("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "LARGE", "LARGE_ONE", "LARGE_HALF", "LARGE_MASSES")
+TUNINGS = (
+    *("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
+    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MASSES"),
+)
 """Names of all of these."""
 
 
@@ -76,11 +82,14 @@ class Sizes(NamedTuple):
         large: Large.
     """
 
-    medium: int = 512
+    medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     large: int = 1536
 
 
 SIZES = Sizes()
+
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
 
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one that reads rows ends: it would take that one's place."""
@@ -89,7 +98,9 @@ MOST_ROW_BLOCKS = 4
 """Blocks that a program which reduces rows goes through, at most."""
 
 MOST_BLOCKS = 8
-"""Blocks that a program of the last stage weighs, at most."""
+"""Blocks that a program weighs where a mass decides, unless programs then took more than `MOST_TURNS` turns."""
+
+MOST_TURNS = 8
 
 TILE = 128
 """Sub-blocks of a row that are looked through at a time for what a filter keeps."""
@@ -126,7 +137,7 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
     if "next_residual_mass" in plan.reads:
         return SMALL_MASSES if small else LARGE_MASSES
     if not target.is_logits:
-        return SMALL_PROBS if small else LARGE
+        return SMALL_PROBS if small else LARGE_PROBS
     if small:
         return SMALL
     if num_blocks < SIZES.large:
@@ -178,14 +189,15 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         counters(num_requests, most),
         words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
     )
-    # Enough programs to fill the device; beyond that, more blocks a program.
-    blocks_per_program = min(
-        max(num_emit_blocks * num_requests // tuning.programs, 1), MOST_BLOCKS if tuning.loops else 1
-    )
-    num_programs = -(-num_emit_blocks // blocks_per_program) if call.draws else 1
-    shares = 1
+    resident = resident_programs(device, tuning.emit_warps, tuning.emit_registers)
+    num_programs, shares = 1, 1
+    if call.draws:
+        num_programs = programs_of(num_emit_blocks, num_requests, resident) if tuning.loops else num_emit_blocks
     if call.mass_scalar >= 0:
-        shares = min(most + 1, max(tuning.shares, min(2, tuning.programs // (num_programs * num_requests))))
+        # Programs find out which rows they read, so a few turns even out better than one.
+        even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
+        num_programs = max(num_programs, even)
+        shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
     arguments = (
         out.output_token_ids,
@@ -284,6 +296,27 @@ def _overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@functools.cache
+def resident_programs(device: torch.device, warps: int, registers: int) -> int:
+    """Return how many programs run at a time on a device, as far as registers limit them."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return processors * (REGISTERS // (32 * warps * registers))
+
+
+@functools.lru_cache(maxsize=1024)
+def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
+    """Return how many programs share a request's blocks, so that the last of them ends early.
+
+    Programs of all requests take turns, as many as are resident at a time, and each takes as long as its blocks and one
+    more, for what it does once.
+    """
+
+    def turns(num_programs: int) -> int:
+        return -(-num_requests * num_programs // resident) * (-(-num_blocks // num_programs) + 1)
+
+    return min(range(1, num_blocks + 1), key=turns)
+
+
 def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
     """Return the stages of a call in order, each with the positions [first, last) of its grid, if it has any."""
     reduces = any(call.logits) or any(call.best)
@@ -304,17 +337,11 @@ def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
     return [*found, ("emit", 0, 0)]
 
 
+@functools.lru_cache(maxsize=1024)
 def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
-    """Return how many 64-bit words of its workspace a call uses."""
-    partials = 2 * (2 * num_positions + num_requests)
-    per_position = (len(call.sums) + call.top_k) * num_blocks + len(call.scalars)
-    cut_words = LAW_WORDS.value + call.tile * WIDTH.value // 2 + num_blocks * (call.block // WIDTH.value // 2)
-    num_rows = num_positions + num_requests
-    cuts = cut_words * (call.filtered[0] * num_rows + call.filtered[1] * num_positions)
-    extra = call.extra_words * num_rows * num_blocks
-    own = 2 * num_emit_blocks * (1 + call.emit_parts) * (num_requests + (num_rows if call.mass_scalar >= 0 else 0))
-    per_request = 3 * (call.mass_scalar >= 0) + len(call.state)
-    return partials * num_blocks + per_position * num_positions + own + per_request * num_requests + cuts + extra
+    """Return how many 64-bit words of its workspace a call uses: the kernels' layout, and behind it the state."""
+    end: int = layout_of.fn(num_positions, num_requests, num_blocks, num_emit_blocks, call).end
+    return end + len(call.state) * num_requests
 
 
 def counters(num_requests: int, most: int) -> int:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 
 from acceptlib.engine.triton.kernel import Call
+from acceptlib.engine.triton.laws import WIDTH
 from acceptlib.engine.triton.plans import Rules
-from acceptlib.engine.triton.rows import WIDTH
 from acceptlib.inputs import Rows
 
 
@@ -20,15 +20,14 @@ class Tuning(NamedTuple):
             program does needs more, and spills. 0 for no limit.
         select_registers: The same of a program that finds what is kept of a row, whose searches may take twice as many.
         emit_warps: Warps of a program of the last stage.
-        emit_registers: Registers of its threads, at most; 0 for no limit.
+        emit_registers: Registers of its threads, at most, which say how many programs run at a time.
         emit_block: Entries that such a program weighs at a time.
         emit_part: Entries that are summed up apart, of which the draw searches one part.
-        loops: Whether programs go through several blocks where there are more than fill the device.
+        loops: Whether programs go through several blocks where there are more than run at a time.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
-        programs: Programs of the last stage from which on each goes through more blocks.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
     """
 
@@ -43,7 +42,6 @@ class Tuning(NamedTuple):
     decides_first: bool
     lazy: bool
     row_programs: int = 1024
-    programs: int = 528
     shares: int = 1
 
 

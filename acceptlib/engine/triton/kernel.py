@@ -22,7 +22,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, emit, reduce, rows, select
+from acceptlib.engine.triton import decide, emit, laws, reduce, rows, select
+from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 
@@ -135,6 +136,16 @@ class Call:
         return 2 * self.raw + self.entropy
 
     @property
+    def tile_words(self) -> int:
+        """Words of a filtered row's law, and of what a tile lists of it."""
+        return laws.LAW_WORDS.value + self.tile * laws.WIDTH.value // 2
+
+    @property
+    def block_words(self) -> int:
+        """Words of the maxima of a block's sub-blocks."""
+        return self.block // laws.WIDTH.value // 2
+
+    @property
     def needs_sums(self) -> bool:
         """Whether some quantity needs rows after their laws are known."""
         return bool(self.sums) or self.top_k > 0
@@ -216,7 +227,7 @@ def verify_kernel(
     raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
     counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
-    workspace_ptr,  # int64 words, as `engine.words` counts them
+    workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride: tl.int64,
     target_row_stride: tl.int64,
@@ -284,47 +295,19 @@ def verify_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
 
-    # The workspace: both models' partial results, scalars of positions, partial sums of positions, of requests or all
-    # their rows, what `decide.prepare` finds; cuts of both models' rows, and what else is reduced of the target's rows.
     num_rows = (num_positions + num_requests).to(tl.int64)
-    draft_partials_ptr = workspace_ptr + 2 * num_rows * num_blocks
-    scalars_ptr = draft_partials_ptr + 2 * num_positions.to(tl.int64) * num_blocks
-    sums_ptr = scalars_ptr + len(CALL.scalars) * num_positions.to(tl.int64)
-    own_ptr = sums_ptr + (len(CALL.sums) + CALL.top_k) * num_positions.to(tl.int64) * num_blocks
-    own_words = 2 * num_emit_blocks * (1 + CALL.emit_parts)
-    num_own = num_requests.to(tl.int64)
-    own = number
+    layout = layout_of(num_positions.to(tl.int64), num_requests.to(tl.int64), num_blocks, num_emit_blocks, CALL)
+    draws_at = number
     if CALL.mass_scalar >= 0:
-        own = tl.where(fault == 0, start + number, num_rows + number)  # without counts it is none of the rows
-        num_own += num_rows
-    prepared_ptr = own_ptr + num_own * own_words
-    cuts_ptr = prepared_ptr + (3 * num_requests if CALL.mass_scalar >= 0 else 0)
-    cut_words = rows.LAW_WORDS + CALL.tile * rows.WIDTH // 2 + num_blocks * (CALL.block // rows.WIDTH // 2)
-    draft_cuts_ptr = cuts_ptr
-    if CALL.filtered[TARGET]:
-        draft_cuts_ptr += num_rows * cut_words
-    extra_ptr = draft_cuts_ptr
-    if CALL.filtered[DRAFT]:
-        extra_ptr += num_positions.to(tl.int64) * cut_words
-    own_ptr += own * own_words
-    prepared_ptr += 3 * number
-    scalars_ptr = scalars_ptr.to(tl.pointer_type(tl.float64), bitcast=True) + start
-
-    target, target_fault = rows.open_model(
-        target_ptr,
-        target_request_stride,
-        target_row_stride,
-        target_stride,
-        vocab_size,
-        target_temperature_ptr,
-        workspace_ptr,
-        num_rows,
-        number,
-        start + number,
-        start + number if CALL.has_bonus_rows else start,
-        count + 1 if CALL.has_bonus_rows else count,
-        num_blocks,
-        (
+        draws_at = tl.where(fault == 0, start + number, num_rows + number)  # without counts it has none of the rows
+    target = rows.open_model(
+        rows.Given(
+            target_ptr,
+            target_request_stride,
+            target_row_stride,
+            target_stride,
+            vocab_size,
+            target_temperature_ptr,
             target_top_k_ptr,
             target_top_p_ptr,
             target_min_p_ptr,
@@ -336,28 +319,27 @@ def verify_kernel(
             target_bias_values_ptr,
             target_num_biases,
         ),
-        cuts_ptr,
-        cut_words,
-        extra_ptr,
-        vocab_size,
+        workspace_ptr,
+        num_rows,
+        number,
+        start + number,
+        start + number if CALL.has_bonus_rows else start,
+        count + 1 if CALL.has_bonus_rows else count,
+        num_blocks,
+        workspace_ptr + layout.cuts,
+        layout.cut_words,
+        workspace_ptr + layout.extra,
         CALL,
         TARGET,
     )
-    draft, draft_fault = rows.open_model(
-        draft_ptr,
-        draft_request_stride,
-        draft_row_stride,
-        draft_stride,
-        draft_vocab_size,
-        draft_temperature_ptr,
-        draft_partials_ptr,
-        num_positions.to(tl.int64),
-        number,
-        start,
-        start,
-        count,
-        num_blocks,
-        (
+    draft = rows.open_model(
+        rows.Given(
+            draft_ptr,
+            draft_request_stride,
+            draft_row_stride,
+            draft_stride,
+            draft_vocab_size,
+            draft_temperature_ptr,
             draft_top_k_ptr,
             draft_top_p_ptr,
             draft_min_p_ptr,
@@ -369,20 +351,18 @@ def verify_kernel(
             draft_bias_values_ptr,
             draft_num_biases,
         ),
-        draft_cuts_ptr,
-        cut_words,
-        extra_ptr,
-        vocab_size,
+        workspace_ptr + layout.draft_partials,
+        num_positions.to(tl.int64),
+        number,
+        start,
+        start,
+        count,
+        num_blocks,
+        workspace_ptr + layout.draft_cuts,
+        layout.cut_words,
+        workspace_ptr + layout.extra,
         CALL,
         DRAFT,
-    )
-    # A request without counts has no rows: those that it would point at are another's.
-    num_read = tl.where(fault == 0, count, -1)
-    fault = tl.where(fault == 0, tl.maximum(target_fault, draft_fault), fault)
-    count = tl.where(fault == 0, count, 0)
-    ids = (
-        ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride),
-        ids_stride,
     )
     seed = tl.full((), 0, tl.int64)
     offset = tl.full((), 0, tl.int64)
@@ -391,74 +371,90 @@ def verify_kernel(
     else:
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
-    request = (
-        number,
-        vocab_size,
-        num_blocks,
-        ids,
-        (accept_ptr, accept_stride, seed, offset),
-        (scalars_ptr, num_positions),
-        (tables_ptr, table_size),
-        (state_ptr, num_requests),
+    scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
+    request = decide.Request(
+        number=number,
+        vocab_size=vocab_size,
+        num_blocks=num_blocks,
+        most=max_num_draft_tokens,
+        ids_ptr=ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride),
+        ids_stride=ids_stride,
+        target=target,
+        draft=draft,
+        stream=decide.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset),
+        bonus_ptr=bonus_ptr + number,
+        scalars_ptr=scalars_ptr + start,
+        num_positions=num_positions,
+        sums_ptr=workspace_ptr + layout.sums + start * num_blocks,
+        tables_ptr=tables_ptr,
+        table_size=table_size,
+        state_ptr=state_ptr,
+        num_requests=num_requests,
+        counters=decide.Counters(
+            arrived_ptr=counters_ptr + number,
+            stop_ptr=counters_ptr + num_requests + number,
+            rows_arrived_ptr=counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1),
+        ),
     )
+    prepared_ptr = workspace_ptr + layout.prepared + 3 * number
+    decides: tl.constexpr = STAGE == "decide" or (STAGE == "emit" and not CALL.decided)
     fetched = ()
-    if STAGE == "decide" or (STAGE == "emit" and not CALL.decided):
-        # On its way while the stage before ends.
-        fetched = decide.fetch_first(count, request, target, draft, CALL)
-        if OVERLAP and not FIRST:
+    if decides:
+        # On its way before parameters are looked at, and while the stage before ends.
+        fetched = decide.fetch_first(count, request, CALL)
+    # A request without counts has no rows: those that it would point at are another's.
+    num_read = tl.where(fault == 0, count, -1)
+    own_fault = tl.maximum(
+        rows.fault_of(target, vocab_size, CALL, TARGET), rows.fault_of(draft, vocab_size, CALL, DRAFT)
+    )
+    fault = tl.where(fault == 0, own_fault, fault)
+    count = tl.where(fault == 0, count, 0)
+    if OVERLAP and not FIRST:
+        if decides:
             fetched = decide.after_wait(fetched)
-    elif OVERLAP and not FIRST:
-        tl.extra.cuda.gdc_wait()
-    stop_ptr = counters_ptr + num_requests + number
-    arrived_ptr = counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1)
-    partials = (sums_ptr + start * num_blocks, num_positions.to(tl.int64) * num_blocks)
+        else:
+            tl.extra.cuda.gdc_wait()
     if STAGE == "reduce":
-        reduce.reduce_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, CALL)
+        reduce.reduce_rows(position, num_read, program, request, CALL)
     elif STAGE == "select" or STAGE == "finish":  # noqa: PLR1714 - what Triton compiles
-        select.select_rows(position, num_read, program, request, target, draft, stop_ptr, arrived_ptr, STAGE, CALL)
+        select.select_rows(position, num_read, program, request, STAGE, CALL)
     elif STAGE == "collect":
-        select.collect_rows(position, num_read, program, request, target, draft, stop_ptr, CALL)
+        select.collect_rows(position, num_read, program, request, CALL)
     elif STAGE == "sum":
-        arrived_ptr += max_num_draft_tokens + 1
-        reduce.sum_rows(position, count, program, request, target, draft, partials, stop_ptr, arrived_ptr, CALL)
+        reduce.sum_rows(position, count, program, request, CALL)
     elif STAGE == "decide":
         if CALL.carry_scalar >= 0:
-            first, last, bits = decide.prepare(count, fetched, request, target, draft, CALL)
+            wanted = decide.prepare(count, fetched, request, CALL)
             tl.debug_barrier()
         if CALL.mass_scalar >= 0:
-            tl.store(prepared_ptr, first)
-            tl.store(prepared_ptr + 1, last)
-            tl.store(prepared_ptr + 2, bits)
+            tl.store(prepared_ptr, wanted.first)
+            tl.store(prepared_ptr + 1, wanted.last)
+            tl.store(prepared_ptr + 2, wanted.bits)
         else:
-            stop, passed = decide.find_stop(count, fetched, request, target, draft, CALL)
-            tl.store(stop_ptr, decide.coded(stop))
+            stop, passed = decide.find_stop(count, fetched, request, CALL)
+            tl.store(request.counters.stop_ptr, decide.coded(stop))
             if CALL.counts_passed:
                 tl.store(num_passed_ptr + number, passed)
     else:
         row = number * (max_num_draft_tokens + 1)
-        out = (
-            token_ids_ptr + row,
-            num_accepted_ptr + number,
-            num_emitted_ptr + number,
-            status_ptr + number,
-            logprobs_ptr + row,
-            num_passed_ptr + number,
-            raw_logprobs_ptr + row,
+        out = emit.Out(
+            token_ids_ptr=token_ids_ptr + row,
+            logprobs_ptr=logprobs_ptr + row,
+            raw_logprobs_ptr=raw_logprobs_ptr + row,
+            num_accepted_ptr=num_accepted_ptr + number,
+            num_emitted_ptr=num_emitted_ptr + number,
+            status_ptr=status_ptr + number,
+            num_passed_ptr=num_passed_ptr + number,
+            offset_ptr=offsets_ptr + number,
         )
-        counters = (stop_ptr, counters_ptr + number, arrived_ptr, 3 * (max_num_draft_tokens + 1))
         emit.emit(
-            (program, num_programs, num_emit_blocks),
+            emit.Grid(program, num_programs, num_emit_blocks),
             count,
             fetched,
             fault,
             request,
-            target,
-            draft,
             prepared_ptr,
-            own_ptr,
-            counters,
+            workspace_ptr + layout.draws + draws_at * layout.draw_words,
             out,
-            (offsets_ptr + number, emit_ptr + number, bonus_ptr + number),
-            max_num_draft_tokens,
             CALL,
         )

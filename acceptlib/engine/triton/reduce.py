@@ -7,10 +7,12 @@ leave: these rows are never read.
 
 # ruff: noqa: N803, N806, RET505, RUF005 - jit functions; their constants are in capitals
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, rows
+from acceptlib.engine.triton import decide, laws, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
@@ -24,32 +26,49 @@ THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
 
 
+class Row(NamedTuple):
+    """One position's rows for elementwise rules: the drafted token, -1 at a bonus row, its scalars, and both laws."""
+
+    token: tl.tensor
+    scalars: tl.tuple
+    target_law: laws.Law
+    draft_law: laws.Law
+
+
+class Block(NamedTuple):
+    """Entry numbers and a block of both rows as they are given, [BLOCK]."""
+
+    entry: tl.tensor
+    target: tl.tensor
+    draft: tl.tensor
+
+
 @triton.jit
-def reduce_rows(position, count, program, request, target, draft, stop_ptr, arrived_ptr, CALL: tl.constexpr):
+def reduce_rows(position, count, program, request, CALL: tl.constexpr):
     """Find what the law of one row at a position needs of some blocks; decide the position if the last to do so.
 
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
     room for half as many.
     """
-    if needed(position, position <= count, stop_ptr, CALL):
+    if needed(position, position <= count, request, CALL):
         step = tl.num_programs(0) // CALL.num_reduced
         if CALL.reduces[TARGET]:
             if program < step:
-                reduce_row(position, position <= count, program, step, request, target, CALL, TARGET)
+                reduce_row(position, position <= count, program, step, request, request.target, CALL, TARGET)
         if CALL.reduces[DRAFT]:
             first = program - (tl.num_programs(0) - step)
             if first >= 0:
-                reduce_row(position, position < count, first, step, request, draft, CALL, DRAFT)
+                reduce_row(position, position < count, first, step, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and not CALL.selects:
-            if arrive(arrived_ptr + position, tl.num_programs(0)):
-                settle(position, count, request, target, draft, stop_ptr, CALL)
+            if arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
+                settle(position, count, request, CALL)
 
 
 @triton.jit
 def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of every `step`th block from the first on."""
     if CALL.loops:
-        for block in range(first, request[2], step):
+        for block in range(first, request.num_blocks, step):
             reduce_block(position, exists, block, request, model, CALL, MODEL)
     else:
         reduce_block(position, exists, first, request, model, CALL, MODEL)
@@ -58,30 +77,30 @@ def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr
 @triton.jit
 def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of one block."""
-    num_blocks = request[2]
+    num_blocks = request.num_blocks
     entry = block * CALL.block + tl.arange(0, CALL.block)
     start = block * CALL.block
     x = rows.load_block(model, position, start, CALL.block, exists, exists, float("-inf"), CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
-    rows.reduce_block(x, entry, model, position, block, num_blocks, exists, CALL, MODEL)
+    laws.reduce_block(x, entry, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
-        rows.reduce_raw(x, entry, model, position, block, num_blocks, exists, CALL)
+        laws.reduce_raw(x, entry, model, position, block, num_blocks, exists, CALL)
 
 
 @triton.jit
-def sum_rows(position, count, block, request, target, draft, partials, stop_ptr, arrived_ptr, CALL: tl.constexpr):
+def sum_rows(position, count, block, request, CALL: tl.constexpr):
     """Add up the strategy's row sums over one block; finish the row, and decide, if the last to do so."""
-    if needed(position, position < count, stop_ptr, CALL):
-        num_blocks = request[2]
-        partials_ptr, size = partials
-        partials_ptr += position.to(tl.int64) * num_blocks
+    if needed(position, position < count, request, CALL):
+        num_blocks = request.num_blocks
+        partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
+        size = request.num_positions.to(tl.int64) * num_blocks
         length = decide.length_of(request, count)
-        raw = load_block(block, position, position < length, request, target, draft, CALL.block, CALL)
-        row = open_row(position, length, request, target, draft, CALL)
-        entry, p, q, is_drafted = elements(raw, row, target, draft, CALL)
-        inside = entry < request[1]
-        numbers = (p, q, is_drafted) + as_rows(row[1])
+        raw = load_block(block, position, position < length, request, CALL.block, CALL)
+        row = open_row(position, length, request, CALL)
+        entry, p, q, is_drafted = elements(raw, row, request, CALL)
+        inside = entry < request.vocab_size
+        numbers = (p, q, is_drafted) + as_rows(row.scalars)
         for i in tl.static_range(len(CALL.sums)):
             terms = tl.where(inside, call(CALL.sums[i], numbers, tl.float32), 0.0)
             total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
@@ -94,29 +113,28 @@ def sum_rows(position, count, block, request, target, draft, partials, stop_ptr,
             left = tl.where(entry == tl.min(tl.where(left == largest, entry, NOWHERE), 0), -1.0, left)
             bits = largest.to(tl.float64).to(tl.int64, bitcast=True)
             tl.store(partials_ptr + (len(CALL.sums) + i) * size + block, bits)
-        if arrive(arrived_ptr + position, num_blocks):
+        if arrive(request.counters.rows_arrived_ptr + request.most + 1 + position, num_blocks):
             index = tl.arange(0, CALL.max_blocks)
-            scalars_ptr, num_positions = request[5]
-            scalars_ptr += position
+            scalars_ptr = request.scalars_ptr + position
             for i in tl.static_range(len(CALL.sums)):
                 part = partials_ptr + i * size + index
                 totals = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
                 scalar = tl.sum(totals, 0).to(tl.float64) / SUM_SCALE
                 scalar = tl.where(tl.min(totals, 0) == NO_SUM, float("nan"), scalar)
-                tl.store(scalars_ptr + i * num_positions, scalar)
+                tl.store(scalars_ptr + i * request.num_positions, scalar)
             if CALL.top_k:
                 entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)
-                tl.store(scalars_ptr + CALL.top_scalar * num_positions, entropy)
+                tl.store(scalars_ptr + CALL.top_scalar * request.num_positions, entropy)
             if CALL.lazy:
                 tl.debug_barrier()
-                settle(position, count, request, target, draft, stop_ptr, CALL)
+                settle(position, count, request, CALL)
 
 
 @triton.jit
-def needed(position, exists, stop_ptr, CALL: tl.constexpr):
+def needed(position, exists, request, CALL: tl.constexpr):
     """Return whether a row exists and is not beyond the stop."""
     if CALL.lazy:
-        exists = exists & (latest(stop_ptr) + position <= decide.FAR)
+        exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
     return exists
 
 
@@ -128,14 +146,14 @@ def latest(counter_ptr):
 
 
 @triton.jit
-def settle(position, count, request, target, draft, stop_ptr, CALL: tl.constexpr):
+def settle(position, count, request, CALL: tl.constexpr):
     """Lower the request's stop to this position if the drafted token is rejected."""
     length = decide.length_of(request, count)
     here = tl.zeros((1,), tl.int32) + position
-    fetched = decide.fetch(here, length, request, target, draft, CALL)
-    accepted, _, _ = decide.judge(here, fetched, length, request, target, draft, CALL)
+    fetched = decide.fetch(here, length, request, CALL)
+    accepted, _, _ = decide.judge(here, fetched, length, request, CALL)
     if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
-        tl.atomic_max(stop_ptr, decide.coded(position))
+        tl.atomic_max(request.counters.stop_ptr, decide.coded(position))
 
 
 @triton.jit
@@ -170,49 +188,51 @@ def top_entropy(tops_ptr, size, num_blocks, CALL: tl.constexpr):
 
 
 @triton.jit
-def open_row(position, length, request, target, draft, CALL: tl.constexpr):
-    """Return one row for elementwise rules: its drafted token, -1 for a bonus row, its scalars, and both laws."""
+def open_row(position, length, request, CALL: tl.constexpr):
+    """Return one position's rows for elementwise rules."""
+    target, draft = request.target, request.draft
     drafted = position < length
     token = decide.tokens_at(request, position, drafted, 0)
-    inside = drafted & (token < request[1])
-    num_blocks = request[2]
-    pair = decide.load_drafted(position, token, inside, target, draft, CALL)
+    inside = drafted & (token < request.vocab_size)
+    num_blocks = request.num_blocks
+    pair = decide.load_drafted(position, token, inside, request, CALL)
     one = tl.zeros((1,), tl.int32)
-    target_parts = rows.load_parts(target, one + position, one == 0, num_blocks, CALL, TARGET)
+    target_parts = laws.load_parts(target, one + position, one == 0, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
         exists = one + drafted.to(tl.int32) != 0
-        draft_parts = rows.load_parts(draft, one + position, exists, num_blocks, CALL, DRAFT)
-    target_laws, draft_laws = rows.laws(target, target_parts, draft, draft_parts, CALL)
-    target_law = rows.only(target_laws)
+        draft_parts = laws.load_parts(draft, one + position, exists, num_blocks, CALL, DRAFT)
+    target_laws, draft_laws = laws.both(target, target_parts, draft, draft_parts, CALL)
+    target_law = laws.only(target_laws, CALL, TARGET)
     draft_law = target_law
     if CALL.has_draft:
-        draft_law = rows.only(draft_laws)
-    found = decide.values(position, token, inside, pair, length, request, target, target_law, draft, draft_law, CALL)
-    return tl.where(drafted, token, -1), found, target_law, draft_law
+        draft_law = laws.only(draft_laws, CALL, DRAFT)
+    found = decide.values(position, token, inside, pair, length, request, target_law, draft_law, CALL)
+    return Row(tl.where(drafted, token, -1), found, target_law, draft_law)
 
 
 @triton.jit
-def load_block(block, position, drafted, request, target, draft, BLOCK: tl.constexpr, CALL: tl.constexpr):
-    """Return entry numbers and a block of both rows as they are given, [BLOCK].
+def load_block(block, position, drafted, request, BLOCK: tl.constexpr, CALL: tl.constexpr):
+    """Return a block of both rows as they are given.
 
     Beyond the rows, and where they are not needed, it has what becomes a probability of 0, unless the law is greedy.
     """
+    target, draft = request.target, request.draft
     entry = block * BLOCK + tl.arange(0, BLOCK)
     # A greedy row is known without reading it.
     wanted = position >= 0
     if CALL.temperature[TARGET]:
-        wanted = target[4] > 0
-    read = entry < tl.where(wanted, request[1], 0)
+        wanted = target.temperature > 0
+    read = entry < tl.where(wanted, request.vocab_size, 0)
     x = rows.load_block(target, position, block * BLOCK, BLOCK, read, wanted, nothing(CALL, TARGET), CALL, TARGET)
     y = x
     if CALL.has_draft:
         wanted = drafted
         if CALL.temperature[DRAFT]:
-            wanted = wanted & (draft[4] > 0)
-        read = entry < tl.where(wanted, request[1], 0)
+            wanted = wanted & (draft.temperature > 0)
+        read = entry < tl.where(wanted, request.vocab_size, 0)
         y = rows.load_block(draft, position, block * BLOCK, BLOCK, read, wanted, nothing(CALL, DRAFT), CALL, DRAFT)
-    return entry, x, y
+    return Block(entry, x, y)
 
 
 @triton.jit
@@ -222,17 +242,15 @@ def nothing(CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def elements(raw, row, target, draft, CALL: tl.constexpr):
+def elements(raw, row, request, CALL: tl.constexpr):
     """Return entry numbers, p, q and is_drafted of a loaded block, [BLOCK]."""
-    entry, x, y = raw
-    token, _, target_law, draft_law = row
-    p = rows.prob(x, entry, target, target_law, CALL, TARGET)
-    is_drafted = entry == token
+    p = laws.prob(raw.target, raw.entry, request.target, row.target_law, CALL, TARGET)
+    is_drafted = raw.entry == row.token
     q = is_drafted.to(tl.float32)
     if CALL.has_draft:
-        q = rows.prob(y, entry, draft, draft_law, CALL, DRAFT)
+        q = laws.prob(raw.draft, raw.entry, request.draft, row.draft_law, CALL, DRAFT)
         q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
-    return entry, p, q, is_drafted
+    return raw.entry, p, q, is_drafted
 
 
 @triton.jit

@@ -2,18 +2,17 @@
 
 Searches are bisections over the logits' bits, which order like them, and all sums are integers, so that neither the
 layout of a program nor a sample changes a bit of a cut.
-
-A row is a tuple (position, num_blocks, model, maximum), its filters are (top_k, top_p, target, least): k or 0, p or 1,
-the mass that top-p keeps of the row, and the least weight relative to the largest entry.
 """
 
 # ruff: noqa: FBT003, N803, PLR5501, RET505 - jit functions; constants in capitals, branches known when compiling
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import rows
-from acceptlib.engine.triton.rows import WIDTH
+from acceptlib.engine.triton import laws, rows
+from acceptlib.engine.triton.laws import WIDTH
 
 MASS_SCALE = tl.constexpr(4398046511104.0)
 """2^42, of masses relative to the largest entry."""
@@ -32,15 +31,42 @@ MASS = tl.constexpr(1)
 TIES = tl.constexpr(2)
 
 
+class Reduced(NamedTuple):
+    """A row of which the law is to be found, and the maximum is."""
+
+    position: tl.tensor
+    num_blocks: tl.tensor
+    model: rows.Model
+    maximum: tl.tensor
+    factor: tl.tensor
+
+
+class Filters(NamedTuple):
+    """What a row is filtered by: k or 0, p or 1, the mass that top-p keeps, and the least weight beside the largest."""
+
+    top_k: tl.tensor
+    top_p: tl.tensor
+    target: tl.tensor
+    least: tl.tensor
+
+
+class Tile(NamedTuple):
+    """Entries of a row in registers: keys, masses and numbers; and the mass of what is larger than all of them."""
+
+    key: tl.tensor
+    mass: tl.tensor
+    entry: tl.tensor
+    above: tl.tensor
+
+
 @triton.jit
 def search_row(row, low, high, above, count, total, few, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what `cut_row` does, of listed entries if they are few, else of a pool or of the whole row.
 
     Keys of the entries are in [low, high), and `above` is the mass of what is not listed because it is larger.
     """
-    position, num_blocks, model, maximum = row
-    least = filters[3]
-    factor = model[4]
+    position, num_blocks, model, maximum, factor = row
+    least = filters.least
     if few == 0:
         low, high, above, found = pool(row, low, high, total, filters, CALL, MODEL)
         few = found <= CALL.tile * (WIDTH - LISTED)
@@ -53,10 +79,10 @@ def search_row(row, low, high, above, count, total, few, filters, CALL: tl.const
         entries_ptr = list_of(model, position, num_blocks, CALL) + CALL.tile * LISTED
         entry = tl.load(entries_ptr + place, mask=place < count, other=-1, cache_modifier=".cg")
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
-        tile = (key_of(x), mass_of(x, maximum, factor), entry, above)
+        tile = Tile(key_of(x), mass_of(x, maximum, factor), entry, above)
         cut, first, normaliser = cut_row(row, tile, low, high, filters, False, CALL, MODEL)
     else:
-        nothing = (low, low, low, low)
+        nothing = Tile(low, low, low, low)
         cut, first, normaliser = cut_row(row, nothing, low, high, filters, True, CALL, MODEL)
     return cut, first, normaliser
 
@@ -64,7 +90,7 @@ def search_row(row, low, high, above, count, total, few, filters, CALL: tl.const
 @triton.jit
 def list_of(model, position, num_blocks, CALL: tl.constexpr):
     """Return where a row's list is, after its sub-blocks' maxima: LISTED sub-blocks for each of a tile, and entries."""
-    return (rows.sub_maxima(model, position) + num_blocks * (CALL.block // WIDTH)).to(tl.pointer_type(tl.int32))
+    return (laws.sub_maxima(model, position) + num_blocks * (CALL.block // WIDTH)).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
@@ -75,9 +101,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     tells whether the cut is. The bracket returned holds the cut in any case, but everything in it is listed only if
     there is room for as many.
     """
-    model, maximum = row[2], row[3]
     top_k, top_p, target, least = filters
-    factor = model[4]
     room: tl.constexpr = CALL.tile * (WIDTH - LISTED)
     by_mass = (top_k == 0) & (top_p < 1)
     count = tl.full((), room + 1, tl.int64)
@@ -86,9 +110,9 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     spread = tl.full((), room // 128 + 1, tl.int64)
     entry, x = sample(row, by_mass, CALL, MODEL)
     key = key_of(x)
-    tile = (key, mass_of(x, maximum, factor), entry, above)
+    tile = Tile(key, mass_of(x, row.maximum, row.factor), entry, above)
     if by_mass:
-        wanted = tl.maximum(tl.sum(tile[1]) - left_out_of_sample(entry, model[3], target, total)[0], 1)
+        wanted = tl.maximum(tl.sum(tile.mass) - left_out_of_sample(entry, row.model.width, target, total)[0], 1)
         center = search(row, tile, low, high, low, wanted, MASS, False, CALL, MODEL)
         rank = tl.sum((key >= center.to(tl.int32)).to(tl.int64))
     tries = 0
@@ -124,10 +148,9 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
 @triton.jit
 def sample(row, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return numbers and logits of entries all over a row, a tile of runs of WIDTH; -inf if they are not wanted."""
-    position, num_blocks, model, _ = row
-    lane = tl.arange(0, CALL.tile).to(tl.int64) * (num_blocks * (CALL.block // WIDTH)) // CALL.tile
+    lane = tl.arange(0, CALL.tile).to(tl.int64) * (row.num_blocks * (CALL.block // WIDTH)) // CALL.tile
     entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    return entry, rows.load(model, position, entry, wanted | (entry < 0), float("-inf"), CALL, MODEL)
+    return entry, rows.load(row.model, row.position, entry, wanted | (entry < 0), float("-inf"), CALL, MODEL)
 
 
 @triton.jit
@@ -143,7 +166,7 @@ def left_out_of_sample(entry, width, target, total):
 @triton.jit
 def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
-    position, num_blocks, model, maximum = row
+    position, num_blocks, model, maximum, factor = row
     entries_ptr = list_of(model, position, num_blocks, CALL) + CALL.tile * LISTED
     count = tl.full((), 0, tl.int64)
     above = tl.full((), 0, tl.int64)
@@ -154,7 +177,7 @@ def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         following = rows.load(model, position, entry + CALL.block, position >= 0, float("-inf"), CALL, MODEL)
         key = key_of(x)
-        mass = mass_of(x, maximum, model[4])
+        mass = mass_of(x, maximum, factor)
         x = following
         listed = (key >= low.to(tl.int32)) & (key < high.to(tl.int32)) & (key > LOWEST)
         place = count + tl.cumsum(listed.to(tl.int32), 0) - 1
@@ -172,7 +195,7 @@ def cut_row(row, tile, low, high, filters, WHOLE: tl.constexpr, CALL: tl.constex
 
     WHOLE rows are gone through instead of a tile.
     """
-    factor, maximum = row[2][4], row[3]
+    factor, maximum = row.factor, row.maximum
     top_k, top_p, target, least = filters
     cut = low
     first = tl.full((), 0, tl.int64)
@@ -189,7 +212,7 @@ def cut_row(row, tile, low, high, filters, WHOLE: tl.constexpr, CALL: tl.constex
             each = tl.maximum(mass_of(logit_of(cut), maximum, factor), 1)
             wanted = (rest + each - 1) // each
             if measure(row, tile, first, cut, TIES, WHOLE, CALL, MODEL) > wanted:
-                first = search(row, tile, first, first + row[2][3], cut, wanted, TIES, WHOLE, CALL, MODEL)
+                first = search(row, tile, first, first + row.model.width, cut, wanted, TIES, WHOLE, CALL, MODEL)
     if CALL.min_ps[MODEL]:
         if least > 0:
             lowest = lightest(cut, key_of(maximum).to(tl.int64), maximum, factor, least)
@@ -222,18 +245,18 @@ def search(
 def measure(row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the number or mass of entries of which the key reaches a bound, or of those at the cut whose id does."""
     if WHOLE:
-        position, num_blocks, model, maximum = row
+        position, num_blocks, model, maximum, factor = row
         found = tl.full((), 0, tl.int64)
         for block in range(num_blocks):
             entry = block * CALL.block + tl.arange(0, CALL.block)
             x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
-            mass = mass_of(x, maximum, model[4])
+            mass = mass_of(x, maximum, factor)
             found += tl.sum(measured(key_of(x), mass, entry, bound, cut, KIND), 0)
         return found
     else:
-        found = tl.sum(measured(tile[0], tile[1], tile[2], bound, cut, KIND))
+        found = tl.sum(measured(tile.key, tile.mass, tile.entry, bound, cut, KIND))
         if KIND == MASS:
-            found += tile[3]
+            found += tile.above
         return found
 
 

@@ -15,12 +15,15 @@ among; many programs then go through the row (`collect`), list these and add up 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import reduce, rows
-from acceptlib.engine.triton.rows import DRAFT, TARGET, WIDTH
+from acceptlib.engine.triton import laws, reduce, rows
+from acceptlib.engine.triton.laws import WIDTH
+from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
     LISTED,
     LOWEST,
     MASS_SCALE,
+    Filters,
+    Reduced,
     at_least,
     inverse_of,
     key_of,
@@ -60,75 +63,63 @@ ABREAST = tl.constexpr(8)
 
 
 @triton.jit
-def select_rows(
-    position,
-    count,
-    program,
-    request,
-    target,
-    draft,
-    stop_ptr,
-    arrived_ptr,
-    STAGE: tl.constexpr,
-    CALL: tl.constexpr,
-):
+def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl.constexpr):
     """Find the law of one filtered row, the target's or the draft's; decide the position if the last to do so.
 
     Rows of which top-p keeps many are left to the stage `finish`, once their entries are listed.
     """
-    if reduce.needed(position, position <= count, stop_ptr, CALL):
+    if reduce.needed(position, position <= count, request, CALL):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
         if wanted[TARGET]:
             if program == 0:
-                select_row(position, request, target, STAGE, CALL, TARGET)
+                select_row(position, request.num_blocks, request.target, STAGE, CALL, TARGET)
         if wanted[DRAFT]:
             if (program == tl.num_programs(0) - 1) & (position < count):
-                select_row(position, request, draft, STAGE, CALL, DRAFT)
+                select_row(position, request.num_blocks, request.draft, STAGE, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
-            if reduce.arrive(arrived_ptr + position, tl.num_programs(0)):
+            if reduce.arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
                 tl.debug_barrier()
-                reduce.settle(position, count, request, target, draft, stop_ptr, CALL)
+                reduce.settle(position, count, request, CALL)
 
 
 @triton.jit
-def select_row(position, request, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
+def select_row(position, num_blocks, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of one row in its stage."""
     if STAGE == "finish":
-        finish_row(position, request, model, CALL, MODEL)
+        finish_row(position, num_blocks, model, CALL, MODEL)
     else:
-        store_law(position, request, model, CALL, MODEL)
+        store_law(position, num_blocks, model, CALL, MODEL)
 
 
 @triton.jit
-def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Find the law of a reduced row, and store it as `rows.load_parts` reads it."""
-    num_blocks, width, factor = request[2], model[3], model[4]
-    top_k_ptr, top_p_ptr, min_p_ptr, _, _, _ = model[10]
-    numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
+def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find the law of a reduced row, and store it as `laws.load_parts` reads it."""
+    factor = rows.factor_of(model, CALL, MODEL)
+    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(model, position)
     one = tl.zeros((1,), tl.int32)
-    parts = rows.load_blocks(model, one + position, one == 0, num_blocks, CALL, MODEL)
-    maxima, normalisers, best = rows.combine(model, parts, CALL, MODEL)
-    maximum, normaliser = tl.sum(maxima, 0), tl.sum(normalisers, 0)
+    parts = laws.load_blocks(model, one + position, one == 0, num_blocks, CALL, MODEL)
+    law = laws.combine(model, parts, CALL, MODEL)
+    maximum, normaliser = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0)
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float64)
     least = tl.full((), 0.0, tl.float32)
     total = tl.full((), 1, tl.int64)
     target = total
     if CALL.top_ks[MODEL]:
-        top_k = tl.load(top_k_ptr).to(tl.int64)
-        top_k = tl.where((top_k > 0) & (top_k < width), top_k, 0)
+        top_k = tl.load(model.top_k_ptr).to(tl.int64)
+        top_k = tl.where((top_k > 0) & (top_k < model.width), top_k, 0)
     if CALL.top_ps[MODEL]:
-        top_p = tl.load(top_p_ptr).to(tl.float64)
+        top_p = tl.load(model.top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
-        total = tl.maximum(tl.sum(rows.terms_of(parts, maxima, factor)), 1) >> 2
+        total = tl.maximum(tl.sum(laws.terms_of(parts.maxima, parts.sums, law.maximum, factor)), 1) >> 2
         target = mass_to_keep(top_p, total)
     if CALL.min_ps[MODEL]:
-        least = at_least(tl.load(min_p_ptr))
+        least = at_least(tl.load(model.min_p_ptr))
     cut = tl.full((), float("-inf"), tl.float32)
     first = tl.full((), 0, tl.int64)
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
-        row = (position, num_blocks, model, maximum)
-        filters = (top_k, top_p, target, least)
+        row = Reduced(position, num_blocks, model, maximum, factor)
+        filters = Filters(top_k, top_p, target, least)
         low, num_sub_blocks = candidates(row, filters, CALL, MODEL)
         few = num_sub_blocks <= CALL.tile * LISTED
         count = tl.full((), 0, tl.int32)
@@ -158,7 +149,7 @@ def store_law(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr)
             cut, first, normaliser = search_row(row, low, high, none, count, total, few, filters, CALL, MODEL)
     tl.store(numbers_ptr, maximum)
     tl.store(numbers_ptr + 1, normaliser)
-    tl.store(ids_ptr + 2, tl.sum(best, 0))
+    tl.store(ids_ptr + 2, tl.sum(law.argmax, 0))
     tl.store(numbers_ptr + 3, cut)
     tl.store(ids_ptr + 4, first.to(tl.int32))
 
@@ -169,12 +160,11 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
 
     All that top-k keeps does where top-p needs its mass.
     """
-    position, num_blocks, model, maximum = row
+    position, num_blocks, model, maximum, factor = row
     top_k, top_p, target, least = filters
-    factor = model[4]
     index = tl.arange(0, CALL.max_sub_blocks)
     num_maxima = num_blocks * (CALL.block // WIDTH)
-    maxima_ptr = rows.sub_maxima(model, position) + index
+    maxima_ptr = laws.sub_maxima(model, position) + index
     maxima = tl.load(maxima_ptr, mask=index < num_maxima, other=float("-inf"), cache_modifier=".cg")
     list_ptr = list_of(model, position, num_blocks, CALL)
     key = key_of(maxima)
@@ -201,8 +191,8 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
 @triton.jit
 def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List the entries of listed sub-blocks that reach a bound, behind them; return their number."""
-    position, num_blocks, model, _ = row
-    list_ptr = list_of(model, position, num_blocks, CALL)
+    position, model = row.position, row.model
+    list_ptr = list_of(model, position, row.num_blocks, CALL)
     room: tl.constexpr = CALL.tile * (WIDTH - LISTED)
     count = tl.full((), 0, tl.int32)
     for start in range(0, num_sub_blocks, CALL.tile):
@@ -273,7 +263,7 @@ def bound_of_mass(maxima, key, target, maximum, factor):
 @triton.jit
 def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what `cut_row` does, of few listed entries, by comparing each with each."""
-    position, num_blocks, model, maximum = row
+    position, num_blocks, model, maximum, factor = row
     top_k, top_p, target, least = filters
     list_ptr = list_of(model, position, num_blocks, CALL)
     lane = tl.arange(0, ranked)
@@ -281,7 +271,7 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
     entry = tl.load(list_ptr + CALL.tile * LISTED + lane, mask=kept, other=-1)
     key = key_of(rows.load(model, position, entry, kept, float("-inf"), CALL, MODEL))
     x = logit_of(key)
-    mass = mass_of(x, maximum, model[4])
+    mass = mass_of(x, maximum, factor)
     # The entries take the place of the sub-blocks, their keys that of the entries.
     tl.debug_barrier()
     tl.store(list_ptr + lane, entry, mask=kept)
@@ -298,7 +288,7 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
             # Of equal logits those with the highest ids are kept.
             ids = tl.load(list_ptr + index, mask=index < count, other=-1)
             above = above | ((other[None, :] == key[:, None]) & (ids[None, :] > entry[:, None]))
-            before += tl.where(above, mass_of(logit_of(other), maximum, model[4])[None, :], 0)
+            before += tl.where(above, mass_of(logit_of(other), maximum, factor)[None, :], 0)
     if CALL.top_ks[MODEL]:
         if top_k > 0:
             kept = kept & (tl.sum(place, 1) < top_k)
@@ -308,7 +298,7 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
                 target = mass_to_keep(top_p, tl.sum(tl.where(kept, mass, 0), 0))
             kept = kept & (tl.sum(before, 1) < target)
     if CALL.min_ps[MODEL]:
-        kept = kept & (tl.exp2((x - maximum) * model[4]) >= least)
+        kept = kept & (tl.exp2((x - maximum) * factor) >= least)
     cut = tl.min(tl.where(kept, key, HIGHEST), 0)
     first = tl.min(tl.where(kept & (key == cut), entry, HIGHEST), 0)
     return logit_of(cut), first.to(tl.int64), inverse_of(tl.sum(tl.where(kept, mass, 0), 0))
@@ -317,7 +307,7 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
 @triton.jit
 def weigh(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the smallest logit of listed sub-blocks that min-p keeps, and 1 / sum of what it keeps."""
-    position, num_blocks, model, maximum = row
+    position, num_blocks, model, maximum, factor = row
     list_ptr = list_of(model, position, num_blocks, CALL)
     cut = tl.full((), float("inf"), tl.float32)
     kept = tl.full((), 0, tl.int64)
@@ -326,19 +316,18 @@ def weigh(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
         sub_block = tl.load(list_ptr + lane, mask=lane < num_sub_blocks, other=-1)
         entry = sub_block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
-        keeps = tl.exp2((x - maximum) * model[4]) >= least
+        keeps = tl.exp2((x - maximum) * factor) >= least
         cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))
-        kept += tl.sum(tl.where(keeps, mass_of(x, maximum, model[4]), 0))
+        kept += tl.sum(tl.where(keeps, mass_of(x, maximum, factor), 0))
     return cut, inverse_of(kept)
 
 
 @triton.jit
 def bracket(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return [low, high) of keys that a sample of the row takes the cut of top-p to be in; a tile holds the entries."""
-    position, _, model, maximum = row
-    factor = model[4]
-    entry, x = sample(row, position >= 0, CALL, MODEL)
-    left_out, share = left_out_of_sample(entry, model[3], target, total)
+    maximum, factor = row.maximum, row.factor
+    entry, x = sample(row, row.position >= 0, CALL, MODEL)
+    left_out, share = left_out_of_sample(entry, row.model.width, target, total)
     # Entries are counted by how far they lie below the largest, and a bin's mass is taken for that of its middle.
     number = tl.minimum((maximum - x) * (factor * BINS_A_DIGIT), BINS - 1).to(tl.int32)
     counts = tl.histogram(tl.reshape(number, [CALL.tile * WIDTH]), BINS).to(tl.float32)
@@ -366,26 +355,26 @@ def place_of(amount, parts):
 
 
 @triton.jit
-def collect_rows(position, count, program, request, target, draft, stop_ptr, CALL: tl.constexpr):
+def collect_rows(position, count, program, request, CALL: tl.constexpr):
     """List the entries of one row that the cut of top-p is among, of some blocks, if its law is not known yet."""
-    if reduce.needed(position, position <= count, stop_ptr, CALL):
+    if reduce.needed(position, position <= count, request, CALL):
         step = tl.num_programs(0) // CALL.num_collected
         if CALL.collects[TARGET]:
             if program < step:
-                collect_row(position, program, step, request, target, CALL, TARGET)
+                collect_row(position, program, step, request.num_blocks, request.target, CALL, TARGET)
         if CALL.collects[DRAFT]:
             first = program - (tl.num_programs(0) - step)
             if (first >= 0) & (position < count):
-                collect_row(position, first, step, request, draft, CALL, DRAFT)
+                collect_row(position, first, step, request.num_blocks, request.draft, CALL, DRAFT)
 
 
 @triton.jit
-def collect_row(position, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def collect_row(position, first, step, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List the entries of one row that the cut is among, of every `step`th block from the first on."""
-    numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
+    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(model, position)
     cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
     if cut != cut:
-        num_blocks = request[2]
+        factor = rows.factor_of(model, CALL, MODEL)
         maximum = tl.load(numbers_ptr, cache_modifier=".cg")
         low = tl.load(ids_ptr + 5, cache_modifier=".cg")
         high = tl.load(ids_ptr + 6, cache_modifier=".cg")
@@ -396,7 +385,7 @@ def collect_row(position, first, step, request, model, CALL: tl.constexpr, MODEL
             entry = block * CALL.block + tl.arange(0, CALL.block)
             x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
             key = key_of(x)
-            mass = mass_of(x, maximum, model[4])
+            mass = mass_of(x, maximum, factor)
             listed = (key >= low) & (key < high)
             above += tl.sum(tl.where(key >= high, mass, 0), 0)
             inside += tl.sum(tl.where(listed, mass, 0), 0)
@@ -408,21 +397,20 @@ def collect_row(position, first, step, request, model, CALL: tl.constexpr, MODEL
 
 
 @triton.jit
-def finish_row(position, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a row if it is not known yet."""
-    numbers_ptr, ids_ptr, words_ptr = rows.law_pointers(model, position)
+    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(model, position)
     cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
     if cut != cut:
-        num_blocks = request[2]
         maximum = tl.load(numbers_ptr, cache_modifier=".cg")
         count = tl.load(ids_ptr + 7, cache_modifier=".cg")
         above = tl.load(words_ptr + 4, cache_modifier=".cg")
         inside = tl.load(words_ptr + 5, cache_modifier=".cg")
         total = tl.load(words_ptr + 6, cache_modifier=".cg")
-        top_p = tl.load(model[10][1]).to(tl.float64)
+        top_p = tl.load(model.top_p_ptr).to(tl.float64)
         target = mass_to_keep(top_p, total)
-        row = (position, num_blocks, model, maximum)
-        filters = (tl.full((), 0, tl.int64), top_p, target, tl.full((), 0.0, tl.float32))
+        row = Reduced(position, num_blocks, model, maximum, rows.factor_of(model, CALL, MODEL))
+        filters = Filters(tl.full((), 0, tl.int64), top_p, target, tl.full((), 0.0, tl.float32))
         found = (above < target) & (above + inside >= target) & (count <= CALL.tile * (WIDTH - LISTED))
         low = tl.load(ids_ptr + 5, cache_modifier=".cg").to(tl.int64)
         high = tl.load(ids_ptr + 6, cache_modifier=".cg").to(tl.int64)

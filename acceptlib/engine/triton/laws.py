@@ -1,0 +1,316 @@
+"""Laws of rows inside the kernels, and entries as probabilities.
+
+From logits, a row's law is its maximum, its normaliser and, where asked for, its argmax and its entropy. The maximum
+and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. Sums are
+integers, of fours added up in one order, so neither the layout of a program nor the order of blocks changes a bit.
+
+A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores it.
+"""
+
+# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton.rows import DRAFT, LOG2_E, TARGET, factor_of, load_raw
+from acceptlib.engine.triton.sums import NEGLIGIBLE, SUM_SCALE, add_two, sum_exp, sum_exp_and_bits
+
+WIDTH = tl.constexpr(32)
+"""Entries of a sub-block, of which filtered rows keep the largest."""
+
+LAW_WORDS = tl.constexpr(8)
+"""Words of the law of a filtered row."""
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+class Parts(NamedTuple):
+    """What laws of rows are combined from, [n, MAX_BLOCKS]; `bits` is for the entropy."""
+
+    maxima: tl.tensor
+    sums: tl.tensor
+    best: tl.tensor
+    bits: tl.tensor
+
+
+class Law(NamedTuple):
+    """The law of a row: a maximum of NaN where it has none, and 1 / sum of exponentials."""
+
+    maximum: tl.tensor
+    normaliser: tl.tensor
+    argmax: tl.tensor
+
+
+class EntropyLaw(NamedTuple):
+    """The same with the entropy in nats, float64."""
+
+    maximum: tl.tensor
+    normaliser: tl.tensor
+    argmax: tl.tensor
+    entropy: tl.tensor
+
+
+class CutLaw(NamedTuple):
+    """The law of a filtered row: an entry above the cut is kept, and one that equals it from an id on."""
+
+    maximum: tl.tensor
+    normaliser: tl.tensor
+    argmax: tl.tensor
+    cut: tl.tensor
+    first_kept: tl.tensor
+
+
+@triton.jit
+def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
+    if CALL.filtered[MODEL]:
+        sub_blocks: tl.constexpr = CALL.block // WIDTH
+        maxima = tl.reduce(tl.reshape(x, [sub_blocks, WIDTH]), 1, _larger)
+        place = block * sub_blocks + tl.arange(0, sub_blocks)
+        tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
+        maximum = tl.reduce(maxima, 0, _larger)
+    else:
+        maximum = tl.reduce(x, 0, _larger)
+    at = position.to(tl.int64) * num_blocks + block
+    tl.store(model.maxima_ptr + at, maximum, mask=mask)
+    # A greedy request needs the argmax and no sum; others need it only where the strategy asks for it.
+    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+        if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
+            best = tl.min(tl.where(x == maximum, entry, model.width), 0)
+            tl.store(model.best_ptr + at, tl.minimum(best, model.width - 1), mask=mask)
+    if CALL.logits[MODEL]:
+        factor = factor_of(model, CALL, MODEL)
+        if factor > 0:
+            if CALL.entropy and MODEL == TARGET:
+                total, bits = sum_exp_and_bits(x, maximum, factor)
+                tl.store(model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw, bits, mask=mask)
+            else:
+                total = sum_exp(x, maximum, factor)
+            tl.store(model.sums_ptr + at, total, mask=mask)
+
+
+@triton.jit
+def law_pointers(model, position):
+    """Return where the law of filtered rows is, as float32, as int32 and as words; what finds it keeps more there."""
+    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
+    return words_ptr.to(tl.pointer_type(tl.float32)), words_ptr.to(tl.pointer_type(tl.int32)), words_ptr
+
+
+@triton.jit
+def sub_maxima(model, position):
+    """Return where the maxima of a filtered row's sub-blocks are."""
+    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
+    return (words_ptr + LAW_WORDS).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr):
+    """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
+    if CALL.biased[TARGET] or CALL.masked[TARGET]:
+        x = load_raw(model, position, entry, mask, float("-inf"), CALL)
+    maximum = tl.reduce(x, 0, _larger)
+    at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64) * num_blocks + block)
+    tl.store(at, sum_exp(x, maximum, LOG2_E), mask=mask)
+    tl.store((at + 1).to(tl.pointer_type(tl.float32)), maximum, mask=mask)
+
+
+@triton.jit
+def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
+    """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits.
+
+    They are NaN where the row has none.
+    """
+    index = tl.arange(0, CALL.max_blocks)[None, :]
+    at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64)[:, None] * num_blocks + index)
+    mask = wanted[:, None] & (index < num_blocks)
+    sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
+    maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
+    maximum = tl.reduce(maxima, 1, _larger)
+    terms = terms_of(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32))
+    total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
+    return tl.where(maximum < float("inf"), (x - maximum).to(tl.float64) - tl.log(total), float("nan"))
+
+
+@triton.jit
+def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what the laws of rows at positions [n] are made from."""
+    if CALL.filtered[MODEL]:
+        numbers_ptr, ids_ptr, _ = law_pointers(model, position)
+        return CutLaw(
+            maximum=tl.load(numbers_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
+            normaliser=tl.load(numbers_ptr + 1, mask=wanted, other=0.0, cache_modifier=".cg"),
+            argmax=tl.load(ids_ptr + 2, mask=wanted, other=0, cache_modifier=".cg"),
+            cut=tl.load(numbers_ptr + 3, mask=wanted, other=0.0, cache_modifier=".cg"),
+            first_kept=tl.load(ids_ptr + 4, mask=wanted, other=0, cache_modifier=".cg"),
+        )
+    else:
+        return load_blocks(model, position, wanted, num_blocks, CALL, MODEL)
+
+
+@triton.jit
+def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
+    """Return the laws of both models' rows from `load_parts`, each number [n]; a maximum of NaN where a row has none.
+
+    Without a draft the second is the first. Of two models that need the same, both go through each step together: it
+    takes as long as one, but more registers, which programs that read rows have not.
+    """
+    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not CALL.selects and not CALL.lazy:
+        maximum, draft_maximum = tl.reduce((target_parts.maxima, draft_parts.maxima), 1, _larger_two)
+        terms = terms_of(target_parts.maxima, target_parts.sums, maximum, factor_of(target, CALL, TARGET))
+        draft_terms = terms_of(draft_parts.maxima, draft_parts.sums, draft_maximum, factor_of(draft, CALL, DRAFT))
+        total, draft_total = tl.reduce((terms, draft_terms), 1, add_two)
+        target_law = law_of(target, target_parts, maximum, total, CALL, TARGET)
+        return target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT)
+    else:
+        target_law = one(target, target_parts, CALL, TARGET)
+        draft_law = target_law
+        if CALL.has_draft:
+            draft_law = one(draft, draft_parts, CALL, DRAFT)
+        return target_law, draft_law
+
+
+@triton.jit
+def one(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of one model's rows from `load_parts`."""
+    if CALL.filtered[MODEL]:
+        return parts
+    else:
+        return combine(model, parts, CALL, MODEL)
+
+
+@triton.jit
+def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what the laws of rows at positions [n] are combined from."""
+    index = tl.arange(0, CALL.max_blocks)[None, :]
+    at = position.to(tl.int64)[:, None] * num_blocks + index
+    mask = wanted[:, None] & (index < num_blocks)
+    maxima = tl.zeros(at.shape, tl.float32)
+    sums = tl.zeros(at.shape, tl.int64)
+    best = tl.zeros(at.shape, tl.int32)
+    if CALL.logits[MODEL] or CALL.best[MODEL]:
+        maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+    if CALL.logits[MODEL]:
+        sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=".cg")
+    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+        size = num_blocks
+        if not CALL.best[MODEL]:
+            size = tl.where(model.temperature > 0, 0, num_blocks)
+        best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=".cg")
+    bits = sums
+    if CALL.entropy and MODEL == TARGET:
+        bits_ptr = model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw
+        bits = tl.load(bits_ptr, mask=mask, other=0, cache_modifier=".cg")
+    return Parts(maxima, sums, best, bits)
+
+
+@triton.jit
+def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of rows without a filter from `load_blocks`; see `law_of`."""
+    maximum = tl.reduce(parts.maxima, 1, _larger)
+    total = tl.zeros(maximum.shape, tl.int64)
+    if CALL.logits[MODEL]:
+        total = tl.sum(terms_of(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL)), 1)
+    return law_of(model, parts, maximum, total, CALL, MODEL)
+
+
+@triton.jit
+def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of rows without a filter, given their maxima and the sums of their exponentials."""
+    total = tl.maximum(total, 1)
+    normaliser = tl.zeros_like(maximum)
+    if CALL.logits[MODEL]:
+        normaliser = (normaliser + SUM_SCALE) / total.to(tl.float32)
+    argmax = tl.zeros(maximum.shape, tl.int32)
+    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+        if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
+            argmax = tl.min(tl.where(parts.maxima == maximum[:, None], parts.best, 2147483647), 1)
+    if CALL.logits[MODEL]:
+        maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
+    elif CALL.best[MODEL] and MODEL == TARGET:
+        maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
+    if CALL.entropy and MODEL == TARGET:
+        entropy = entropy_of(parts, maximum, total, factor_of(model, CALL, MODEL))
+        return EntropyLaw(maximum, normaliser, argmax, entropy)
+    else:
+        return Law(maximum, normaliser, argmax)
+
+
+@triton.jit
+def entropy_of(parts, maximum, total, factor):
+    """Return the entropies of rows [n] in nats, float64; NaN where a row has no law.
+
+    H = log Z + sum_x w(x) bits(x) / Z, of exponentials w, their sum Z, and the bits that they lie below the largest.
+    Those of a block lie deeper by as much as its maximum does.
+    """
+    deeper = tl.minimum((maximum[:, None] - parts.maxima) * factor, NEGLIGIBLE)
+    terms = (parts.bits.to(tl.float64) + parts.sums.to(tl.float64) * deeper) * tl.exp2(-deeper).to(tl.float64)
+    mean = tl.sum(terms.to(tl.int64), 1).to(tl.float64) / total.to(tl.float64)
+    entropy = tl.log(total.to(tl.float64) / SUM_SCALE) + mean * LN_2
+    return tl.where(maximum == maximum, tl.where(factor == 0, 0.0, entropy), float("nan"))
+
+
+@triton.jit
+def terms_of(maxima, sums, maximum, factor):
+    """Return the sums of exponentials of blocks times 2^44, relative to the maxima of their rows, [n, MAX_BLOCKS]."""
+    relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
+    return (sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
+def only(law, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the law of the only row, as scalars."""
+    maximum, normaliser, argmax = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0), tl.sum(law.argmax, 0)
+    if CALL.filtered[MODEL]:
+        return CutLaw(maximum, normaliser, argmax, tl.sum(law.cut, 0), tl.sum(law.first_kept, 0))
+    elif CALL.entropy and MODEL == TARGET:
+        return EntropyLaw(maximum, normaliser, argmax, tl.sum(law.entropy, 0))
+    else:
+        return Law(maximum, normaliser, argmax)
+
+
+@triton.jit
+def prob(x, entry, model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return entries as probabilities, float32, given the law of their rows."""
+    if CALL.logits[MODEL]:
+        factor = factor_of(model, CALL, MODEL)
+        p = tl.exp2((x - law.maximum) * factor) * law.normaliser
+        if CALL.filtered[MODEL]:
+            p = tl.where((x > law.cut) | ((x == law.cut) & (entry >= law.first_kept)), p, 0.0)
+        if CALL.temperature[MODEL]:
+            p = tl.where(factor == 0, (entry == law.argmax).to(tl.float32), p)
+        return p
+    else:
+        return x
+
+
+@triton.jit
+def prob_of(x, entry, mask, model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the probability of one loaded entry of each row, float64; NaN where its row has no law."""
+    p = prob(x, entry, model, law, CALL, MODEL).to(tl.float64)
+    if CALL.logits[MODEL]:
+        p = tl.where(law.maximum == law.maximum, p, float("nan"))
+    return tl.where(mask, p, 0.0)
+
+
+@triton.jit
+def largest_prob(model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the largest entry of rows, float64, given their law."""
+    if CALL.filtered[MODEL]:  # of equal largest entries the argmax is the first that top-p leaves out
+        p = tl.where(factor_of(model, CALL, MODEL) == 0, 1.0, law.normaliser)
+        return tl.where(law.maximum == law.maximum, p, float("nan")).to(tl.float64)
+    else:
+        return prob(law.maximum, law.argmax, model, law, CALL, MODEL).to(tl.float64)
+
+
+@triton.jit
+def _larger(a, b):
+    """Return the larger of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _larger_two(a, b, c, d):
+    """Return the larger of two pairs, each as `_larger` does."""
+    return _larger(a, c), _larger(b, d)

@@ -1,0 +1,75 @@
+"""Where the parts of the workspace are: computed by the host, which allocates it, and inside the kernels."""
+
+# ruff: noqa: N803 - jit functions; their constants are in capitals
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Layout(NamedTuple):
+    """The first word, of 64 bits, of each part.
+
+    Attributes:
+        draft_partials: Sums, maxima and argmaxes of blocks of the draft's rows, behind those of the target's.
+        scalars: The plan's scalars, for each position.
+        sums: Row sums and largest entries of blocks, for each position.
+        draws: What the last stage finds of a row, for each request; of every row where a mass decides.
+        draw_words: Words of one of these.
+        prepared: What `decide.prepare` finds, for each request.
+        cuts: Laws of the target's filtered rows, and what they are found by.
+        cut_words: Words of one of these.
+        draft_cuts: The same of the draft's.
+        extra: What else is reduced of blocks of the target's rows.
+        end: The number of words.
+    """
+
+    draft_partials: tl.tensor
+    scalars: tl.tensor
+    sums: tl.tensor
+    draws: tl.tensor
+    draw_words: tl.tensor
+    prepared: tl.tensor
+    cuts: tl.tensor
+    cut_words: tl.tensor
+    draft_cuts: tl.tensor
+    extra: tl.tensor
+    end: tl.tensor
+
+
+@triton.jit
+def layout_of(num_positions, num_requests, num_blocks, num_emit_blocks, CALL: tl.constexpr):
+    """Return the layout for a call; `layout_of.fn` does so for numbers."""
+    num_rows = num_positions + num_requests
+    draft_partials = 2 * num_rows * num_blocks
+    scalars = draft_partials + 2 * num_positions * num_blocks
+    sums = scalars + len(CALL.scalars) * num_positions
+    draws = sums + (len(CALL.sums) + CALL.top_k) * num_positions * num_blocks
+    draw_words = 2 * num_emit_blocks * (1 + CALL.emit_parts)
+    prepared = draws + num_requests * draw_words
+    cuts = prepared
+    if CALL.mass_scalar >= 0:
+        prepared += num_rows * draw_words
+        cuts = prepared + 3 * num_requests
+    cut_words = CALL.tile_words + num_blocks * CALL.block_words
+    draft_cuts = cuts
+    if CALL.filtered[0]:
+        draft_cuts += num_rows * cut_words
+    extra = draft_cuts
+    if CALL.filtered[1]:
+        extra += num_positions * cut_words
+    end = extra + CALL.extra_words * num_rows * num_blocks
+    return Layout(
+        draft_partials,
+        scalars,
+        sums,
+        draws,
+        draw_words,
+        prepared,
+        cuts,
+        cut_words,
+        draft_cuts,
+        extra,
+        end,
+    )
