@@ -319,18 +319,18 @@ def verify_kernel(
             target_bias_values_ptr,
             target_num_biases,
         ),
-        workspace_ptr,
-        num_rows,
-        number,
-        start + number,
-        start + number if CALL.has_bonus_rows else start,
-        count + 1 if CALL.has_bonus_rows else count,
-        num_blocks,
-        workspace_ptr + layout.cuts,
-        layout.cut_words,
-        workspace_ptr + layout.extra,
-        CALL,
-        TARGET,
+        request=number,
+        first=start + number,
+        first_row=start + number if CALL.has_bonus_rows else start,
+        rows_here=count + 1 if CALL.has_bonus_rows else count,
+        num_rows=num_rows,
+        num_blocks=num_blocks,
+        partials_ptr=workspace_ptr,
+        cuts_ptr=workspace_ptr + layout.cuts,
+        cut_words=layout.cut_words,
+        extra_ptr=workspace_ptr + layout.extra,
+        CALL=CALL,
+        MODEL=TARGET,
     )
     draft = rows.open_model(
         rows.Given(
@@ -351,18 +351,18 @@ def verify_kernel(
             draft_bias_values_ptr,
             draft_num_biases,
         ),
-        workspace_ptr + layout.draft_partials,
-        num_positions.to(tl.int64),
-        number,
-        start,
-        start,
-        count,
-        num_blocks,
-        workspace_ptr + layout.draft_cuts,
-        layout.cut_words,
-        workspace_ptr + layout.extra,
-        CALL,
-        DRAFT,
+        request=number,
+        first=start,
+        first_row=start,
+        rows_here=count,
+        num_rows=num_positions.to(tl.int64),
+        num_blocks=num_blocks,
+        partials_ptr=workspace_ptr + layout.draft_partials,
+        cuts_ptr=workspace_ptr + layout.draft_cuts,
+        cut_words=layout.cut_words,
+        extra_ptr=workspace_ptr + layout.extra,
+        CALL=CALL,
+        MODEL=DRAFT,
     )
     seed = tl.full((), 0, tl.int64)
     offset = tl.full((), 0, tl.int64)
@@ -402,7 +402,7 @@ def verify_kernel(
     if decides:
         # On its way before parameters are looked at, and while the stage before ends.
         fetched = decide.fetch_first(count, request, CALL)
-    # A request without counts has no rows: those that it would point at are another's.
+    # A request without counts has no rows to reduce: those that it would point at are another's.
     num_read = tl.where(fault == 0, count, -1)
     own_fault = tl.maximum(
         rows.fault_of(target, vocab_size, CALL, TARGET), rows.fault_of(draft, vocab_size, CALL, DRAFT)

@@ -91,23 +91,35 @@ def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr
 @triton.jit
 def open_model(
     given,
-    partials_ptr,  # int64 words, 2 for each block of each row
-    num_rows,
     request,
     first,
     first_row,
     rows_here,
+    num_rows,
     num_blocks,
-    cuts_ptr,  # int64 words, `cut_words` for each row
+    partials_ptr,
+    cuts_ptr,
     cut_words,
-    extra_ptr,  # int64 words, `CALL.extra_words` for each block of each row
+    extra_ptr,
     CALL: tl.constexpr,
     MODEL: tl.constexpr,
 ):
     """Return a request's rows of one model.
 
-    `first` and `first_row` are the numbers of the request's first row among partial results and among rows: they
-    differ where bonus rows are left out.
+    Args:
+        given: All requests' rows.
+        request: Its number.
+        first: The number of its first row among what is found of rows.
+        first_row: The same among the rows given, which differs where bonus rows are left out.
+        rows_here: How many rows it has.
+        num_rows: Rows of all requests.
+        num_blocks: Of a row.
+        partials_ptr: Two words for each block of each row.
+        cuts_ptr: `cut_words` for each row.
+        cut_words: See `Layout`.
+        extra_ptr: `CALL.extra_words` for each block of each row.
+        CALL: The call.
+        MODEL: Which of the two models.
     """
     start = first_row * given.row_stride if CALL.ragged else request * given.request_stride
     if CALL.aligned:
