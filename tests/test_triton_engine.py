@@ -139,8 +139,17 @@ def makespan(num_blocks: int, num_requests: int, resident: int, num_programs: in
 @pytest.mark.parametrize("resident", [4, 108 * 5, 132 * 4, 132 * 8])
 @pytest.mark.parametrize("num_requests", [1, 9, 32, 64, 200])
 def test_programs_of_the_last_stage_end_together(num_requests: int, resident: int) -> None:
-    """As soon as any other number of programs would, but for a step in each turn that they take."""
+    """No other number of programs would end sooner."""
     best = min(makespan(40, num_requests, resident, number) for number in range(1, 41))
-    chosen = engine.programs_of(40, num_requests, resident)
-    turns = -(-num_requests * chosen // resident)
-    assert makespan(40, num_requests, resident, chosen) <= best + turns
+    assert makespan(40, num_requests, resident, engine.programs_of(40, num_requests, resident)) == best
+
+
+def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    grids: dict[str, tuple[int, int, int]] = {}
+    monkeypatch.setattr(engine, "launch", lambda key, grid, *_: grids.update({key[1]: grid}))
+    monkeypatch.setattr(engine, "SIZES", engine.Sizes(1, 1))
+    monkeypatch.setattr(engine, "resident_programs", lambda *_: 9)
+    probs = torch.zeros(3, 3, 20 * engine.LARGE_PROBS.emit_block)
+    call = cases.inputs(torch.zeros(3, 2, dtype=torch.int64), rng=0, target_probs=probs, draft_probs=probs[:, :2])
+    engine.verify(acceptlib.create("rejection").plan, call)
+    assert grids == {"emit": (3, 3, 1)}

@@ -218,7 +218,7 @@ def fetch_first(count, request, CALL: tl.constexpr):
 def after_wait(fetched):
     """Return what `fetch` did once the stages before have ended.
 
-    u passes through the instruction that waits, for what makes it would be put off until u is used.
+    u passes through the statement that waits, so that Triton keeps what makes it ahead of that; an assembler may not.
     """
     u = tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b64 $0, $1;", "=d,d", [fetched.u], dtype=tl.float64, is_pure=False, pack=1

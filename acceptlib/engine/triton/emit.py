@@ -32,7 +32,7 @@ class Grid(NamedTuple):
 
 
 class Out(NamedTuple):
-    """Where one request's result goes, `raw_logprobs_ptr` and all before it at its row; and its offset."""
+    """Where one request's result goes, and its stream's offset."""
 
     token_ids_ptr: tl.tensor
     logprobs_ptr: tl.tensor
