@@ -46,14 +46,14 @@ def test_laws(label: str, folder: Path) -> None:
     assert cases.run_apart("interpreted", folder / "laws.json", laws.__file__)[label] == ""
 
 
-@pytest.mark.parametrize("label", cases.labels("interpreted"))
-def test_interpreted_equals_torch(label: str, results: Results) -> None:
+@pytest.mark.parametrize(("mode", "label"), cases.interpreted())
+def test_interpreted_equals_torch(mode: str, label: str, results: Results) -> None:
     """Tokens, counts, status and offsets: exactly, from probabilities, bad values included."""
-    assert results("interpreted")[label] == ""
+    assert results(mode)[label] == ""
 
 
 @pytest.mark.parametrize("target", cases.TARGETS)
-@pytest.mark.parametrize("label", cases.labels("cuda"))
+@pytest.mark.parametrize("label", cases.labels())
 def test_compiles_without_gpu(label: str, target: str, results: Results) -> None:
     assert results(target)[label] == ""
 

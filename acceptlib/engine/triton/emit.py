@@ -70,7 +70,7 @@ def emit(
     fault,
     request,
     prepared_ptr,
-    partials_ptr,  # of a row: [num_parts] int64, [num_parts] and [3, num_programs] float32
+    partials_ptr,  # of a row: [emit_shares, num_parts] int64, [num_parts] and [3, num_programs] float32
     out,
     CALL: tl.constexpr,
 ):
@@ -169,13 +169,13 @@ def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
 @triton.jit
 def row_partials(position, partials_ptr, grid, CALL: tl.constexpr):
     """Return where the partial results of one of a request's rows are."""
-    return partials_ptr + position.to(tl.int64) * 2 * grid.num_blocks * (1 + CALL.emit_parts)
+    return partials_ptr + position.to(tl.int64) * CALL.draw_words * grid.num_blocks
 
 
 @triton.jit
 def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
     """Return where the largest weight of each part of a row is; the masses that programs found are behind these."""
-    return (partials_ptr + num_blocks * CALL.emit_parts).to(tl.pointer_type(tl.float32))
+    return (partials_ptr + num_blocks * CALL.emit_parts * CALL.emit_shares).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -199,6 +199,7 @@ def weigh_row(stop, length, grid, request, partials_ptr, CALL: tl.constexpr):
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(program, stop, stop < length, request, CALL.emit_block, CALL)
+    tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     row = reduce.open_row(stop, length, request, CALL)
     kind = kind_of(stop, length, CALL)
     is_bonus = kind.is_bonus
@@ -241,7 +242,9 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    tl.store(partials_ptr + at, tl.sum(tl.reshape(fixed(finite), shape), 1))
+    shares = tl.sum(tl.sum(tl.reshape(fixed(finite), CALL.emit_runs), 1), 2)
+    share = tl.arange(0, CALL.emit_shares) * num_blocks * CALL.emit_parts
+    tl.store(partials_ptr + at[:, None] + share[None, :], shares)
     # What threads hold is added up once for all blocks.
     w_mass = fours(weights)
     p_mass = w_mass
@@ -270,7 +273,8 @@ def load_sums(partials_ptr, grid, CALL: tl.constexpr):
     _, num_programs, num_blocks = grid
     index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
     num_parts = num_blocks * CALL.emit_parts
-    parts = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
+    shares_ptr = partials_ptr + tl.arange(0, CALL.emit_shares)[:, None] * num_parts + index[None, :]
+    shares = tl.load(shares_ptr, mask=index[None, :] < num_parts, other=0, cache_modifier=".cg")
     place = tl.arange(0, CALL.max_emit_blocks)
     used = place < num_programs
     masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + place
@@ -281,7 +285,7 @@ def load_sums(partials_ptr, grid, CALL: tl.constexpr):
     else:
         p_masses = w_masses
         q_masses = w_masses
-    return Sums(parts, w_masses, p_masses, q_masses)
+    return Sums(tl.sum(shares, 0), w_masses, p_masses, q_masses)
 
 
 @triton.jit
@@ -344,13 +348,14 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
                 for number in range(num_blocks * CALL.emit_parts):
                     raw = reduce.load_block(number, stop, is_bonus == 0, request, CALL.emit_part, CALL)
                     _, _, _, weights = weigh(raw, from_target, row, request, CALL)
-                    parts = tl.where(index == number, tl.sum(fixed(weights), 0), parts)
-                total = tl.sum(parts, 0)
+                    part = tl.sum(fixed(weights), 0)
+                    parts = tl.where(index == number, part, parts)
+                    total += part
         # Draw: the first entry whose running sum exceeds r.
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
         ends = tl.cumsum(parts, 0)
         below = (ends <= r) & used
-        found, taken = tl.reduce((below.to(tl.int32), tl.where(below, ends, 0)), 0, _count_and_largest)
+        found = tl.sum(below.to(tl.int32), 0)
         found = tl.minimum(found, num_blocks * CALL.emit_parts - 1)
         if CALL.residual is not None and CALL.recovered == "argmax":
             largest_ptr = largest_in(partials_ptr, num_blocks, CALL)
@@ -359,7 +364,8 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
             if kind.takes_best:
                 found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
         raw = reduce.load_block(found, stop, is_bonus == 0, request, CALL.emit_part, CALL)
-        # While the part is on its way: are the rows' masses sound?
+        # While the part is on its way: what lies below it, and are the rows' masses sound?
+        taken = tl.max(tl.where(below, ends, 0), 0)
         if CALL.given_probs:
             w_mass, p_mass, q_mass = tl.reduce((sums.weights, sums.p, sums.q), 0, add_three)
         else:
@@ -415,9 +421,3 @@ def write(stop, ids, token, p, fault, request, out, CALL: tl.constexpr):
     tl.store(out.num_accepted_ptr, stop)
     tl.store(out.num_emitted_ptr, stop + (fault == 0).to(tl.int32))
     tl.store(out.status_ptr, fault.to(tl.int8))
-
-
-@triton.jit
-def _count_and_largest(a, b, c, d):
-    """Add the first, and take the larger of the second."""
-    return a + c, tl.maximum(b, d)

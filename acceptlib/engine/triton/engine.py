@@ -26,6 +26,7 @@ SMALL = Tuning(
     emit_registers=128,
     emit_block=4096,
     emit_part=512,
+    emit_shares=1,
     loops=False,
     decides_first=False,
     lazy=False,
@@ -46,6 +47,7 @@ LARGE = Tuning(
     emit_registers=64,
     emit_block=1024,
     emit_part=1024,
+    emit_shares=1,
     loops=True,
     decides_first=True,
     lazy=True,
@@ -55,7 +57,7 @@ LARGE = Tuning(
 LARGE_PROBS = LARGE._replace(emit_registers=80, decides_first=False)
 """The same from probabilities, of which all programs of the only stage decide."""
 
-LARGE_ONE = LARGE._replace(reduce_registers=64)
+LARGE_ONE = LARGE._replace(reduce_registers=64, emit_shares=4)
 """The same for the rows of one model, which take half as many programs."""
 
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
@@ -64,7 +66,14 @@ LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, shares=2)
 """The same where a mass decides."""
 
-MEDIUM = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, decides_first=False, lazy=False)
+MEDIUM = LARGE._replace(
+    reduce_warps=4,
+    reduce_registers=64,
+    emit_registers=128,
+    emit_shares=4,
+    decides_first=False,
+    lazy=False,
+)
 """Between the two: rows are read before a stop would be known."""
 
 TUNINGS = (

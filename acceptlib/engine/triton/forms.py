@@ -23,6 +23,8 @@ class Tuning(NamedTuple):
         emit_registers: Registers of its threads, at most, which say how many programs run at a time.
         emit_block: Entries that such a program weighs at a time.
         emit_part: Entries that are summed up apart, of which the draw searches one part.
+        emit_shares: Sums of a part: one of what each warp holds, or one, for which warps wait for each other and the
+            last program reads less.
         loops: Whether programs go through several blocks where there are more than run at a time.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
@@ -38,6 +40,7 @@ class Tuning(NamedTuple):
     emit_registers: int
     emit_block: int
     emit_part: int
+    emit_shares: int
     loops: bool
     decides_first: bool
     lazy: bool
@@ -88,6 +91,9 @@ class Form(NamedTuple):
 
 PARAMETERS = Model._fields[6:]
 """Sampling parameters, as `Rows` names them."""
+
+WARP_BYTES = 512
+"""That a warp loads at once: 16 for each of its threads."""
 
 NO_PARAMETERS = (None, None, None, None, None, 0, 0, 0, None, None, 0)
 """The kernel's arguments for them where there are none."""
@@ -165,6 +171,8 @@ def compiled_for(
         loops=tuning.loops,
         emit_block=tuning.emit_block,
         emit_part=tuning.emit_part,
+        emit_shares=tuning.emit_shares,
+        emit_run=WARP_BYTES // target.dtype.itemsize,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,

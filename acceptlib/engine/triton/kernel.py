@@ -33,6 +33,7 @@ class Call:
 
     There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
     `entropy` says whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
+    `emit_run` is how many entries next to each other a warp loads.
     Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
     """
 
@@ -88,6 +89,8 @@ class Call:
     loops: bool
     emit_block: int
     emit_part: int
+    emit_shares: int
+    emit_run: int
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -154,6 +157,17 @@ class Call:
     def emit_parts(self) -> int:
         """Parts of a block of the last stage."""
         return self.emit_block // self.emit_part
+
+    @property
+    def draw_words(self) -> int:
+        """Words of what the last stage finds of a block: shares and the largest of each part, and three masses."""
+        return self.emit_parts * (self.emit_shares + 1) + 2
+
+    @property
+    def emit_runs(self) -> tuple[int, int, int, int]:
+        """The shape of a block of the last stage: parts, rounds, shares, and entries next to each other of a share."""
+        run = self.emit_part if self.emit_shares == 1 else min(self.emit_run, self.emit_part // self.emit_shares)
+        return self.emit_parts, self.emit_part // (self.emit_shares * run), self.emit_shares, run
 
     @property
     def spares_masses(self) -> bool:
