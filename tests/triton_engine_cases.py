@@ -63,6 +63,7 @@ SHAPES = {
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
+MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
@@ -560,7 +561,7 @@ def main(mode: str, path: str) -> None:
             for name, strategy in strategies().items():
                 if goes_through(name, sizes, call):
                     # A medium batch has little that a small or a large one has not.
-                    thorough = sizes == ONE_BLOCK or (name, shape) == ("rejection", "B2-K4-V601")
+                    thorough = sizes == ONE_BLOCK or (name == "rejection" and call in MEDIUM)
                     some = EVERY_SIZE if thorough else EVERY_SIZE[::2]
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
     else:
