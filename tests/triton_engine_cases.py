@@ -1,6 +1,6 @@
 """Whole calls through the Triton engine: what `test_triton_engine.py` checks, in processes of their own.
 
-TRITON_INTERPRET=1 python triton_engine_cases.py interpreted:B2-K4-V601 results.json
+TRITON_INTERPRET=1 python triton_engine_cases.py interpreted:B2-K3-V301 results.json
 python triton_engine_cases.py cuda:80 results.json
 """
 
@@ -52,10 +52,10 @@ NOTHING = dict.fromkeys(
     ]
 )
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
-ONE_BLOCK = (3, 3, 50)  # a row of one block, which goes through CORE alone: a shape of several has what it has
+ONE_BLOCK = (3, 3, 50)  # a row of one block, which goes through ONCE alone: a shape of two has what it has
 SHAPES = {
     "B3-K3-V50": ONE_BLOCK,
-    "B2-K4-V601": (2, 4, 601),
+    "B2-K3-V301": (2, 3, 301),
     "B3-K0-V7": (3, 0, 7),
     "B2-K70-V11": (2, 70, 11),
     "B3-K2-V100": FILTERED_SHAPE,
@@ -63,6 +63,7 @@ SHAPES = {
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
+ONCE = ("padded", "ragged-logits")
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -525,9 +526,9 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if name == "wild" and shape[1] != len(Wild().options.factors):
         return False
-    if call in CORE or (call == "bad-entry" and name in SUMS):
-        return True
-    return name in WHOLE and shape != ONE_BLOCK
+    if shape == ONE_BLOCK:
+        return call in ONCE
+    return name in WHOLE or call in CORE or (call == "bad-entry" and name in SUMS)
 
 
 def compiled() -> list[tuple[str, str]]:
