@@ -63,7 +63,7 @@ SHAPES = {
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
-ONCE = ("padded", "ragged-logits")
+ONCE = ("padded", "ragged-logits")  # calls of a row of one block
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -552,8 +552,8 @@ def main(mode: str, path: str) -> None:
     """Run every case of a mode."""
     torch.set_num_threads(1)
     results = {}
-    interpret, _, shape = mode.partition(":")
-    if interpret == "interpreted":
+    kind, _, shape = mode.partition(":")
+    if kind == "interpreted":
         shrink()
         sizes = SHAPES[shape]
         if sizes == FILTERED_SHAPE:

@@ -169,7 +169,7 @@ def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
 @triton.jit
 def row_partials(position, partials_ptr, grid, CALL: tl.constexpr):
     """Return where the partial results of one of a request's rows are."""
-    return partials_ptr + position.to(tl.int64) * CALL.draw_words * grid.num_blocks
+    return partials_ptr + position.to(tl.int64) * CALL.emit_words * grid.num_blocks
 
 
 @triton.jit
@@ -236,8 +236,8 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     """Store what the draw needs of a loaded block; return sums of fours of the draw's weights, p and q, [BLOCK/4]."""
     _, p, q, weights = weigh(raw, from_target, row, request, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
-    shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
     if CALL.recovered == "argmax":
+        shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
         tl.store(largest_in(partials_ptr, num_blocks, CALL) + at, tl.max(tl.reshape(weights, shape), 1))
     finite = weights
     if CALL.mass_scalar >= 0:
@@ -355,8 +355,7 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
         ends = tl.cumsum(parts, 0)
         below = (ends <= r) & used
-        found = tl.sum(below.to(tl.int32), 0)
-        found = tl.minimum(found, num_blocks * CALL.emit_parts - 1)
+        found = tl.minimum(tl.sum(below.to(tl.int32), 0), num_blocks * CALL.emit_parts - 1)
         if CALL.residual is not None and CALL.recovered == "argmax":
             largest_ptr = largest_in(partials_ptr, num_blocks, CALL)
             largest = tl.load(largest_ptr + index, mask=used, other=-1.0, cache_modifier=".cg")

@@ -67,12 +67,7 @@ LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_register
 """The same where a mass decides."""
 
 MEDIUM = LARGE._replace(
-    reduce_warps=4,
-    reduce_registers=64,
-    emit_registers=128,
-    emit_shares=4,
-    decides_first=False,
-    lazy=False,
+    reduce_warps=4, reduce_registers=64, emit_registers=128, emit_shares=4, decides_first=False, lazy=False
 )
 """Between the two: rows are read before a stop would be known."""
 

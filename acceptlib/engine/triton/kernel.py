@@ -159,7 +159,7 @@ class Call:
         return self.emit_block // self.emit_part
 
     @property
-    def draw_words(self) -> int:
+    def emit_words(self) -> int:
         """Words of what the last stage finds of a block: shares and the largest of each part, and three masses."""
         return self.emit_parts * (self.emit_shares + 1) + 2
 

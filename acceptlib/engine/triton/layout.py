@@ -46,7 +46,7 @@ def layout_of(num_positions, num_requests, num_blocks, num_emit_blocks, CALL: tl
     scalars = draft_partials + 2 * num_positions * num_blocks
     sums = scalars + len(CALL.scalars) * num_positions
     draws = sums + (len(CALL.sums) + CALL.top_k) * num_positions * num_blocks
-    draw_words = CALL.draw_words * num_emit_blocks
+    draw_words = CALL.emit_words * num_emit_blocks
     prepared = draws + num_requests * draw_words
     cuts = prepared
     if CALL.mass_scalar >= 0:
