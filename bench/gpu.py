@@ -136,8 +136,11 @@ PATHS: Final = {
     "probabilities, FlashInfer's function": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))
     ),
-    "logits, one-hot draft, vLLM V1's sampler": Case(
-        named("rejection"), {"kind": "one-hot"}, through(functools.partial(vllm_dropin, greedy=False))
+    # It is always given a temperature, so the engine is as well.
+    "logits, one-hot draft, T = 0.7, vLLM V1's sampler": Case(
+        named("rejection"),
+        {"kind": "one-hot", "temperature": 0.7},
+        through(functools.partial(vllm_dropin, greedy=False)),
     ),
     "logits, greedy, vLLM V1's sampler": Case(
         named("greedy"), {"temperature": 0.0}, through(functools.partial(vllm_dropin, greedy=True))

@@ -199,8 +199,9 @@ def nowhere(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_si
 
 @pytest.mark.parametrize("form", ["padded", "ragged-logits", "far-apart"])
 @pytest.mark.parametrize("name", cases.strategies())
-def test_three_variants_whatever_the_batch(name: str, form: str) -> None:
+def test_a_variant_a_size_whatever_the_batch(name: str, form: str) -> None:
     """One for batches of each size, for each stage and place in the sequence of stages."""
+    most_variants = len(engine.SIZES) + 1
     strategy = cases.strategies()[name]
     specialise = create_function_from_signature(
         kernels.verify_kernel.signature, kernels.verify_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
@@ -214,7 +215,7 @@ def test_three_variants_whatever_the_batch(name: str, form: str) -> None:
                 _, found, _ = specialise(*values, call, *key[1:])
                 specialisations[key].add(tuple(map(str, found[: len(values)])))
         assert variants
-        assert {place: len(keys) for place, keys in variants.items() if len(keys) > 3} == {}
+        assert {place: len(keys) for place, keys in variants.items() if len(keys) > most_variants} == {}
         # A kernel is found again by its key, so Triton must not tell apart what has one.
         assert [found for found in specialisations.values() if len(found) > 1] == []
 

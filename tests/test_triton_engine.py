@@ -147,7 +147,7 @@ def test_programs_of_the_last_stage_end_together(num_requests: int, resident: in
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
     monkeypatch.setattr(engine, "launch", lambda key, grid, *_: grids.update({key[1]: grid}))
-    monkeypatch.setattr(engine, "SIZES", engine.Sizes(1, 1))
+    monkeypatch.setattr(engine, "SIZES", engine.Sizes(medium=1, large=1))
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 9)
     probs = torch.zeros(3, 3, 20 * engine.LARGE_PROBS.emit_block)
     call = cases.inputs(torch.zeros(3, 2, dtype=torch.int64), rng=0, target_probs=probs, draft_probs=probs[:, :2])

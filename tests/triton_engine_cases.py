@@ -70,7 +70,7 @@ FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
     "bad-draft-parameters": ("typical",),  # which reads no draft
 }
-EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(1, 1 << 30), engine.Sizes(1, 1))
+EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
@@ -462,7 +462,7 @@ def shrink() -> None:
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     for name in engine.TUNINGS:
         setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32))
-    engine.resident_programs = lambda *_: 9
+    engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     engine._scratch = poisoned
 
 

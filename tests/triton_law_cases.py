@@ -214,7 +214,7 @@ def law_kernel(
     one = tl.zeros((1,), tl.int32)
     parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
     found = kernel_laws.one(model, parts, CALL, kernel_rows.TARGET)
-    found = kernel_laws.only(found, CALL, kernel_rows.TARGET)
+    found = kernel_laws.pair_at(kernel_laws.Pair(found, found), one == 0, CALL).target
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)

@@ -100,6 +100,22 @@ class Fetched(NamedTuple):
     u: tl.tensor
 
 
+class Seen(NamedTuple):
+    """What is known of positions [n]: u, whether their tokens could be accepted, the scalars, and their rows' laws."""
+
+    u: tl.tensor
+    sound: tl.tensor
+    scalars: tl.tuple
+    laws: laws.Pair
+
+
+class Known(NamedTuple):
+    """The laws of both models' rows at LANES positions from the first on, which is -LANES for none."""
+
+    first: tl.tensor
+    laws: laws.Pair
+
+
 class Wanted(NamedTuple):
     """Rows that a stop or a mass may need: first and last, and of those between the ones whose bit is set.
 
@@ -148,9 +164,10 @@ def load_drafted(position, ids, inside, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def values(position, ids, inside, drafted, length, request, target_law, draft_law, CALL: tl.constexpr):
+def values(position, ids, inside, drafted, length, request, pair, CALL: tl.constexpr):
     """Return the scalars of positions, in their shape: `QUANTITIES` and what follows them; 0 where not needed."""
     target, draft = request.target, request.draft
+    target_law, draft_law = pair.target, pair.draft
     zero = position.to(tl.float64) * 0.0
     p = zero
     q = zero
@@ -215,39 +232,62 @@ def fetch_first(count, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def after_wait(fetched):
+def after_wait(fetched, count, request, CALL: tl.constexpr):
     """Return what `fetch` did once the stages before have ended.
 
-    u passes through the statement that waits, so that Triton keeps what makes it ahead of that; an assembler may not.
+    Whether to wait hangs on what a decision needs of no stage, or an assembler moves what finds that behind the wait:
+    the answer is yes, for no number's magnitude is less than -1, but it does not know that.
     """
+    target, draft = request.target, request.draft
+    ready = fetched.u.to(tl.int64, bitcast=True) ^ count
+    ready ^= target.sums_ptr.to(tl.int64) ^ target.maxima_ptr.to(tl.int64)
+    if CALL.has_draft:
+        ready ^= draft.sums_ptr.to(tl.int64) ^ draft.maxima_ptr.to(tl.int64)
+    if CALL.temperature[TARGET]:
+        ready ^= rows.factor_of(target, CALL, TARGET).to(tl.int32, bitcast=True)
+    if CALL.temperature[DRAFT]:
+        ready ^= rows.factor_of(draft, CALL, DRAFT).to(tl.int32, bitcast=True)
     u = tl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.b64 $0, $1;", "=d,d", [fetched.u], dtype=tl.float64, is_pure=False, pack=1
+        """{
+        .reg .pred always;
+        .reg .f32 ready;
+        abs.f32 ready, $1;
+        setp.geu.f32 always, ready, 0fBF800000;
+        @always griddepcontrol.wait;
+        mov.b64 $0, $2;
+        }""",
+        "=d,r,d",
+        [(ready ^ (ready >> 32)).to(tl.int32), fetched.u],
+        dtype=tl.float64,
+        is_pure=False,
+        pack=1,
     )
     return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
 
 
 @triton.jit
 def judge(position, fetched, length, request, CALL: tl.constexpr):
-    """Return, at positions [n], whether the token is accepted, and whether it could be at all; and the scalars."""
-    u, sound, found = look(position, fetched, length, request, CALL)
-    return (u < call(CALL.accept, found, tl.float64)) & sound, sound, found
+    """Return whether tokens at positions [n] are accepted, and what `look` returns."""
+    seen = look(position, fetched, length, request, CALL)
+    return (seen.u < call(CALL.accept, seen.scalars, tl.float64)) & seen.sound, seen
 
 
 @triton.jit
 def look(position, fetched, length, request, CALL: tl.constexpr):
-    """Return, at positions [n], the uniform number, whether the token could be accepted, and the scalars."""
+    """Return `Seen` of positions [n]; the row that follows the drafted ones has its law there too."""
     num_blocks = request.num_blocks
     ids = fetched.ids
     inside = (position < length) & (ids >= 0) & (ids < request.vocab_size)
     # Everything is loaded before anything is reduced: a reduction waits for what it reads.
-    target_parts = laws.load_parts(request.target, position, inside, num_blocks, CALL, TARGET)
+    target_parts = laws.load_parts(request.target, position, position <= length, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
-        draft_parts = laws.load_parts(request.draft, position, inside, num_blocks, CALL, DRAFT)
-    target_law, draft_law = laws.both(request.target, target_parts, request.draft, draft_parts, CALL)
+        draft_parts = laws.load_parts(request.draft, position, position < length, num_blocks, CALL, DRAFT)
+    pair = laws.both(request.target, target_parts, request.draft, draft_parts, CALL)
     drafted = (fetched.x_target, fetched.x_draft)
-    found = values(position, ids, inside, drafted, length, request, target_law, draft_law, CALL)
-    return fetched.u, inside & (token_fault(ids, found[0], target_law, request.vocab_size, CALL) == 0), found
+    found = values(position, ids, inside, drafted, length, request, pair, CALL)
+    sound = inside & (token_fault(ids, found[0], pair.target, request.vocab_size, CALL) == 0)
+    return Seen(fetched.u, sound, found, pair)
 
 
 @triton.jit
@@ -264,7 +304,10 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 
 @triton.jit
 def first_rejection(count, fetched, request, CALL: tl.constexpr):
-    """Return how many drafted tokens stand, the request's length, and how many tokens pass on their own."""
+    """Return how many drafted tokens stand, the request's length, how many tokens pass on their own, and `Known`.
+
+    Where `CALL.keeps_laws`, the last holds the laws at the stop, unless that follows the last lane.
+    """
     length = count
     if CALL.reads_length:
         length = length_of(request, count)
@@ -272,18 +315,32 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
     stop = length
     passed = length * 0
     sound_length = length
+    known = ()
+    if CALL.keeps_laws:
+        known = Known(length * 0 - LANES, laws.no_pair(LANES, CALL))
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, found = judge(position, fetched, length, request, CALL)
-        first_unsound = tl.min(tl.where(sound, length, position), 0)
+        accepted, seen = judge(position, fetched, length, request, CALL)
+        first_unsound = tl.min(tl.where(seen.sound, length, position), 0)
         sound_length = tl.minimum(sound_length, first_unsound)
-        stop = tl.minimum(stop, tl.min(tl.where(accepted, length, position), 0))
         # A placeholder is neither sound nor accepted.
-        end = tl.minimum(end, tl.min(tl.where(found[DRAFTED] < 0, position, length), 0))
+        placeholder = tl.where(seen.scalars[DRAFTED] < 0, position, length)
+        first, first_placeholder = tl.reduce((tl.where(accepted, length, position), placeholder), 0, _smaller_two)
+        stop = tl.minimum(stop, first)
+        end = tl.minimum(end, first_placeholder)
         passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
+        if CALL.keeps_laws:
+            if (stop >= base) & (stop < base + LANES):
+                known = Known(length * 0 + base, seen.laws)
         if base + LANES < length:
             fetched = fetch(position + LANES, length, request, CALL)
-    return stop, end, passed
+    return stop, end, passed, known
+
+
+@triton.jit
+def _smaller_two(a, b, c, d):
+    """Return the smaller ones of two pairs."""
+    return tl.minimum(a, c), tl.minimum(b, d)
 
 
 @triton.jit
@@ -294,8 +351,8 @@ def last_acceptance(count, fetched, request, CALL: tl.constexpr):
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, sound, _ = judge(position, fetched, length, request, CALL)
-        unsound = (position < length) & (sound == 0)
+        accepted, seen = judge(position, fetched, length, request, CALL)
+        unsound = (position < length) & (seen.sound == 0)
         sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
         stop = tl.maximum(stop, tl.max(tl.where(accepted & (position < sound_length), position + 1, 0), 0))
         if base + LANES < length:
@@ -311,8 +368,8 @@ def window(count, fetched, request, CALL: tl.constexpr):
     lane = tl.arange(0, LANES)
     for base in range(0, length, LANES):
         position = base + lane
-        accepted, sound, found = judge(position, fetched, length, request, CALL)
-        forgiven = call(CALL.forgive, found, tl.int1) & sound
+        accepted, seen = judge(position, fetched, length, request, CALL)
+        forgiven = call(CALL.forgive, seen.scalars, tl.int1) & seen.sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)
         if base + LANES < length:
@@ -341,7 +398,7 @@ def find_stop(count, fetched, request, CALL: tl.constexpr):
     stop = count
     passed = count
     if CALL.stop == "first_rejection" or CALL.counts_passed:
-        stop, _, passed = first_rejection(count, fetched, request, CALL)
+        stop, _, passed, _ = first_rejection(count, fetched, request, CALL)
     if CALL.stop == "last_acceptance":
         stop = last_acceptance(count, fetched, request, CALL)
     elif CALL.stop == "window":
@@ -364,7 +421,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
     running = tl.full((), 1.0, tl.float64)
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        u, sound, found = look(position, fetched, length, request, CALL)
+        u, sound, found, _ = look(position, fetched, length, request, CALL)
         before = position * 0.0 + running
         after = before
         if CALL.carry is not None:
@@ -408,7 +465,7 @@ def accepts(position, mass, length, request, CALL: tl.constexpr):
     """Return whether the token at one sound position is accepted, given the mass of the next row."""
     position += tl.zeros((1,), tl.int32)
     fetched = fetch(position, length, request, CALL)
-    u, _, found = look(position, fetched, length, request, CALL)
+    u, _, found, _ = look(position, fetched, length, request, CALL)
     found = with_scalar(found, position * 0.0 + mass, CALL.mass_value)
     return tl.sum((u < call(CALL.accept, found, tl.float64)).to(tl.int32), 0) != 0
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from acceptlib.engine.triton import decide, laws, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import TARGET
-from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours
+from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
 
 WRITTEN = tl.constexpr(64)
 """Positions written at a time."""
@@ -89,9 +89,10 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         length = decide.length_of(request, count)
         stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
         passed = length
+        known = ()
     else:
-        stop, length, passed = decide.first_rejection(count, fetched, request, CALL)
-    row = weigh_row(stop, length, grid, request, partials_ptr, CALL)
+        stop, length, passed, known = decide.first_rejection(count, fetched, request, CALL)
+    row = weigh_row(stop, length, grid, known, request, partials_ptr, CALL)
     if reduce.arrive(request.counters.arrived_ptr, grid.num_programs):
         sums = load_sums(partials_ptr, grid, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
@@ -140,7 +141,7 @@ def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr
             if number % tl.num_programs(2) == tl.program_id(2):
                 sums_ptr = row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
-                    weigh_row(position, length, grid, request, sums_ptr, CALL)
+                    weigh_row(position, length, grid, (), request, sums_ptr, CALL)
                 if (position > wanted.first) & (position < length):
                     if reduce.arrive(arrived_ptr + position, grid.num_programs):
                         # None has left the row out unless a later one is accepted by now.
@@ -194,13 +195,19 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_row(stop, length, grid, request, partials_ptr, CALL: tl.constexpr):
+def weigh_row(stop, length, grid, known, request, partials_ptr, CALL: tl.constexpr):
     """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(program, stop, stop < length, request, CALL.emit_block, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
-    row = reduce.open_row(stop, length, request, CALL)
+    if CALL.keeps_laws:
+        pair = laws.pair_at(known.laws, known.first + tl.arange(0, decide.LANES) == stop, CALL)
+        if (stop < known.first) | (stop >= known.first + decide.LANES):
+            pair = reduce.laws_of(stop, length, request, CALL)
+        row = reduce.row_of(stop, length, pair, request, CALL)
+    else:
+        row = reduce.open_row(stop, length, request, CALL)
     kind = kind_of(stop, length, CALL)
     is_bonus = kind.is_bonus
     idle = kind.idle
@@ -242,7 +249,11 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    shares = tl.sum(tl.sum(tl.reshape(fixed(finite), CALL.emit_runs), 1), 2)
+    if CALL.thirds:
+        quarters: tl.constexpr = CALL.emit_part // 4
+        shares = in_thirds(tl.sum(tl.reshape(fixed(finite), [CALL.emit_parts, 1, quarters, 4]), 3), 2)
+    else:
+        shares = tl.sum(tl.sum(tl.reshape(fixed(finite), CALL.emit_runs), 1), 2)
     share = tl.arange(0, CALL.emit_shares) * num_blocks * CALL.emit_parts
     tl.store(partials_ptr + at[:, None] + share[None, :], shares)
     # What threads hold is added up once for all blocks.

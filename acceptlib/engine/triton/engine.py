@@ -33,6 +33,11 @@ SMALL = Tuning(
 )
 """For latency: a batch that leaves the device with room to spare."""
 
+SMALLER = SMALL._replace(emit_block=2048)
+
+SMALLEST = SMALL._replace(emit_block=1024)
+"""For so few requests that the last stage would leave multiprocessors without a program."""
+
 SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048)
 """The same from probabilities, which need no law of a row."""
 
@@ -63,7 +68,7 @@ LARGE_ONE = LARGE._replace(reduce_registers=64, emit_shares=4)
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, shares=2)
+LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, thirds=True, shares=3)
 """The same where a mass decides."""
 
 MEDIUM = LARGE._replace(
@@ -72,7 +77,7 @@ MEDIUM = LARGE._replace(
 """Between the two: rows are read before a stop would be known."""
 
 TUNINGS = (
-    *("SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
+    *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
     *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MASSES"),
 )
 """Names of all of these."""
@@ -82,10 +87,14 @@ class Sizes(NamedTuple):
     """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
 
     Attributes:
+        smaller: No longer smallest.
+        small: No longer smaller.
         medium: No longer small.
         large: Large.
     """
 
+    smaller: int = 64
+    small: int = 133
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     large: int = 1536
 
@@ -143,7 +152,7 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
     if not target.is_logits:
         return SMALL_PROBS if small else LARGE_PROBS
     if small:
-        return SMALL
+        return SMALLEST if num_blocks < SIZES.smaller else SMALLER if num_blocks < SIZES.small else SMALL
     if num_blocks < SIZES.large:
         return MEDIUM
     if target.dtype != torch.float32:

@@ -29,6 +29,8 @@ class Tuning(NamedTuple):
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
+        thirds: Whether integers of 64 bits are added up in three parts, in fewer instructions but not in less time: for
+            programs enough to hide that. `emit_shares` is 1 then.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
     """
@@ -44,6 +46,7 @@ class Tuning(NamedTuple):
     loops: bool
     decides_first: bool
     lazy: bool
+    thirds: bool = False
     row_programs: int = 1024
     shares: int = 1
 
@@ -173,6 +176,7 @@ def compiled_for(
         emit_part=tuning.emit_part,
         emit_shares=tuning.emit_shares,
         emit_run=WARP_BYTES // target.dtype.itemsize,
+        thirds=tuning.thirds,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,

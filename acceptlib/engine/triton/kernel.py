@@ -91,6 +91,7 @@ class Call:
     emit_part: int
     emit_shares: int
     emit_run: int
+    thirds: bool
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -178,6 +179,11 @@ class Call:
     def spares_rows(self) -> bool:
         """Whether programs leave rows out as later positions are accepted."""
         return self.spares_masses and self.decided
+
+    @property
+    def keeps_laws(self) -> bool:
+        """Whether the last stage, which decides, keeps the laws at the stop, and does not combine them again."""
+        return any(self.logits) and not (self.selects or self.decided or self.loops or self.mass_scalar >= 0)
 
     @cached_property
     def draws(self) -> bool:
@@ -425,7 +431,7 @@ def verify_kernel(
     count = tl.where(fault == 0, count, 0)
     if OVERLAP and not FIRST:
         if decides:
-            fetched = decide.after_wait(fetched)
+            fetched = decide.after_wait(fetched, count, request, CALL)
         else:
             tl.extra.cuda.gdc_wait()
     if STAGE == "reduce":

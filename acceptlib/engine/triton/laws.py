@@ -15,13 +15,25 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton.rows import DRAFT, LOG2_E, TARGET, factor_of, load_raw
-from acceptlib.engine.triton.sums import NEGLIGIBLE, SUM_SCALE, add_two, sum_exp, sum_exp_and_bits
+from acceptlib.engine.triton.sums import (
+    NEGLIGIBLE,
+    SUM_SCALE,
+    add_six,
+    add_three,
+    add_two,
+    in_thirds,
+    sum_exp,
+    sum_exp_and_bits,
+)
 
 WIDTH = tl.constexpr(32)
 """Entries of a sub-block, of which filtered rows keep the largest."""
 
 LAW_WORDS = tl.constexpr(8)
 """Words of the law of a filtered row."""
+
+NAN_KEY = tl.constexpr(0x7FFFFFFF)
+"""Above the key of any logit; `logit_of` makes a NaN of it."""
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -60,6 +72,13 @@ class CutLaw(NamedTuple):
     argmax: tl.tensor
     cut: tl.tensor
     first_kept: tl.tensor
+
+
+class Pair(NamedTuple):
+    """The laws of the target's rows and of the draft's; without a draft the second is the first."""
+
+    target: Law
+    draft: Law
 
 
 @triton.jit
@@ -153,22 +172,22 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
 def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
     """Return the laws of both models' rows from `load_parts`, each number [n]; a maximum of NaN where a row has none.
 
-    Without a draft the second is the first. Of two models that need the same, both go through each step together: it
-    takes as long as one, but more registers, which programs that read rows have not.
+    Of two models that need the same, both go through each step together: it takes as long as one, but more registers,
+    which programs that read rows have not.
     """
-    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not CALL.selects and not CALL.lazy:
-        maximum, draft_maximum = tl.reduce((target_parts.maxima, draft_parts.maxima), 1, _larger_two)
+    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.selects or CALL.lazy or CALL.thirds):
+        maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
         terms = terms_of(target_parts.maxima, target_parts.sums, maximum, factor_of(target, CALL, TARGET))
         draft_terms = terms_of(draft_parts.maxima, draft_parts.sums, draft_maximum, factor_of(draft, CALL, DRAFT))
         total, draft_total = tl.reduce((terms, draft_terms), 1, add_two)
         target_law = law_of(target, target_parts, maximum, total, CALL, TARGET)
-        return target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT)
+        return Pair(target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT))
     else:
         target_law = one(target, target_parts, CALL, TARGET)
         draft_law = target_law
         if CALL.has_draft:
             draft_law = one(draft, draft_parts, CALL, DRAFT)
-        return target_law, draft_law
+        return Pair(target_law, draft_law)
 
 
 @triton.jit
@@ -208,10 +227,13 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
 @triton.jit
 def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the law of rows without a filter from `load_blocks`; see `law_of`."""
-    maximum = tl.reduce(parts.maxima, 1, _larger)
+    maximum = tl.zeros((parts.maxima.shape[0],), tl.float32)
     total = tl.zeros(maximum.shape, tl.int64)
+    if CALL.logits[MODEL] or CALL.best[MODEL]:
+        maximum = largest_of(parts.maxima)
     if CALL.logits[MODEL]:
-        total = tl.sum(terms_of(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL)), 1)
+        terms = terms_of(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL))
+        total = in_thirds(terms, 1) if CALL.thirds else tl.sum(terms, 1)
     return law_of(model, parts, maximum, total, CALL, MODEL)
 
 
@@ -259,15 +281,46 @@ def terms_of(maxima, sums, maximum, factor):
 
 
 @triton.jit
-def only(law, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of the only row, as scalars."""
-    maximum, normaliser, argmax = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0), tl.sum(law.argmax, 0)
+def pair_at(pair, chosen, CALL: tl.constexpr):
+    """Return the laws of both models' rows at the chosen one of several positions, as scalars."""
+    target, draft = pair
+    numbers = _numbers_at(target, chosen)
+    if CALL.has_draft:
+        numbers = tl.reduce(numbers + _numbers_at(draft, chosen), 0, add_six)
+        draft_law = _law_at(numbers[3:6], draft, chosen, CALL, DRAFT)
+        return Pair(_law_at(numbers[0:3], target, chosen, CALL, TARGET), draft_law)
+    else:
+        target_law = _law_at(tl.reduce(numbers, 0, add_three), target, chosen, CALL, TARGET)
+        return Pair(target_law, target_law)
+
+
+@triton.jit
+def _numbers_at(law, chosen):
+    """Return what every kind of law has, of the chosen one of several, and 0 of the others."""
+    maximum, normaliser = tl.where(chosen, law.maximum, 0.0), tl.where(chosen, law.normaliser, 0.0)
+    return maximum, normaliser, tl.where(chosen, law.argmax, 0)
+
+
+@triton.jit
+def _law_at(numbers, law, chosen, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the chosen one of several laws, given what every kind of law has of it."""
+    maximum, normaliser, argmax = numbers
     if CALL.filtered[MODEL]:
-        return CutLaw(maximum, normaliser, argmax, tl.sum(law.cut, 0), tl.sum(law.first_kept, 0))
+        cut, first_kept = tl.where(chosen, law.cut, 0.0), tl.where(chosen, law.first_kept, 0)
+        return CutLaw(maximum, normaliser, argmax, tl.sum(cut, 0), tl.sum(first_kept, 0))
     elif CALL.entropy and MODEL == TARGET:
-        return EntropyLaw(maximum, normaliser, argmax, tl.sum(law.entropy, 0))
+        return EntropyLaw(maximum, normaliser, argmax, tl.sum(tl.where(chosen, law.entropy, 0.0), 0))
     else:
         return Law(maximum, normaliser, argmax)
+
+
+@triton.jit
+def no_pair(NUM: tl.constexpr, CALL: tl.constexpr):
+    """Return what stands for the laws of rows at NUM positions before any is known, of rows without a filter."""
+    zero, token = tl.zeros((NUM,), tl.float32), tl.zeros((NUM,), tl.int32)
+    draft_law = Law(zero, zero, token)
+    target_law = EntropyLaw(zero, zero, token, tl.zeros((NUM,), tl.float64)) if CALL.entropy else draft_law
+    return Pair(target_law, draft_law if CALL.has_draft else target_law)
 
 
 @triton.jit
@@ -311,6 +364,21 @@ def _larger(a, b):
 
 
 @triton.jit
-def _larger_two(a, b, c, d):
-    """Return the larger of two pairs, each as `_larger` does."""
-    return _larger(a, c), _larger(b, d)
+def largest_of(maxima):
+    """Return the largest of each row [n, MAX_BLOCKS], NaN if one is: of integers, which threads compare in one step."""
+    keys = tl.where(maxima == maxima, key_of(maxima), NAN_KEY)
+    return logit_of(tl.max(keys, 1))
+
+
+@triton.jit
+def key_of(x):
+    """Return int32 that order like logits; -0 is 0."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def logit_of(key):
+    """Return the logit of a key."""
+    bits = key.to(tl.int32)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

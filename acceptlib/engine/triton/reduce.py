@@ -151,7 +151,7 @@ def settle(position, count, request, CALL: tl.constexpr):
     length = decide.length_of(request, count)
     here = tl.zeros((1,), tl.int32) + position
     fetched = decide.fetch(here, length, request, CALL)
-    accepted, _, _ = decide.judge(here, fetched, length, request, CALL)
+    accepted, _ = decide.judge(here, fetched, length, request, CALL)
     if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
         tl.atomic_max(request.counters.stop_ptr, decide.coded(position))
 
@@ -190,25 +190,32 @@ def top_entropy(tops_ptr, size, num_blocks, CALL: tl.constexpr):
 @triton.jit
 def open_row(position, length, request, CALL: tl.constexpr):
     """Return one position's rows for elementwise rules."""
+    return row_of(position, length, laws_of(position, length, request, CALL), request, CALL)
+
+
+@triton.jit
+def laws_of(position, length, request, CALL: tl.constexpr):
+    """Return the laws of one position's rows."""
     target, draft = request.target, request.draft
-    drafted = position < length
-    token = decide.tokens_at(request, position, drafted, 0)
-    inside = drafted & (token < request.vocab_size)
     num_blocks = request.num_blocks
-    pair = decide.load_drafted(position, token, inside, request, CALL)
     one = tl.zeros((1,), tl.int32)
     target_parts = laws.load_parts(target, one + position, one == 0, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
-        exists = one + drafted.to(tl.int32) != 0
+        exists = one + (position < length).to(tl.int32) != 0
         draft_parts = laws.load_parts(draft, one + position, exists, num_blocks, CALL, DRAFT)
-    target_laws, draft_laws = laws.both(target, target_parts, draft, draft_parts, CALL)
-    target_law = laws.only(target_laws, CALL, TARGET)
-    draft_law = target_law
-    if CALL.has_draft:
-        draft_law = laws.only(draft_laws, CALL, DRAFT)
-    found = decide.values(position, token, inside, pair, length, request, target_law, draft_law, CALL)
-    return Row(tl.where(drafted, token, -1), found, target_law, draft_law)
+    return laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), one == 0, CALL)
+
+
+@triton.jit
+def row_of(position, length, pair, request, CALL: tl.constexpr):
+    """Return one position's rows for elementwise rules, given their laws."""
+    drafted = position < length
+    token = decide.tokens_at(request, position, drafted, 0)
+    inside = drafted & (token < request.vocab_size)
+    entries = decide.load_drafted(position, token, inside, request, CALL)
+    found = decide.values(position, token, inside, entries, length, request, pair, CALL)
+    return Row(tl.where(drafted, token, -1), found, pair.target, pair.draft)
 
 
 @triton.jit

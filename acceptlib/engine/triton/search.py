@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import laws, rows
-from acceptlib.engine.triton.laws import WIDTH
+from acceptlib.engine.triton.laws import WIDTH, key_of, logit_of
 
 MASS_SCALE = tl.constexpr(4398046511104.0)
 """2^42, of masses relative to the largest entry."""
@@ -308,17 +308,3 @@ def at_least(number):
     rounded = tl.where((number > 0) & (number <= 1), number, 0.0).to(tl.float32)
     following = (rounded.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
     return tl.where((rounded.to(tl.float64) < number.to(tl.float64)) & (rounded < 1), following, rounded)
-
-
-@triton.jit
-def key_of(x):
-    """Return int32 that order like logits; -0 is 0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def logit_of(key):
-    """Return the logit of a key, int64."""
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
-from acceptlib.engine.triton.laws import WIDTH
+from acceptlib.engine.triton.laws import WIDTH, key_of, logit_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
     LISTED,
@@ -26,10 +26,8 @@ from acceptlib.engine.triton.search import (
     Reduced,
     at_least,
     inverse_of,
-    key_of,
     left_out_of_sample,
     list_of,
-    logit_of,
     mass_of,
     mass_to_keep,
     sample,

@@ -76,6 +76,15 @@ def _joined(highs, lows):
 
 
 @triton.jit
+def in_thirds(numbers, axis: tl.constexpr):
+    """Return sums of int64, at most 1024 each, modulo 2^64: a warp has one instruction for a sum of 32 bits."""
+    low = tl.sum((numbers & 0x1FFFFF).to(tl.int32), axis)
+    middle = tl.sum(((numbers >> 21) & 0x1FFFFF).to(tl.int32), axis)
+    high = tl.sum((numbers >> 42).to(tl.int32), axis)
+    return (high.to(tl.int64) << 42) + (middle.to(tl.int64) << 21) + low.to(tl.int64)
+
+
+@triton.jit
 def _add(a, b):
     """Add two numbers."""
     return a + b
@@ -103,3 +112,9 @@ def add_four(a, b, c, d, e, f, g, h):
 def add_three(a, b, c, d, e, f):
     """Add two triples."""
     return a + d, b + e, c + f
+
+
+@triton.jit
+def add_six(a, b, c, d, e, f, g, h, i, j, k, l):  # noqa: E741
+    """Add two sextuples."""
+    return a + g, b + h, c + i, d + j, e + k, f + l
