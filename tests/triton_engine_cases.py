@@ -64,6 +64,7 @@ LONG = ("padded", "ragged")  # calls of the longest shape, which takes the inter
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
+SPECIAL = ("bad-counts-logits", "lanes")  # which these have alone: WHOLE and one that reads an entropy go through them
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -295,20 +296,39 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
-        if shape == (3, 3, 50):
-            # The rows that the last request, whose counts make no sense, would point at are the first one's.
-            same = 6 * logits.flatten(0, 1)[:7]
-            found["bad-counts-logits"] = {
-                "ids": same[:4].argmax(1),
-                "target_logits": same,
-                "draft_logits": same[:4],
-                "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
-                "max_num_draft_tokens": 6,
-                "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
-            }
+        if shape == ONE_BLOCK:
+            found |= special(logits, draft_logits)
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
+
+
+def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[str, object]]:
+    """Return calls whose requests have other numbers of drafted tokens than the shape says."""
+    # The rows that the last request, whose counts make no sense, would point at are the first one's.
+    first = 6 * logits.flatten(0, 1)[:7]
+    # Every token of the first two is accepted: one stop follows the last of eight lanes, one lies in the next.
+    same = torch.cat((logits, logits)).flatten(0, 1)[:21]
+    draft = same[torch.tensor([*range(8), *range(9, 18), 19])]
+    draft[-1] = draft_logits[0, 0]
+    return {
+        "bad-counts-logits": {
+            "ids": first[:4].argmax(1),
+            "target_logits": first,
+            "draft_logits": first[:4],
+            "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
+            "max_num_draft_tokens": 6,
+            "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
+        },
+        "lanes": {
+            "ids": draft.argmax(1),
+            "target_logits": same,
+            "draft_logits": draft,
+            "cu_num_draft_tokens": torch.tensor([0, 8, 17, 18]),
+            "max_num_draft_tokens": 9,
+            "logprobs": True,
+        },
+    }
 
 
 def bad_entries(
@@ -527,7 +547,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     if name == "wild" and shape[1] != len(Wild().options.factors):
         return False
     if shape == ONE_BLOCK:
-        return call in ONCE
+        return call in ONCE or (call in SPECIAL and name in {*WHOLE, "typical"})
     return name in WHOLE or call in CORE or (call == "bad-entry" and name in SUMS)
 
 

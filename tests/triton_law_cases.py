@@ -1,4 +1,4 @@
-"""Laws and entropies of rows as the kernels find them: what `test_triton_engine.py` checks, in a process of its own.
+"""Laws and sums of rows as the kernels find them: what `test_triton_engine.py` checks, in a process of its own.
 
 TRITON_INTERPRET=1 python triton_law_cases.py interpreted results.json
 """
@@ -23,7 +23,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import engine, select
+from acceptlib.engine.triton import engine, select, sums
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -222,9 +222,27 @@ def law_kernel(
         tl.store(probs_ptr + number * width + entry, p, mask=entry < width)
 
 
+def compare_thirds() -> str:
+    """Return an empty string if sums in thirds are those of 64 bits, of any numbers and as many as there may be."""
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randint(-(2**63), 2**63 - 1, (4, 1024), generator=generator)
+    numbers[1], numbers[2] = 2**63 - 1, numbers[2].abs() >> 20
+    found = torch.empty(len(numbers), dtype=torch.int64)
+    thirds_kernel[1,](found, numbers, *numbers.shape)
+    return "" if torch.equal(found, numbers.sum(1)) else f"{found.tolist()} and {numbers.sum(1).tolist()}"
+
+
+@triton.jit
+def thirds_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr, LENGTH: tl.constexpr):
+    """Store the sums [COUNT] of rows of numbers [COUNT, LENGTH]."""
+    row = tl.arange(0, COUNT)
+    numbers = tl.load(numbers_ptr + row[:, None] * LENGTH + tl.arange(0, LENGTH)[None, :])
+    tl.store(sums_ptr + row, sums.in_thirds(numbers, 1))
+
+
 def labels() -> list[str]:
     """Return the names of all cases."""
-    return [*(f"law-{kind}" for kind in law_rows()), *(f"entropy-{kind}" for kind in entropy_calls())]
+    return [*(f"law-{kind}" for kind in law_rows()), *(f"entropy-{kind}" for kind in entropy_calls()), "thirds"]
 
 
 def main(path: str) -> None:
@@ -234,6 +252,7 @@ def main(path: str) -> None:
     cases.shrink_further()
     results = {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
+    results["thirds"] = compare_thirds()
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 
