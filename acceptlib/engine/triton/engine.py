@@ -33,16 +33,17 @@ SMALL = Tuning(
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALLER = SMALL._replace(emit_block=2048)
-
-SMALLEST = SMALL._replace(emit_block=1024)
-"""For so few requests that the last stage would leave multiprocessors without a program."""
-
 SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048)
 """The same from probabilities, which need no law of a row."""
 
 SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
+
+SMALLER = SMALL._replace(emit_block=2048)
+"""For requests so few that twice the programs of the last stage run at a time."""
+
+SMALLEST = SMALL._replace(emit_block=1024)
+"""For requests so few that otherwise some multiprocessors would have none of them."""
 
 LARGE = Tuning(
     reduce_warps=8,
