@@ -64,7 +64,7 @@ LONG = ("padded", "ragged")  # calls of the longest shape, which takes the inter
 WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
-SPECIAL = ("bad-counts-logits", "lanes")  # which these have alone: WHOLE and one that reads an entropy go through them
+SPECIAL = ("bad-counts-logits", "lanes")  # which such rows have alone: two strategies go through them
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -547,7 +547,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     if name == "wild" and shape[1] != len(Wild().options.factors):
         return False
     if shape == ONE_BLOCK:
-        return call in ONCE or (call in SPECIAL and name in {*WHOLE, "typical"})
+        return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
     return name in WHOLE or call in CORE or (call == "bad-entry" and name in SUMS)
 
 
