@@ -136,7 +136,7 @@ PATHS: Final = {
     "probabilities, FlashInfer's function": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))
     ),
-    # It is always given a temperature, so the engine is as well.
+    # The sampler is always given a temperature, so the engine is too.
     "logits, one-hot draft, T = 0.7, vLLM V1's sampler": Case(
         named("rejection"),
         {"kind": "one-hot", "temperature": 0.7},

@@ -42,7 +42,7 @@ def results(folder: Path) -> Results:
 
 @pytest.mark.parametrize("label", laws.labels())
 def test_laws(label: str, folder: Path) -> None:
-    """What is kept of a row and with what probability, its entropy, and sums that both are found by."""
+    """What is kept of a row and with what probability, its entropy, and sums in thirds."""
     assert cases.run_apart("interpreted", folder / "laws.json", laws.__file__)[label] == ""
 
 

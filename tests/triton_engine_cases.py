@@ -71,7 +71,7 @@ FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
     "bad-draft-parameters": ("typical",),  # which reads no draft
 }
-EVERY_SIZE = (engine.Sizes(medium=1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
+EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
@@ -282,9 +282,19 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         }
         found["logits"] = {**both_logits, "logprobs": True}
         found["logits-temperature"] = {**both_logits, "sampling": temperature}
-        found["logits-half"] = {**both_logits, "target_logits": logits.half(), "draft_logits": draft_logits.bfloat16()}
-        found["logits-one-hot"] = {"ids": ids, "target_logits": logits, "sampling": temperature}
-        found["logits-and-probs"] = {"ids": ids, "target_logits": logits, "draft_probs": q}
+        behind = cut.cummin(1).values < 0
+        found |= {
+            "logits-half": {**both_logits, "target_logits": logits.half(), "draft_logits": draft_logits.bfloat16()},
+            "logits-one-hot": {"ids": ids, "target_logits": logits, "sampling": temperature},
+            "logits-and-probs": {"ids": ids, "target_logits": logits, "draft_probs": q},
+            "probs-and-logits": {"ids": ids, "target_probs": p, "draft_logits": draft_logits},
+            "logits-placeholders": {
+                **both_logits,
+                "ids": cut,
+                "draft_logits": draft_logits.masked_fill(behind[..., None], math.nan),
+                "sampling": temperature,
+            },
+        }
         rest = {name: value for name, value in ragged.items() if name != "target_probs"}
         found["ragged-logits"] = {
             **rest,
@@ -587,8 +597,9 @@ def main(mode: str, path: str) -> None:
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
-        for name, call in compiled():
-            results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
+        with mock.patch.object(engine, "SIZES", EVERY_SIZE[0]):
+            for name, call in compiled():
+                results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
         with mock.patch.object(engine, "SIZES", EVERY_SIZE[-1]):
             for name, call in COMPILED_LARGE:
                 results[f"{name}-{call}-large"] = compile_only(found[name], mode, given[call])

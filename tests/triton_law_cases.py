@@ -226,7 +226,7 @@ def compare_thirds() -> str:
     """Return an empty string if sums in thirds are those of 64 bits, of any numbers and as many as there may be."""
     generator = torch.Generator().manual_seed(3)
     numbers = torch.randint(-(2**63), 2**63 - 1, (4, 1024), generator=generator)
-    numbers[1], numbers[2] = 2**63 - 1, numbers[2].abs() >> 20
+    numbers[1], numbers[2], numbers[3] = 2**63 - 1, numbers[2].abs() >> 20, -(2**63)
     found = torch.empty(len(numbers), dtype=torch.int64)
     thirds_kernel[1,](found, numbers, *numbers.shape)
     return "" if torch.equal(found, numbers.sum(1)) else f"{found.tolist()} and {numbers.sum(1).tolist()}"

@@ -109,7 +109,7 @@ class Seen(NamedTuple):
     laws: laws.Pair
 
 
-class Known(NamedTuple):
+class Kept(NamedTuple):
     """The laws of both models' rows at LANES positions from the first on, which is -LANES for none."""
 
     first: tl.tensor
@@ -235,8 +235,8 @@ def fetch_first(count, request, CALL: tl.constexpr):
 def after_wait(fetched, count, request, CALL: tl.constexpr):
     """Return what `fetch` did once the stages before have ended.
 
-    Whether to wait hangs on what a decision needs of no stage, or an assembler moves what finds that behind the wait:
-    the answer is yes, for no number's magnitude is less than -1, but it does not know that.
+    Whether to wait hangs on the random numbers, factors and addresses that a decision needs, or an assembler moves what
+    finds them behind the wait: the answer is yes, for no number's magnitude is less than -1, but it does not know that.
     """
     target, draft = request.target, request.draft
     ready = fetched.u.to(tl.int64, bitcast=True) ^ count
@@ -304,7 +304,7 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 
 @triton.jit
 def first_rejection(count, fetched, request, CALL: tl.constexpr):
-    """Return how many drafted tokens stand, the request's length, how many tokens pass on their own, and `Known`.
+    """Return how many drafted tokens stand, the request's length, how many tokens pass on their own, and `Kept`.
 
     Where `CALL.keeps_laws`, the last holds the laws at the stop, unless that follows the last lane.
     """
@@ -315,9 +315,9 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
     stop = length
     passed = length * 0
     sound_length = length
-    known = ()
+    kept = ()
     if CALL.keeps_laws:
-        known = Known(length * 0 - LANES, laws.no_pair(LANES, CALL))
+        kept = Kept(length * 0 - LANES, laws.no_pair(LANES, CALL))
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
         accepted, seen = judge(position, fetched, length, request, CALL)
@@ -331,10 +331,10 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
         passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
         if CALL.keeps_laws:
             if (stop >= base) & (stop < base + LANES):
-                known = Known(length * 0 + base, seen.laws)
+                kept = Kept(length * 0 + base, seen.laws)
         if base + LANES < length:
             fetched = fetch(position + LANES, length, request, CALL)
-    return stop, end, passed, known
+    return stop, end, passed, kept
 
 
 @triton.jit

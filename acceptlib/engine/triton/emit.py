@@ -89,10 +89,10 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         length = decide.length_of(request, count)
         stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
         passed = length
-        known = ()
+        kept = ()
     else:
-        stop, length, passed, known = decide.first_rejection(count, fetched, request, CALL)
-    row = weigh_row(stop, length, grid, known, request, partials_ptr, CALL)
+        stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
+    row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
     if reduce.arrive(request.counters.arrived_ptr, grid.num_programs):
         sums = load_sums(partials_ptr, grid, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
@@ -195,15 +195,15 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_row(stop, length, grid, known, request, partials_ptr, CALL: tl.constexpr):
+def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexpr):
     """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(program, stop, stop < length, request, CALL.emit_block, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     if CALL.keeps_laws:
-        pair = laws.pair_at(known.laws, known.first + tl.arange(0, decide.LANES) == stop, CALL)
-        if (stop < known.first) | (stop >= known.first + decide.LANES):
+        pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
+        if (stop < kept.first) | (stop >= kept.first + decide.LANES):  # nothing was picked
             pair = reduce.laws_of(stop, length, request, CALL)
         row = reduce.row_of(stop, length, pair, request, CALL)
     else:
@@ -250,8 +250,9 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
     if CALL.thirds:
-        quarters: tl.constexpr = CALL.emit_part // 4
-        shares = in_thirds(tl.sum(tl.reshape(fixed(finite), [CALL.emit_parts, 1, quarters, 4]), 3), 2)
+        tl.static_assert(CALL.emit_shares == 1)
+        num_fours: tl.constexpr = CALL.emit_part // 4
+        shares = in_thirds(tl.sum(tl.reshape(fixed(finite), [CALL.emit_parts, 1, num_fours, 4]), 3), 2)
     else:
         shares = tl.sum(tl.sum(tl.reshape(fixed(finite), CALL.emit_runs), 1), 2)
     share = tl.arange(0, CALL.emit_shares) * num_blocks * CALL.emit_parts

@@ -87,6 +87,8 @@ TUNINGS = (
 class Sizes(NamedTuple):
     """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
 
+    Only batches of logits without a mass are told apart below `small`.
+
     Attributes:
         smaller: No longer smallest.
         small: No longer smaller.
@@ -94,8 +96,8 @@ class Sizes(NamedTuple):
         large: Large.
     """
 
-    smaller: int = 64
-    small: int = 133
+    smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
+    small: int = 133  # more blocks than half the programs that run at a time
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     large: int = 1536
 

@@ -29,8 +29,8 @@ class Tuning(NamedTuple):
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
-        thirds: Whether integers of 64 bits are added up in three parts, in fewer instructions but not in less time: for
-            programs enough to hide that. `emit_shares` is 1 then.
+        thirds: Whether integers of 64 bits are added up in three parts: fewer instructions, but as long a wait, for so
+            many programs that others fill it. `emit_shares` is 1 then.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
     """

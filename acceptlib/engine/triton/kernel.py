@@ -182,7 +182,7 @@ class Call:
 
     @property
     def keeps_laws(self) -> bool:
-        """Whether the last stage, which decides, keeps the laws at the stop, and does not combine them again."""
+        """Whether the last stage decides, and keeps the laws at the stop; programs that loop have no room for them."""
         return any(self.logits) and not (self.selects or self.decided or self.loops or self.mass_scalar >= 0)
 
     @cached_property

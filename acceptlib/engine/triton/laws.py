@@ -146,7 +146,7 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
     mask = wanted[:, None] & (index < num_blocks)
     sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
     maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
-    maximum = tl.reduce(maxima, 1, _larger)
+    maximum = largest_of(maxima)
     terms = terms_of(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32))
     total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
     return tl.where(maximum < float("inf"), (x - maximum).to(tl.float64) - tl.log(total), float("nan"))
@@ -172,8 +172,8 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
 def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
     """Return the laws of both models' rows from `load_parts`, each number [n]; a maximum of NaN where a row has none.
 
-    Of two models that need the same, both go through each step together: it takes as long as one, but more registers,
-    which programs that read rows have not.
+    Of two models that need the same, sums go through each step together: it takes as long as one, but more registers,
+    which programs that read rows have not. Sums in thirds have no such steps.
     """
     if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.selects or CALL.lazy or CALL.thirds):
         maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
@@ -358,14 +358,8 @@ def largest_prob(model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def _larger(a, b):
-    """Return the larger of two numbers, NaN if one is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def largest_of(maxima):
-    """Return the largest of each row [n, MAX_BLOCKS], NaN if one is: of integers, which threads compare in one step."""
+    """Return the largest of each row [n, MAX_BLOCKS], NaN if one is: a warp has one instruction for it, of integers."""
     keys = tl.where(maxima == maxima, key_of(maxima), NAN_KEY)
     return logit_of(tl.max(keys, 1))
 
@@ -382,3 +376,9 @@ def logit_of(key):
     """Return the logit of a key."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _larger(a, b):
+    """Return the larger of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

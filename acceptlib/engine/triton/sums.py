@@ -77,7 +77,10 @@ def _joined(highs, lows):
 
 @triton.jit
 def in_thirds(numbers, axis: tl.constexpr):
-    """Return sums of int64, at most 1024 each, modulo 2^64: a warp has one instruction for a sum of 32 bits."""
+    """Return sums of int64, modulo 2^64: a warp has one instruction for a sum of 32 bits.
+
+    There are at most 1024 numbers of 21 bits in a sum, which just fit.
+    """
     low = tl.sum((numbers & 0x1FFFFF).to(tl.int32), axis)
     middle = tl.sum(((numbers >> 21) & 0x1FFFFF).to(tl.int32), axis)
     high = tl.sum((numbers >> 42).to(tl.int32), axis)
