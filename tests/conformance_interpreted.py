@@ -2,7 +2,7 @@
 
 TRITON_INTERPRET=1 python conformance_interpreted.py [NAME ...]
 
-Every check of the strategies named takes minutes each, so tests leave most of them out.
+All checks of a strategy take a minute or more, so tests leave most of them out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
+import quick_interpreter
 import torch
 from conformance_mutants import MUTANTS
 
@@ -36,6 +37,7 @@ KERNEL = [
 def main() -> None:
     """Print status and reason by strategy and check."""
     torch.set_num_threads(1)
+    quick_interpreter.install()
     found = {}
     named = sys.argv[1:]
     strategies = {name: acceptlib.create(name) for name in named or acceptlib.available()}

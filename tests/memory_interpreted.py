@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+import quick_interpreter
 import torch
 import triton_engine_cases as cases
 from triton.runtime.interpreter import GridExecutor
@@ -127,6 +128,7 @@ def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path
 def main(_mode: str, path: str) -> None:
     """Write what is wrong, by case."""
     torch.set_num_threads(1)
+    quick_interpreter.install()
     # Small blocks, so that small vocabularies have several too.
     engine.BLOCK = 32
     for tuning in engine.TUNINGS:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
+import quick_interpreter
 import torch
 import triton
 from filelock import FileLock
@@ -584,6 +585,7 @@ def main(mode: str, path: str) -> None:
     results = {}
     kind, _, shape = mode.partition(":")
     if kind == "interpreted":
+        quick_interpreter.install()
         shrink()
         sizes = SHAPES[shape]
         if sizes == FILTERED_SHAPE:

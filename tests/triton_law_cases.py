@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import quick_interpreter
 import torch
 import triton
 import triton.language as tl
@@ -248,6 +249,7 @@ def labels() -> list[str]:
 def main(path: str) -> None:
     """Run every case."""
     torch.set_num_threads(1)
+    quick_interpreter.install()
     cases.shrink()
     cases.shrink_further()
     results = {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}

@@ -56,8 +56,8 @@ def sum_exp_and_bits(x, maximum, factor):
 @triton.jit
 def fours(terms):
     """Return sums of four neighbours, (a + b) + (c + d), of [n] float32: an order of two is the same for any layout."""
-    pairs = tl.reduce(tl.reshape(terms, [terms.shape[0] // 2, 2]), 1, _add)
-    return tl.reduce(tl.reshape(pairs, [terms.shape[0] // 4, 2]), 1, _add)
+    pairs = tl.sum(tl.reshape(terms, [terms.shape[0] // 2, 2]), 1)
+    return tl.sum(tl.reshape(pairs, [terms.shape[0] // 4, 2]), 1)
 
 
 @triton.jit
@@ -85,12 +85,6 @@ def in_thirds(numbers, axis: tl.constexpr):
     middle = tl.sum(((numbers >> 21) & 0x1FFFFF).to(tl.int32), axis)
     high = tl.sum((numbers >> 42).to(tl.int32), axis)
     return (high.to(tl.int64) << 42) + (middle.to(tl.int64) << 21) + low.to(tl.int64)
-
-
-@triton.jit
-def _add(a, b):
-    """Add two numbers."""
-    return a + b
 
 
 @triton.jit
