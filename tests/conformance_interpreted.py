@@ -21,7 +21,7 @@ from acceptlib.testing import check_strategy
 # Small blocks are interpreted sooner, and small vocabularies have several.
 engine.BLOCK = 64
 for tuning in engine.TUNINGS:
-    setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=64, emit_part=16))
+    setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=64))
 
 KERNEL = [
     "decisions_follow_rules",

@@ -132,7 +132,7 @@ def main(_mode: str, path: str) -> None:
     # Small blocks, so that small vocabularies have several too.
     engine.BLOCK = 32
     for tuning in engine.TUNINGS:
-        setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=32, emit_part=16))
+        setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=32))
     strategies = cases.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}

@@ -267,7 +267,7 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
     state = strategy.initial_state(16, "cuda")
     expected = strategy.verify(**call, rng=streams(16), state=state)
     for tuning, warps, block, programs in ((engine.SMALL, 4, 512, 1), (engine.LARGE, 8, 2048, 4096)):
-        changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block, emit_part=block // 2)
+        changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block)
         resident = mock.Mock(return_value=programs)
         with mock.patch.multiple(engine, **dict.fromkeys(engine.TUNINGS, changed), resident_programs=resident):
             assert same(strategy.verify(**call, rng=streams(16), state=state), expected)

@@ -492,7 +492,7 @@ def shrink() -> None:
     """Have small blocks, so that small vocabularies have several too, and memory whose contents help nobody."""
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     for name in engine.TUNINGS:
-        setattr(engine, name, getattr(engine, name)._replace(emit_block=128, emit_part=32))
+        setattr(engine, name, getattr(engine, name)._replace(emit_block=128))
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     engine._scratch = poisoned
 

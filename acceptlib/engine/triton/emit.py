@@ -70,7 +70,7 @@ def emit(
     fault,
     request,
     prepared_ptr,
-    partials_ptr,  # of a row: [emit_shares, num_parts] int64, [num_parts] and [3, num_programs] float32
+    partials_ptr,  # of a row: [num_parts] int64 and float32, and [3, num_programs * emit_parts] float32
     out,
     CALL: tl.constexpr,
 ):
@@ -176,7 +176,7 @@ def row_partials(position, partials_ptr, grid, CALL: tl.constexpr):
 @triton.jit
 def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
     """Return where the largest weight of each part of a row is; the masses that programs found are behind these."""
-    return (partials_ptr + num_blocks * CALL.emit_parts * CALL.emit_shares).to(tl.pointer_type(tl.float32))
+    return (partials_ptr + num_blocks * CALL.emit_parts).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -199,7 +199,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = reduce.load_block(program, stop, stop < length, request, CALL.emit_block, CALL)
+    raw = reduce.load_block(entries_of(program, CALL), stop, stop < length, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     if CALL.keeps_laws:
         pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
@@ -218,7 +218,8 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     q_mass = w_mass
     if CALL.loops:
         for block in range(program, tl.where(idle, 0, num_blocks), num_programs):
-            following = reduce.load_block(block + num_programs, stop, stop < length, request, CALL.emit_block, CALL)
+            entries = entries_of(block + num_programs, CALL)
+            following = reduce.load_block(entries, stop, stop < length, request, CALL)
             w, p, q = reduce_block(block, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
             raw = following
             w_mass += w
@@ -227,15 +228,43 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     elif not idle:
         w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
     if not idle:
-        masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_blocks * CALL.emit_parts + program
+        num_masses = num_programs * CALL.emit_parts
+        place = program * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
+        masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_blocks * CALL.emit_parts + place
+        w_sums = in_parts(w_mass, CALL)
         if CALL.given_probs:
-            w_sum, p_sum, q_sum = tl.reduce((w_mass, p_mass, q_mass), 0, add_three)
-            tl.store(masses_ptr + num_programs, p_sum)
-            tl.store(masses_ptr + 2 * num_programs, q_sum)
+            w_sums, p_sums, q_sums = tl.reduce((w_sums, in_parts(p_mass, CALL), in_parts(q_mass, CALL)), 1, add_three)
+            tl.store(masses_ptr + num_masses, p_sums)
+            tl.store(masses_ptr + 2 * num_masses, q_sums)
         else:
-            w_sum = tl.sum(w_mass, 0)
-        tl.store(masses_ptr, w_sum)
+            w_sums = tl.sum(w_sums, 1)
+        tl.store(masses_ptr, w_sums)
     return row
+
+
+@triton.jit
+def entries_of(block, CALL: tl.constexpr):
+    """Return the entries of a block in an order in which each warp loads those of one part, if it has one."""
+    start = block * CALL.emit_block
+    entries = rows.entries_from(0, CALL.emit_block)
+    return rows.Entries(start + in_order(entries.each, CALL), start + in_order(entries.first, CALL))
+
+
+@triton.jit
+def in_order(index, CALL: tl.constexpr):
+    """Return which entry of a block comes at an index: warps take turns at what they load at once."""
+    rounds: tl.constexpr = CALL.emit_runs[0]
+    run: tl.constexpr = CALL.emit_runs[2]
+    part = index // run % CALL.emit_parts
+    return (part * rounds + index // (run * CALL.emit_parts)) * run + index % run
+
+
+@triton.jit
+def in_parts(numbers, CALL: tl.constexpr):
+    """Return sums of numbers, one for each four entries in the order of `entries_of`: [parts, n], n of each part."""
+    rounds: tl.constexpr = CALL.emit_runs[0]
+    run: tl.constexpr = CALL.emit_runs[2]
+    return tl.sum(tl.reshape(numbers, [rounds, CALL.emit_parts, run // 4]), 0)
 
 
 @triton.jit
@@ -244,19 +273,13 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     _, p, q, weights = weigh(raw, from_target, row, request, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.recovered == "argmax":
-        shape: tl.constexpr = (CALL.emit_parts, CALL.emit_part)
-        tl.store(largest_in(partials_ptr, num_blocks, CALL) + at, tl.max(tl.reshape(weights, shape), 1))
+        largest = tl.max(tl.max(tl.reshape(weights, CALL.emit_runs), 0), 1)
+        tl.store(largest_in(partials_ptr, num_blocks, CALL) + at, largest)
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    if CALL.thirds:
-        tl.static_assert(CALL.emit_shares == 1)
-        num_fours: tl.constexpr = CALL.emit_part // 4
-        shares = in_thirds(tl.sum(tl.reshape(fixed(finite), [CALL.emit_parts, 1, num_fours, 4]), 3), 2)
-    else:
-        shares = tl.sum(tl.sum(tl.reshape(fixed(finite), CALL.emit_runs), 1), 2)
-    share = tl.arange(0, CALL.emit_shares) * num_blocks * CALL.emit_parts
-    tl.store(partials_ptr + at[:, None] + share[None, :], shares)
+    held = in_parts(tl.sum(tl.reshape(fixed(finite), [CALL.emit_block // 4, 4]), 1), CALL)
+    tl.store(partials_ptr + at, in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1))
     # What threads hold is added up once for all blocks.
     w_mass = fours(weights)
     p_mass = w_mass
@@ -285,19 +308,18 @@ def load_sums(partials_ptr, grid, CALL: tl.constexpr):
     _, num_programs, num_blocks = grid
     index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
     num_parts = num_blocks * CALL.emit_parts
-    shares_ptr = partials_ptr + tl.arange(0, CALL.emit_shares)[:, None] * num_parts + index[None, :]
-    shares = tl.load(shares_ptr, mask=index[None, :] < num_parts, other=0, cache_modifier=".cg")
-    place = tl.arange(0, CALL.max_emit_blocks)
-    used = place < num_programs
-    masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + place
+    parts = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
+    num_masses = num_programs * CALL.emit_parts
+    used = index < num_masses
+    masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + index
     w_masses = tl.load(masses_ptr, mask=used, other=0.0, cache_modifier=".cg")
     if CALL.given_probs:
-        p_masses = tl.load(masses_ptr + num_programs, mask=used, other=0.0, cache_modifier=".cg")
-        q_masses = tl.load(masses_ptr + 2 * num_programs, mask=used, other=0.0, cache_modifier=".cg")
+        p_masses = tl.load(masses_ptr + num_masses, mask=used, other=0.0, cache_modifier=".cg")
+        q_masses = tl.load(masses_ptr + 2 * num_masses, mask=used, other=0.0, cache_modifier=".cg")
     else:
         p_masses = w_masses
         q_masses = w_masses
-    return Sums(tl.sum(shares, 0), w_masses, p_masses, q_masses)
+    return Sums(parts, w_masses, p_masses, q_masses)
 
 
 @triton.jit
@@ -358,7 +380,8 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
                 # Nothing is left of the residual: draw from p, whose partial sums nobody has taken yet.
                 from_target = is_bonus == 0
                 for number in range(num_blocks * CALL.emit_parts):
-                    raw = reduce.load_block(number, stop, is_bonus == 0, request, CALL.emit_part, CALL)
+                    entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
+                    raw = reduce.load_block(entries, stop, is_bonus == 0, request, CALL)
                     _, _, _, weights = weigh(raw, from_target, row, request, CALL)
                     part = tl.sum(fixed(weights), 0)
                     parts = tl.where(index == number, part, parts)
@@ -374,7 +397,8 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
             most = tl.max(largest, 0)
             if kind.takes_best:
                 found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
-        raw = reduce.load_block(found, stop, is_bonus == 0, request, CALL.emit_part, CALL)
+        entries = rows.entries_from(found * CALL.emit_part, CALL.emit_part)
+        raw = reduce.load_block(entries, stop, is_bonus == 0, request, CALL)
         # While the part is on its way: what lies below it, and are the rows' masses sound?
         taken = tl.max(tl.where(below, ends, 0), 0)
         if CALL.given_probs:

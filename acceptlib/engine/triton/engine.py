@@ -25,15 +25,14 @@ SMALL = Tuning(
     emit_warps=8,
     emit_registers=128,
     emit_block=4096,
-    emit_part=512,
-    emit_shares=1,
+    emit_parts=8,
     loops=False,
     decides_first=False,
     lazy=False,
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048)
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True)
 """The same from probabilities, which need no law of a row."""
 
 SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True)
@@ -52,18 +51,17 @@ LARGE = Tuning(
     emit_warps=4,
     emit_registers=64,
     emit_block=1024,
-    emit_part=1024,
-    emit_shares=1,
+    emit_parts=1,
     loops=True,
     decides_first=True,
     lazy=True,
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
-LARGE_PROBS = LARGE._replace(emit_registers=80, decides_first=False)
+LARGE_PROBS = LARGE._replace(emit_registers=80, emit_parts=4, decides_first=False)
 """The same from probabilities, of which all programs of the only stage decide."""
 
-LARGE_ONE = LARGE._replace(reduce_registers=64, emit_shares=4)
+LARGE_ONE = LARGE._replace(reduce_registers=64, emit_parts=4)
 """The same for the rows of one model, which take half as many programs."""
 
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
@@ -73,7 +71,7 @@ LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_register
 """The same where a mass decides."""
 
 MEDIUM = LARGE._replace(
-    reduce_warps=4, reduce_registers=64, emit_registers=128, emit_shares=4, decides_first=False, lazy=False
+    reduce_warps=4, reduce_registers=64, emit_registers=128, emit_parts=4, decides_first=False, lazy=False
 )
 """Between the two: rows are read before a stop would be known."""
 

@@ -22,15 +22,13 @@ class Tuning(NamedTuple):
         emit_warps: Warps of a program of the last stage.
         emit_registers: Registers of its threads, at most, which say how many programs run at a time.
         emit_block: Entries that such a program weighs at a time.
-        emit_part: Entries that are summed up apart, of which the draw searches one part.
-        emit_shares: Sums of a part: one of what each warp holds, or one, for which warps wait for each other and the
-            last program reads less.
+        emit_parts: Parts that are summed up apart, of which the draw searches one: one of each warp, or one of all,
+            for which they wait for each other and the last program reads less.
         loops: Whether programs go through several blocks where there are more than run at a time.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
-        thirds: Whether integers of 64 bits are added up in three parts: fewer instructions, but as long a wait, for so
-            many programs that others fill it. `emit_shares` is 1 then.
+        thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
     """
@@ -41,8 +39,7 @@ class Tuning(NamedTuple):
     emit_warps: int
     emit_registers: int
     emit_block: int
-    emit_part: int
-    emit_shares: int
+    emit_parts: int
     loops: bool
     decides_first: bool
     lazy: bool
@@ -173,8 +170,7 @@ def compiled_for(
         max_blocks=1 << blocks_bits,
         loops=tuning.loops,
         emit_block=tuning.emit_block,
-        emit_part=tuning.emit_part,
-        emit_shares=tuning.emit_shares,
+        emit_parts=tuning.emit_parts,
         emit_run=WARP_BYTES // target.dtype.itemsize,
         thirds=tuning.thirds,
         max_emit_blocks=1 << emit_blocks_bits,

@@ -33,7 +33,7 @@ class Call:
 
     There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
     `entropy` says whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
-    `emit_run` is how many entries next to each other a warp loads.
+    A warp loads `emit_run` entries next to each other.
     Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
     """
 
@@ -88,8 +88,7 @@ class Call:
     max_blocks: int
     loops: bool
     emit_block: int
-    emit_part: int
-    emit_shares: int
+    emit_parts: int
     emit_run: int
     thirds: bool
     max_emit_blocks: int
@@ -155,20 +154,20 @@ class Call:
         return bool(self.sums) or self.top_k > 0
 
     @property
-    def emit_parts(self) -> int:
-        """Parts of a block of the last stage."""
-        return self.emit_block // self.emit_part
+    def emit_part(self) -> int:
+        """Entries of a part of a block of the last stage."""
+        return self.emit_block // self.emit_parts
 
     @property
     def emit_words(self) -> int:
-        """Words of what the last stage finds of a block: shares and the largest of each part, and three masses."""
-        return self.emit_parts * (self.emit_shares + 1) + 2
+        """Words of what the last stage finds of a block: of each part its sum, its largest, and three masses."""
+        return 3 * self.emit_parts
 
     @property
-    def emit_runs(self) -> tuple[int, int, int, int]:
-        """The shape of a block of the last stage: parts, rounds, shares, and entries next to each other of a share."""
-        run = self.emit_part if self.emit_shares == 1 else min(self.emit_run, self.emit_part // self.emit_shares)
-        return self.emit_parts, self.emit_part // (self.emit_shares * run), self.emit_shares, run
+    def emit_runs(self) -> tuple[int, int, int]:
+        """The shape of a block as it is loaded: rounds, parts, and entries next to each other of a part."""
+        run = min(self.emit_run, self.emit_part) if self.emit_parts > 1 else self.emit_part
+        return self.emit_part // run, self.emit_parts, run
 
     @property
     def spares_masses(self) -> bool:

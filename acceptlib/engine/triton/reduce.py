@@ -78,14 +78,13 @@ def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr
 def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of one block."""
     num_blocks = request.num_blocks
-    entry = block * CALL.block + tl.arange(0, CALL.block)
-    start = block * CALL.block
-    x = rows.load_block(model, position, start, CALL.block, exists, exists, float("-inf"), CALL, MODEL)
+    entries = rows.entries_from(block * CALL.block, CALL.block)
+    x = rows.load_block(model, position, entries, exists, exists, float("-inf"), CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
-    laws.reduce_block(x, entry, model, position, block, num_blocks, exists, CALL, MODEL)
+    laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
-        laws.reduce_raw(x, entry, model, position, block, num_blocks, exists, CALL)
+        laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
 
 
 @triton.jit
@@ -96,7 +95,8 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
         size = request.num_positions.to(tl.int64) * num_blocks
         length = decide.length_of(request, count)
-        raw = load_block(block, position, position < length, request, CALL.block, CALL)
+        entries = rows.entries_from(block * CALL.block, CALL.block)
+        raw = load_block(entries, position, position < length, request, CALL)
         row = open_row(position, length, request, CALL)
         entry, p, q, is_drafted = elements(raw, row, request, CALL)
         inside = entry < request.vocab_size
@@ -219,26 +219,26 @@ def row_of(position, length, pair, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def load_block(block, position, drafted, request, BLOCK: tl.constexpr, CALL: tl.constexpr):
-    """Return a block of both rows as they are given.
+def load_block(entries, position, drafted, request, CALL: tl.constexpr):
+    """Return entries [BLOCK] of both rows as they are given.
 
     Beyond the rows, and where they are not needed, it has what becomes a probability of 0, unless the law is greedy.
     """
     target, draft = request.target, request.draft
-    entry = block * BLOCK + tl.arange(0, BLOCK)
+    entry = entries.each
     # A greedy row is known without reading it.
     wanted = position >= 0
     if CALL.temperature[TARGET]:
         wanted = target.temperature > 0
     read = entry < tl.where(wanted, request.vocab_size, 0)
-    x = rows.load_block(target, position, block * BLOCK, BLOCK, read, wanted, nothing(CALL, TARGET), CALL, TARGET)
+    x = rows.load_block(target, position, entries, read, wanted, nothing(CALL, TARGET), CALL, TARGET)
     y = x
     if CALL.has_draft:
         wanted = drafted
         if CALL.temperature[DRAFT]:
             wanted = wanted & (draft.temperature > 0)
         read = entry < tl.where(wanted, request.vocab_size, 0)
-        y = rows.load_block(draft, position, block * BLOCK, BLOCK, read, wanted, nothing(CALL, DRAFT), CALL, DRAFT)
+        y = rows.load_block(draft, position, entries, read, wanted, nothing(CALL, DRAFT), CALL, DRAFT)
     return Block(entry, x, y)
 
 

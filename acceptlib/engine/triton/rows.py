@@ -75,6 +75,13 @@ class Model(NamedTuple):
     extra_ptr: tl.tensor
 
 
+class Entries(NamedTuple):
+    """Numbers of entries [n], RUN of them next to each other, and the first of each RUN."""
+
+    each: tl.tensor
+    first: tl.tensor
+
+
 @triton.jit
 def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr):
     """Return the request's first drafted position among all, n_b before placeholders, and its `Status`."""
@@ -208,26 +215,29 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.cons
 
 
 @triton.jit
-def load_block(
-    model, position, start, SIZE: tl.constexpr, mask, exists, other, CALL: tl.constexpr, MODEL: tl.constexpr
-):
-    """Return SIZE entries of a row from one on, a multiple of RUN, after bias and mask, float32.
+def entries_from(start, SIZE: tl.constexpr):
+    """Return SIZE entries from one on, a multiple of RUN."""
+    return Entries(start + tl.arange(0, SIZE), start + RUN * tl.arange(0, SIZE // RUN))
+
+
+@triton.jit
+def load_block(model, position, entries, mask, exists, other, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return entries of a row after bias and mask, float32.
 
     They are `other` where `mask`, of entries, is not set; a scalar says whether any is.
     """
-    entry = start + tl.arange(0, SIZE)
-    x = load_raw(model, position, entry, mask, other, CALL)
+    x = load_raw(model, position, entries.each, mask, other, CALL)
     if CALL.biased[MODEL]:
-        x = add_biases(x, model, entry, mask)
+        x = add_biases(x, model, entries.each, mask)
     if CALL.masked[MODEL]:
-        first = start + RUN * tl.arange(0, SIZE // RUN)
+        first = entries.first
         inside = first < tl.where(exists, model.width, 0)
         if not CALL.has_bonus_rows:
             inside = first < tl.where(exists & (position < model.num_rows), model.width, 0)
         word_ptr = model.mask_ptr + position.to(tl.int64) * model.mask_row_stride + (first >> 5) * model.mask_stride
         words = tl.load(word_ptr, mask=inside, other=-1) >> (first & 31)
         bits = (words[:, None] >> tl.arange(0, RUN)[None, :]) & 1
-        x = tl.where(tl.reshape(bits, [SIZE]) == 0, float("-inf"), x)
+        x = tl.where(tl.reshape(bits, x.shape) == 0, float("-inf"), x)
     return x
 
 
