@@ -64,11 +64,12 @@ class TestWorkloads:
         workload = Workload(num_requests=4, vocab_size=32000, kind="probs", acceptance=level)
         assert overlap(workloads.make(workload)) == pytest.approx(ALPHA[level], abs=0.05)
 
-    def test_one_hot_drafts_are_accepted_as_stated(self) -> None:
-        batch = workloads.make(replace(SMALL, kind="one-hot", acceptance="high"))
-        chances = batch.target[:, :-1].softmax(-1).gather(-1, batch.draft_token_ids[..., None])
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_one_hot_drafts_are_accepted_as_stated(self, temperature: float) -> None:
+        batch = workloads.make(replace(SMALL, kind="one-hot", acceptance="high", temperature=temperature))
+        chances = (batch.target[:, :-1] / temperature).softmax(-1).gather(-1, batch.draft_token_ids[..., None])
         assert torch.allclose(chances, torch.tensor(ALPHA["high"]), atol=1e-5)
-        assert set(batch.arguments(Rejection())) == {"target_logits"}
+        assert not {"draft_logits", "draft_probs"} & batch.arguments(Rejection()).keys()
 
     def test_rows_of_the_pair_are_ordered_by_acceptance(self) -> None:
         levels = [

@@ -7,7 +7,6 @@ python triton_engine_cases.py cuda:80 results.json
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -86,6 +85,8 @@ SLOW = ("deferred",)  # where every row may be stopped at, and is reduced
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
+GROUPS = (*COMPILED, "more")
+EVERYTHING = "cuda:90"  # the target that both are compiled for, of every strategy
 COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
 # What else a kernel may hold, for one strategy.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
@@ -544,9 +545,11 @@ def interpreted() -> list[tuple[str, str]]:
     ]
 
 
-def labels() -> list[str]:
-    """Return the names of the cases that are compiled."""
-    return [f"{name}-{call}" for name, call in compiled()] + [f"{name}-{call}-large" for name, call in COMPILED_LARGE]
+def compiled() -> list[tuple[str, str]]:
+    """Return the mode and the name of every case that is compiled: modes of some cases each, to run side by side."""
+    return [
+        (f"{target}:{group}", label) for target in TARGETS for group in GROUPS for label in compile_of(target, group)
+    ]
 
 
 def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
@@ -562,11 +565,18 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     return name in WHOLE or call in CORE or (call == "bad-entry" and name in SUMS)
 
 
-def compiled() -> list[tuple[str, str]]:
-    """Return what is compiled: strategies and calls."""
-    return [*itertools.product(strategies(), COMPILED), *(("cautious", call) for call in COMPILED_TOO)] + [
+def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Sizes]]:
+    """Return what is compiled for a target: strategies, calls and sizes by the case's name."""
+    if group in COMPILED:
+        # For one target a rule goes with both kinds of rows: others would do the same again.
+        names = strategies() if target == EVERYTHING or group == COMPILED[-1] else ["rejection"]
+        return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
+    more = [("cautious", call) for call in COMPILED_TOO] + [
         (name, "filtered-constrained") for name in COMPILED_FILTERED
     ]
+    return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in more} | {
+        f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in COMPILED_LARGE
+    }
 
 
 def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
@@ -599,12 +609,9 @@ def main(mode: str, path: str) -> None:
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
-        with mock.patch.object(engine, "SIZES", EVERY_SIZE[0]):
-            for name, call in compiled():
-                results[f"{name}-{call}"] = compile_only(found[name], mode, given[call])
-        with mock.patch.object(engine, "SIZES", EVERY_SIZE[-1]):
-            for name, call in COMPILED_LARGE:
-                results[f"{name}-{call}-large"] = compile_only(found[name], mode, given[call])
+        target, _, group = mode.rpartition(":")
+        for label, (name, call, engine.SIZES) in compile_of(target, group).items():
+            results[label] = compile_only(found[name], target, given[call])
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

@@ -50,7 +50,7 @@ class Workload:
             rows of the bundled pair are its steps with the lowest, middle or highest third of acceptance.
         source: `synthetic` or `pair`. Rows of the bundled pair are padded to `vocab_size` with unlikely entries.
         temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
-            acceptance without them only.
+            acceptance without them only, and that of a one-hot draft under a temperature.
         masked: Whether a bitmask forbids tokens of less than the mean logit that were not drafted. They hold next to
             nothing, so that as much is accepted as without.
     """
@@ -247,9 +247,9 @@ def _synthetic_logits(
     ids = race.add_(drawn).argmax(-1)
     if workload.kind == "one-hot":
         # A one-hot draft is accepted with the target's probability of its token, which is set to alpha.
-        at = ids[..., None]
-        rest = target[:, :-1].scatter(-1, at, -math.inf).logsumexp(-1, keepdim=True)
-        target[:, :-1].scatter_(-1, at, rest + math.log(alpha / (1.0 - alpha)))
+        at, heat = ids[..., None], workload.temperature or 1.0
+        rest = (target[:, :-1] / heat).scatter_(-1, at, -math.inf).logsumexp(-1, keepdim=True)
+        target[:, :-1].scatter_(-1, at, heat * (rest + math.log(alpha / (1.0 - alpha))))
     return target, draft, ids
 
 
