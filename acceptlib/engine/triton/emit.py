@@ -253,18 +253,15 @@ def entries_of(block, CALL: tl.constexpr):
 @triton.jit
 def in_order(index, CALL: tl.constexpr):
     """Return which entry of a block comes at an index: warps take turns at what they load at once."""
-    rounds: tl.constexpr = CALL.emit_runs[0]
-    run: tl.constexpr = CALL.emit_runs[2]
-    part = index // run % CALL.emit_parts
-    return (part * rounds + index // (run * CALL.emit_parts)) * run + index % run
+    part = index // CALL.emit_run % CALL.emit_parts
+    number = index // (CALL.emit_run * CALL.emit_parts)
+    return (part * CALL.emit_rounds + number) * CALL.emit_run + index % CALL.emit_run
 
 
 @triton.jit
 def in_parts(numbers, CALL: tl.constexpr):
     """Return sums of numbers, one for each four entries in the order of `entries_of`: [parts, n], n of each part."""
-    rounds: tl.constexpr = CALL.emit_runs[0]
-    run: tl.constexpr = CALL.emit_runs[2]
-    return tl.sum(tl.reshape(numbers, [rounds, CALL.emit_parts, run // 4]), 0)
+    return tl.sum(tl.reshape(numbers, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run // 4]), 0)
 
 
 @triton.jit
@@ -273,8 +270,8 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     _, p, q, weights = weigh(raw, from_target, row, request, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.recovered == "argmax":
-        largest = tl.max(tl.max(tl.reshape(weights, CALL.emit_runs), 0), 1)
-        tl.store(largest_in(partials_ptr, num_blocks, CALL) + at, largest)
+        in_runs = tl.reshape(weights, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run])
+        tl.store(largest_in(partials_ptr, num_blocks, CALL) + at, tl.max(tl.max(in_runs, 0), 1))
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)

@@ -141,6 +141,7 @@ def compiled_for(
     reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
     leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not form.counts_passed
     filtered = any(map(any, filters))
+    part = tuning.emit_block // tuning.emit_parts
     return Call(
         **{**rules, "sums": sums},
         entropy=entropy,
@@ -171,7 +172,7 @@ def compiled_for(
         loops=tuning.loops,
         emit_block=tuning.emit_block,
         emit_parts=tuning.emit_parts,
-        emit_run=WARP_BYTES // target.dtype.itemsize,
+        emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,

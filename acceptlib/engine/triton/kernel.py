@@ -33,7 +33,7 @@ class Call:
 
     There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
     `entropy` says whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
-    A warp loads `emit_run` entries next to each other.
+    Where a warp has a part of a block to itself, it loads `emit_run` entries next to each other of it at once.
     Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
     """
 
@@ -164,10 +164,9 @@ class Call:
         return 3 * self.emit_parts
 
     @property
-    def emit_runs(self) -> tuple[int, int, int]:
-        """The shape of a block as it is loaded: rounds, parts, and entries next to each other of a part."""
-        run = min(self.emit_run, self.emit_part) if self.emit_parts > 1 else self.emit_part
-        return self.emit_part // run, self.emit_parts, run
+    def emit_rounds(self) -> int:
+        """How many runs of entries next to each other a part has."""
+        return self.emit_part // self.emit_run
 
     @property
     def spares_masses(self) -> bool:
