@@ -86,7 +86,8 @@ SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
 GROUPS = (*COMPILED, "more")
-EVERYTHING = "cuda:90"  # the target that both are compiled for, of every strategy
+EVERYTHING = "cuda:90"  # the target that all cases are compiled for
+ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")  # strategies for the others: each way to decide once
 COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
 # What else a kernel may hold, for one strategy.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
@@ -567,15 +568,14 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
 
 def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Sizes]]:
     """Return what is compiled for a target: strategies, calls and sizes by the case's name."""
+    everything = target == EVERYTHING
     if group in COMPILED:
-        # For one target a rule goes with both kinds of rows: others would do the same again.
-        names = strategies() if target == EVERYTHING or group == COMPILED[-1] else ["rejection"]
+        names = strategies() if everything else ELSEWHERE
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
-    more = [("cautious", call) for call in COMPILED_TOO] + [
-        (name, "filtered-constrained") for name in COMPILED_FILTERED
-    ]
-    return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in more} | {
-        f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in COMPILED_LARGE
+    filtered, large = (cases if everything else cases[:1] for cases in (COMPILED_FILTERED, COMPILED_LARGE))
+    small = [("cautious", call) for call in COMPILED_TOO] + [(name, "filtered-constrained") for name in filtered]
+    return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
+        f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }
 
 
