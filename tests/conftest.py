@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    import pytest
 
 # Tests run several at a time, and their tensors are small: more threads than cores would only wait for each other.
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with runs apart that many tests read, half of them for each of two workers, so that none is left last."""
+    modes: set[str | None] = {None}
+    first, rest = [], []
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        mode = parameters and parameters.params.get("mode")
+        (rest if mode in modes else first).append(item)
+        modes.add(mode)
+    half = len(rest) // 2
+    items[:] = [*first[::2], *rest[:half], *first[1::2], *rest[half:]]
