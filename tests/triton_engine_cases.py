@@ -1,7 +1,7 @@
 """Whole calls through the Triton engine: what `test_triton_engine.py` checks, in processes of their own.
 
 TRITON_INTERPRET=1 python triton_engine_cases.py interpreted:B2-K3-V301 results.json
-python triton_engine_cases.py cuda:80 results.json
+python triton_engine_cases.py cuda:80:more results.json
 """
 
 from __future__ import annotations
