@@ -127,14 +127,26 @@ LAWS = (
 )
 """Temperature, top-k, top-p and min-p."""
 
+MIN_PS = ((0.7, 0.1), (1.0, 0.02), (1.6, 0.5), (1.0, 1.0), (0.5, 1e-30), (1, 0))
+"""Temperature, and min-p alone."""
 
-def compare_laws(logits: torch.Tensor) -> str:
-    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
-    temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*LAWS, strict=True))
-    sampling = acceptlib.SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p.double(), min_p=min_p.double()
+LISTED = (8, 1)
+"""Of WIDTH numbers in a list those that are sub-blocks: as it is, and so few that not all that min-p keeps fit."""
+
+
+def filtered(laws: tuple[tuple[float, ...], ...]) -> acceptlib.SamplingParams:
+    """Return the parameters of each of `LAWS` or `MIN_PS`."""
+    temperature, *top, min_p = (torch.tensor(column) for column in zip(*laws, strict=True))
+    top_k, top_p = top or (None, None)
+    return acceptlib.SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=None if top_p is None else top_p.double(), min_p=min_p.double()
     )
-    rows = logits.expand(len(LAWS), -1).contiguous()
+
+
+def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float, ...], ...]) -> str:
+    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
+    sampling = filtered(laws)
+    rows = logits.expand(len(laws), -1).contiguous()
     expected = process.law(rows, sampling)
     launched: list[tuple[Any, ...]] = []
     ids = torch.zeros(len(rows), 0, dtype=torch.int64)
@@ -147,7 +159,8 @@ def compare_laws(logits: torch.Tensor) -> str:
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][-1], -(-rows.shape[1] // engine.BLOCK)
     words = torch.zeros(engine.words(call, len(rows), 0, num_blocks, 0), dtype=torch.int64)
-    parameters = (temperature, top_k, top_p.double(), min_p.double())
+    given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    parameters = (rows if value is None else value for value in given)  # what is not given is not read
     law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
     different = (found > 0) != (expected > 0)
     if different.any():
@@ -210,8 +223,9 @@ def law_kernel(
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
         kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
     select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
-    select.collect_row(zero, zero, zero + 1, num_blocks, model, CALL, kernel_rows.TARGET)
-    select.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+    if CALL.num_collected:
+        select.collect_row(zero, zero, zero + 1, num_blocks, model, CALL, kernel_rows.TARGET)
+        select.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     one = tl.zeros((1,), tl.int32)
     parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
     found = kernel_laws.one(model, parts, CALL, kernel_rows.TARGET)
@@ -243,7 +257,10 @@ def thirds_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr, LENGTH: tl.constex
 
 def labels() -> list[str]:
     """Return the names of all cases."""
-    return [*(f"law-{kind}" for kind in law_rows()), *(f"entropy-{kind}" for kind in entropy_calls()), "thirds"]
+    laws = [
+        f"{filters}-{kind}" for filters in ("law", *(f"min-p-{listed}" for listed in LISTED)) for kind in law_rows()
+    ]
+    return [*laws, *(f"entropy-{kind}" for kind in entropy_calls()), "thirds"]
 
 
 def main(path: str) -> None:
@@ -252,7 +269,10 @@ def main(path: str) -> None:
     quick_interpreter.install()
     cases.shrink()
     cases.shrink_further()
-    results = {f"law-{kind}": compare_laws(logits) for kind, logits in law_rows().items()}
+    results = {f"law-{kind}": compare_laws(logits, LAWS) for kind, logits in law_rows().items()}
+    for listed in LISTED:
+        with mock.patch.object(select, "LISTED", tl.constexpr(listed)):
+            results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     results["thirds"] = compare_thirds()
     Path(path).write_text(json.dumps(results), encoding="utf-8")

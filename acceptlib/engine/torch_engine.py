@@ -388,14 +388,10 @@ class _Step:
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:
     """Return the entropies [n] of rows in nats, float64: the same for every order of summation; NaN if not finite."""
-    logs = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("logs", p.shape, p.dtype, p.device))
-    if logs.is_cpu:
-        np.log(logs.numpy(), out=logs.numpy())  # several times quicker than torch's
-    else:
-        logs.log_()
-    terms = scratch("terms", p.shape, torch.float64, p.device).copy_(logs.mul_(p))
+    bits = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("bits", p.shape, p.dtype, p.device)).log2_()
+    terms = scratch("terms", p.shape, torch.float64, p.device).copy_(bits.mul_(p))
     total = terms.add_(ENTROPY_GRID).sub_(ENTROPY_GRID).sum(1)
-    return -total.masked_fill(total.isinf(), torch.nan)
+    return total.masked_fill(total.isinf(), torch.nan) * -ops.LN_2
 
 
 def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:

@@ -57,7 +57,7 @@ class Stream(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """One request's counters: of programs of the last stage, the stop, and of programs of rows, [3, K+1]."""
+    """One request's counters: of programs of the last stage, the stop, and of programs of rows, [5, K+1]."""
 
     arrived_ptr: tl.tensor
     stop_ptr: tl.tensor

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, laws, random, reduce, rows
+from acceptlib.engine.triton import counters, decide, laws, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import TARGET
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
@@ -93,7 +93,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     else:
         stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
     row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
-    if reduce.arrive(request.counters.arrived_ptr, grid.num_programs):
+    if counters.arrive(request.counters.arrived_ptr, grid.num_programs):
         sums = load_sums(partials_ptr, grid, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
 
@@ -101,7 +101,6 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
 @triton.jit
 def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL: tl.constexpr):
     """Do so where the mass of residuals decides on the stop."""
-    counters = request.counters
     length = decide.length_of(request, count)
     if CALL.decided:
         first, last = tl.load(prepared_ptr).to(tl.int32), tl.load(prepared_ptr + 1).to(tl.int32)
@@ -111,12 +110,12 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
         tl.debug_barrier()
     weigh_wanted(wanted, length, grid, request, partials_ptr, CALL)
     # All arrive, those too that had nothing to read: the last one changes what they decide by.
-    if reduce.arrive(counters.arrived_ptr, grid.num_programs * tl.num_programs(2)):
+    if counters.arrive(request.counters.arrived_ptr, grid.num_programs * tl.num_programs(2)):
         passed = length
         if CALL.spares_masses:
             stop = wanted.first
             if stop < wanted.last:
-                stop = tl.maximum(stop, tl.load(counters.stop_ptr, cache_modifier=".cg"))
+                stop = tl.maximum(stop, tl.load(request.counters.stop_ptr, cache_modifier=".cg"))
         else:
             again = decide.fetch_first(count, request, CALL)
             stop, passed = decide.find_stop(count, again, request, CALL)
@@ -143,7 +142,7 @@ def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr
                 if not accepted_beyond(position, number, stop_ptr, CALL):
                     weigh_row(position, length, grid, (), request, sums_ptr, CALL)
                 if (position > wanted.first) & (position < length):
-                    if reduce.arrive(arrived_ptr + position, grid.num_programs):
+                    if counters.arrive(arrived_ptr + position, grid.num_programs):
                         # None has left the row out unless a later one is accepted by now.
                         if not accepted_beyond(position, number, stop_ptr, CALL):
                             sums = load_sums(sums_ptr, grid, CALL)
@@ -163,7 +162,7 @@ def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
     found = number < 0
     if CALL.spares_rows:
         if number > 0:
-            found = reduce.latest(stop_ptr) > position
+            found = counters.latest(stop_ptr) > position
     return found
 
 
@@ -346,13 +345,12 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     if not CALL.explicit:
         tl.store(out.offset_ptr, request.stream.offset + 1)
     tl.debug_barrier()  # every warp has read them
-    counters = request.counters
-    tl.store(counters.arrived_ptr, 0)
-    tl.store(counters.stop_ptr, 0)
+    tl.store(request.counters.arrived_ptr, 0)
+    tl.store(request.counters.stop_ptr, 0)
     if CALL.counts_rows:
-        for base in range(0, 3 * (request.most + 1), 64):
+        for base in range(0, 5 * (request.most + 1), 64):
             index = base + tl.arange(0, 64)
-            tl.store(counters.rows_arrived_ptr + index, 0, mask=index < 3 * (request.most + 1))
+            tl.store(request.counters.rows_arrived_ptr + index, 0, mask=index < 5 * (request.most + 1))
 
 
 @triton.jit

@@ -67,6 +67,9 @@ LARGE_ONE = LARGE._replace(reduce_registers=64, emit_parts=4)
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
+LARGE_MIN_P = LARGE._replace(reduce_warps=4, reduce_registers=96)
+"""The same under min-p alone, where programs that reduce rows find what is kept of them too."""
+
 LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, thirds=True, shares=3)
 """The same where a mass decides."""
 
@@ -77,7 +80,7 @@ MEDIUM = LARGE._replace(
 
 TUNINGS = (
     *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
-    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MASSES"),
+    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
 )
 """Names of all of these."""
 
@@ -156,6 +159,8 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
         return SMALLEST if num_blocks < SIZES.smaller else SMALLER if num_blocks < SIZES.small else SMALL
     if num_blocks < SIZES.large:
         return MEDIUM
+    if target.min_p is not None and target.top_k is None and target.top_p is None:
+        return LARGE_MIN_P
     if target.dtype != torch.float32:
         return LARGE_HALF
     return LARGE_ONE if draft is None else LARGE
@@ -360,7 +365,7 @@ def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, nu
 
 def counters(num_requests: int, most: int) -> int:
     """Return how many counters of its workspace a call uses."""
-    return num_requests * (3 * most + 5)
+    return num_requests * (5 * most + 7)
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:

@@ -102,9 +102,19 @@ class Call:
         return target, draft
 
     @cached_property
-    def selects(self) -> bool:
+    def filters(self) -> bool:
         """Whether some rows are filtered."""
         return any(self.filtered)
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether a row's last program to reduce it finds what is kept of it, which is quick for min-p alone."""
+        return self.lazy and any(self.min_ps) and not any(self.top_ks + self.top_ps)
+
+    @property
+    def selects(self) -> bool:
+        """Whether a stage finds what is kept of rows."""
+        return self.filters and not self.joins
 
     @cached_property
     def num_filtered(self) -> int:
@@ -181,7 +191,7 @@ class Call:
     @property
     def keeps_laws(self) -> bool:
         """Whether the last stage decides, and keeps the laws at the stop; programs that loop have no room for them."""
-        return any(self.logits) and not (self.selects or self.decided or self.loops or self.mass_scalar >= 0)
+        return any(self.logits) and not (self.filters or self.decided or self.loops or self.mass_scalar >= 0)
 
     @cached_property
     def draws(self) -> bool:
@@ -191,7 +201,7 @@ class Call:
     @property
     def counts_rows(self) -> bool:
         """Whether some stage counts the programs that are done with a row."""
-        return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.selects
+        return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.filters
 
     @property
     def given_probs(self) -> bool:
@@ -244,7 +254,7 @@ def verify_kernel(
     logprobs_ptr,  # [B, K+1] float32
     raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
-    counters_ptr,  # [B * (2 + 3 * (K+1))] int32, zero before and after
+    counters_ptr,  # [B * (2 + 5 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride: tl.int64,
@@ -411,7 +421,7 @@ def verify_kernel(
         counters=decide.Counters(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
-            rows_arrived_ptr=counters_ptr + 2 * num_requests + number * 3 * (max_num_draft_tokens + 1),
+            rows_arrived_ptr=counters_ptr + 2 * num_requests + number * 5 * (max_num_draft_tokens + 1),
         ),
     )
     prepared_ptr = workspace_ptr + layout.prepared + 3 * number

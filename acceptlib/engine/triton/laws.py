@@ -175,7 +175,7 @@ def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
     Of two models that need the same, sums go through each step together: it takes as long as one, but more registers,
     which programs that read rows have not. Sums in thirds have no such steps.
     """
-    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.selects or CALL.lazy or CALL.thirds):
+    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.filters or CALL.lazy or CALL.thirds):
         maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
         terms = terms_of(target_parts.maxima, target_parts.sums, maximum, factor_of(target, CALL, TARGET))
         draft_terms = terms_of(draft_parts.maxima, draft_parts.sums, draft_maximum, factor_of(draft, CALL, DRAFT))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, laws, rows
+from acceptlib.engine.triton import counters, decide, laws, rows, select
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
@@ -21,9 +21,6 @@ NOWHERE = tl.constexpr(2147483647)
 
 NO_SUM = tl.constexpr(-(2**63))
 """Stands for a sum of terms that are not all finite: integers have no NaN."""
-
-THREADS = tl.constexpr(256)
-"""Threads of a program, at most."""
 
 
 class Row(NamedTuple):
@@ -50,18 +47,22 @@ def reduce_rows(position, count, program, request, CALL: tl.constexpr):
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
     room for half as many.
     """
-    if needed(position, position <= count, request, CALL):
+    if counters.needed(position, position <= count, request, CALL):
         step = tl.num_programs(0) // CALL.num_reduced
         if CALL.reduces[TARGET]:
             if program < step:
                 reduce_row(position, position <= count, program, step, request, request.target, CALL, TARGET)
+                if CALL.joins:
+                    close_row(position, position <= count, step, count, request, request.target, CALL, TARGET)
         if CALL.reduces[DRAFT]:
             first = program - (tl.num_programs(0) - step)
             if first >= 0:
                 reduce_row(position, position < count, first, step, request, request.draft, CALL, DRAFT)
-        if CALL.lazy and not CALL.needs_sums and not CALL.selects:
-            if arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
-                settle(position, count, request, CALL)
+                if CALL.joins:
+                    close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
+        if CALL.lazy and not (CALL.needs_sums or CALL.filters):
+            if counters.arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
+                counters.settle(position, count, request, CALL)
 
 
 @triton.jit
@@ -88,9 +89,22 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
 
 
 @triton.jit
+def close_row(position, exists, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find a row's law if its last program to come here, and decide the position if that is the last of its laws."""
+    arrived_ptr = request.counters.rows_arrived_ptr + position
+    if counters.arrive(arrived_ptr + (3 + MODEL) * (request.most + 1), step):
+        if CALL.filtered[MODEL]:
+            if exists:
+                select.store_law(position, request.num_blocks, model, CALL, MODEL)
+        if not CALL.needs_sums:
+            if counters.arrive(arrived_ptr, CALL.num_reduced):
+                counters.settle(position, count, request, CALL)
+
+
+@triton.jit
 def sum_rows(position, count, block, request, CALL: tl.constexpr):
     """Add up the strategy's row sums over one block; finish the row, and decide, if the last to do so."""
-    if needed(position, position < count, request, CALL):
+    if counters.needed(position, position < count, request, CALL):
         num_blocks = request.num_blocks
         partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
         size = request.num_positions.to(tl.int64) * num_blocks
@@ -113,7 +127,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
             left = tl.where(entry == tl.min(tl.where(left == largest, entry, NOWHERE), 0), -1.0, left)
             bits = largest.to(tl.float64).to(tl.int64, bitcast=True)
             tl.store(partials_ptr + (len(CALL.sums) + i) * size + block, bits)
-        if arrive(request.counters.rows_arrived_ptr + request.most + 1 + position, num_blocks):
+        if counters.arrive(request.counters.rows_arrived_ptr + request.most + 1 + position, num_blocks):
             index = tl.arange(0, CALL.max_blocks)
             scalars_ptr = request.scalars_ptr + position
             for i in tl.static_range(len(CALL.sums)):
@@ -127,44 +141,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
                 tl.store(scalars_ptr + CALL.top_scalar * request.num_positions, entropy)
             if CALL.lazy:
                 tl.debug_barrier()
-                settle(position, count, request, CALL)
-
-
-@triton.jit
-def needed(position, exists, request, CALL: tl.constexpr):
-    """Return whether a row exists and is not beyond the stop."""
-    if CALL.lazy:
-        exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
-    return exists
-
-
-@triton.jit
-def latest(counter_ptr):
-    """Return what a counter that others raise holds now, alike for all warps: none may go another way than the rest."""
-    seen = tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True)
-    return tl.max(seen, 0)
-
-
-@triton.jit
-def settle(position, count, request, CALL: tl.constexpr):
-    """Lower the request's stop to this position if the drafted token is rejected."""
-    length = decide.length_of(request, count)
-    here = tl.zeros((1,), tl.int32) + position
-    fetched = decide.fetch(here, length, request, CALL)
-    accepted, _ = decide.judge(here, fetched, length, request, CALL)
-    if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
-        tl.atomic_max(request.counters.stop_ptr, decide.coded(position))
-
-
-@triton.jit
-def arrive(counter_ptr, expected):
-    """Return whether this program is the last of `expected` to arrive; what they stored before is visible to it."""
-    last = expected == 1
-    tl.debug_barrier()  # its own warps' too
-    if expected > 1:
-        last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
-        tl.debug_barrier()
-    return last
+                counters.settle(position, count, request, CALL)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ among; many programs then go through the row (`collect`), list these and add up 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import laws, reduce, rows
+from acceptlib.engine.triton import counters, laws, rows
 from acceptlib.engine.triton.laws import WIDTH, key_of, logit_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
@@ -25,6 +25,7 @@ from acceptlib.engine.triton.search import (
     Filters,
     Reduced,
     at_least,
+    in_runs,
     inverse_of,
     left_out_of_sample,
     list_of,
@@ -56,6 +57,9 @@ RANKED = tl.constexpr(128)
 FULL = tl.constexpr(0.75)
 """How full a list is meant to be."""
 
+WEIGHED = tl.constexpr(32)
+"""Sub-blocks that are weighed at a time."""
+
 ABREAST = tl.constexpr(8)
 """Entries that all others are compared with at a time: a loop, for code is slow where it runs for the first time."""
 
@@ -66,7 +70,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
 
     Rows of which top-p keeps many are left to the stage `finish`, once their entries are listed.
     """
-    if reduce.needed(position, position <= count, request, CALL):
+    if counters.needed(position, position <= count, request, CALL):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
         if wanted[TARGET]:
             if program == 0:
@@ -75,9 +79,9 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
             if (program == tl.num_programs(0) - 1) & (position < count):
                 select_row(position, request.num_blocks, request.draft, STAGE, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
-            if reduce.arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
+            if counters.arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
                 tl.debug_barrier()
-                reduce.settle(position, count, request, CALL)
+                counters.settle(position, count, request, CALL)
 
 
 @triton.jit
@@ -119,32 +123,30 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
         row = Reduced(position, num_blocks, model, maximum, factor)
         filters = Filters(top_k, top_p, target, least)
         low, num_sub_blocks = candidates(row, filters, CALL, MODEL)
-        few = num_sub_blocks <= CALL.tile * LISTED
-        count = tl.full((), 0, tl.int32)
-        ranked: tl.constexpr = min(RANKED.value, CALL.tile * LISTED.value)
-        by_rank: tl.constexpr = CALL.top_ks[MODEL] or CALL.top_ps[MODEL]
-        if by_rank:
+        if CALL.top_ks[MODEL] or CALL.top_ps[MODEL]:
+            few = num_sub_blocks <= CALL.tile * LISTED
+            count = tl.full((), 0, tl.int32)
+            ranked: tl.constexpr = min(RANKED.value, CALL.tile * LISTED.value)
             if few:
                 count = list_entries(row, low, num_sub_blocks, CALL, MODEL)
                 few = count <= CALL.tile * (WIDTH - LISTED)
-        if few & (count <= ranked):
-            if by_rank:
+            if few & (count <= ranked):
                 cut, first, normaliser = rank(row, count, ranked, filters, CALL, MODEL)
+            elif CALL.collects[MODEL] & (few == 0) & (top_p < 1) & (least == 0):
+                cut += float("nan")  # until it is found
+                lowest, beyond = bracket(row, target, total, CALL, MODEL)
+                tl.store(ids_ptr + 5, lowest)
+                tl.store(ids_ptr + 6, beyond)
+                tl.store(ids_ptr + 7, 0)
+                tl.store(words_ptr + 4, 0)
+                tl.store(words_ptr + 5, 0)
+                tl.store(words_ptr + 6, total)
             else:
-                cut, normaliser = weigh(row, num_sub_blocks, least, CALL, MODEL)
-        elif CALL.collects[MODEL] & (few == 0) & (top_p < 1) & (least == 0):
-            cut += float("nan")  # until it is found
-            lowest, beyond = bracket(row, target, total, CALL, MODEL)
-            tl.store(ids_ptr + 5, lowest)
-            tl.store(ids_ptr + 6, beyond)
-            tl.store(ids_ptr + 7, 0)
-            tl.store(words_ptr + 4, 0)
-            tl.store(words_ptr + 5, 0)
-            tl.store(words_ptr + 6, total)
+                high = key_of(maximum).to(tl.int64) + 1
+                none = tl.full((), 0, tl.int64)
+                cut, first, normaliser = search_row(row, low, high, none, count, total, few, filters, CALL, MODEL)
         else:
-            high = key_of(maximum).to(tl.int64) + 1
-            none = tl.full((), 0, tl.int64)
-            cut, first, normaliser = search_row(row, low, high, none, count, total, few, filters, CALL, MODEL)
+            cut, normaliser = weigh(row, num_sub_blocks, least, CALL, MODEL)
     tl.store(numbers_ptr, maximum)
     tl.store(numbers_ptr + 1, normaliser)
     tl.store(ids_ptr + 2, tl.sum(law.argmax, 0))
@@ -179,8 +181,7 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
         if (top_k == 0) | (top_p == 1):
             low = tl.maximum(low, bound)
     reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
-    number = tl.sum(reaches.to(tl.int32), 0)
-    place = tl.cumsum(reaches.to(tl.int32), 0) - 1
+    index, reaches, place, number = in_runs(index, reaches)
     tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile * LISTED))
     tl.debug_barrier()
     return low, number
@@ -304,14 +305,20 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
 
 @triton.jit
 def weigh(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the smallest logit of listed sub-blocks that min-p keeps, and 1 / sum of what it keeps."""
+    """Return the smallest logit that min-p keeps, and 1 / sum of what it keeps.
+
+    It goes through the sub-blocks that reach the bound, or through all where there was no room to list these.
+    """
     position, num_blocks, model, maximum, factor = row
     list_ptr = list_of(model, position, num_blocks, CALL)
     cut = tl.full((), float("inf"), tl.float32)
     kept = tl.full((), 0, tl.int64)
-    for start in range(0, num_sub_blocks, CALL.tile):
-        lane = start + tl.arange(0, CALL.tile)
-        sub_block = tl.load(list_ptr + lane, mask=lane < num_sub_blocks, other=-1)
+    listed = num_sub_blocks <= CALL.tile * LISTED
+    number = tl.where(listed, num_sub_blocks, num_blocks * (CALL.block // WIDTH))
+    for start in range(0, number, WEIGHED):
+        lane = start + tl.arange(0, WEIGHED)
+        inside = lane < tl.where(listed, number, 0)
+        sub_block = tl.load(list_ptr + lane, mask=inside, other=tl.where(listed, -1, lane))
         entry = sub_block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         keeps = tl.exp2((x - maximum) * factor) >= least
@@ -355,7 +362,7 @@ def place_of(amount, parts):
 @triton.jit
 def collect_rows(position, count, program, request, CALL: tl.constexpr):
     """List the entries of one row that the cut of top-p is among, of some blocks, if its law is not known yet."""
-    if reduce.needed(position, position <= count, request, CALL):
+    if counters.needed(position, position <= count, request, CALL):
         step = tl.num_programs(0) // CALL.num_collected
         if CALL.collects[TARGET]:
             if program < step:
@@ -387,8 +394,8 @@ def collect_row(position, first, step, num_blocks, model, CALL: tl.constexpr, MO
             listed = (key >= low) & (key < high)
             above += tl.sum(tl.where(key >= high, mass, 0), 0)
             inside += tl.sum(tl.where(listed, mass, 0), 0)
-            start = tl.atomic_add(ids_ptr + 7, tl.sum(listed.to(tl.int32), 0), sem="relaxed")
-            place = start + tl.cumsum(listed.to(tl.int32), 0) - 1
+            entry, listed, place, number = in_runs(entry, listed)
+            place += tl.atomic_add(ids_ptr + 7, number, sem="relaxed")
             tl.store(entries_ptr + place, entry, mask=listed & (place < CALL.tile * (WIDTH - LISTED)))
         tl.atomic_add(words_ptr + 4, above, sem="relaxed")
         tl.atomic_add(words_ptr + 5, inside, sem="relaxed")

@@ -1,0 +1,48 @@
+"""Counters of a request that its programs share: which of them is last, and where its chain stops."""
+
+# ruff: noqa: N803 - jit functions; constants in capitals
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton import decide
+
+THREADS = tl.constexpr(256)
+"""Threads of a program, at most."""
+
+
+@triton.jit
+def needed(position, exists, request, CALL: tl.constexpr):
+    """Return whether a row exists and is not beyond the stop."""
+    if CALL.lazy:
+        exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
+    return exists
+
+
+@triton.jit
+def latest(counter_ptr):
+    """Return what a counter that others raise holds now, alike for all warps: none may go another way than the rest."""
+    seen = tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True)
+    return tl.max(seen, 0)
+
+
+@triton.jit
+def arrive(counter_ptr, expected):
+    """Return whether this program is the last of `expected` to arrive; what they stored before is visible to it."""
+    last = expected == 1
+    tl.debug_barrier()  # its own warps' too
+    if expected > 1:
+        last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
+        tl.debug_barrier()
+    return last
+
+
+@triton.jit
+def settle(position, count, request, CALL: tl.constexpr):
+    """Lower the request's stop to this position if the drafted token is rejected."""
+    length = decide.length_of(request, count)
+    here = tl.zeros((1,), tl.int32) + position
+    fetched = decide.fetch(here, length, request, CALL)
+    accepted, _ = decide.judge(here, fetched, length, request, CALL)
+    if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
+        tl.atomic_max(request.counters.stop_ptr, decide.coded(position))
