@@ -171,7 +171,7 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     low = tl.full((), LOWEST, tl.int64)
     if CALL.top_ks[MODEL]:
         if top_k > 0:
-            low = bound_of_count(key, list_ptr, num_maxima, top_k, maximum, CALL)
+            low = bound_of_count(key, top_k, maximum, CALL)
     if CALL.top_ps[MODEL]:
         if (top_k == 0) & (top_p < 1):
             low = bound_of_mass(maxima, key, target, maximum, factor)
@@ -209,24 +209,15 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
 
 
 @triton.jit
-def bound_of_count(key, list_ptr, num_maxima, top_k, maximum, CALL: tl.constexpr):
+def bound_of_count(key, top_k, maximum, CALL: tl.constexpr):
     """Return the key of a number that at least top_k of the sub-blocks' maxima reach."""
     groups: tl.constexpr = min(GROUPS.value, CALL.max_sub_blocks, CALL.tile * WIDTH.value)
     low = tl.full((), LOWEST, tl.int64)
     if top_k <= groups:
-        # The k-th largest of the maxima of groups.
+        # The k-th largest of the maxima of groups: the smallest of those that fewer than k are larger than.
         largest = tl.max(tl.reshape(key, [CALL.max_sub_blocks // groups, groups]), 0)
-        number = tl.arange(0, groups)
-        tl.store(list_ptr + number, largest)
-        tl.debug_barrier()
-        place = tl.zeros((groups, ABREAST), tl.int32)
-        for start in range(0, tl.minimum(num_maxima, groups), ABREAST):
-            other = start + tl.arange(0, ABREAST)
-            value = tl.load(list_ptr + other, mask=other < groups, other=LOWEST)
-            equal = (value[None, :] == largest[:, None]) & (other[None, :] < number[:, None])
-            place += ((value[None, :] > largest[:, None]) | equal).to(tl.int32)
-        low = tl.max(tl.where(tl.sum(place, 1) == top_k.to(tl.int32) - 1, largest, LOWEST), 0).to(tl.int64)
-        tl.debug_barrier()
+        larger = tl.sum((largest[None, :] > largest[:, None]).to(tl.int32), 1)
+        low = tl.min(tl.where(larger < top_k, largest, HIGHEST), 0).to(tl.int64)
     else:
         above = key_of(maximum).to(tl.int64) + 1
         count = tl.full((), CALL.tile + 1, tl.int32)
