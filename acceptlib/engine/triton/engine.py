@@ -159,7 +159,8 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
         return SMALLEST if num_blocks < SIZES.smaller else SMALLER if num_blocks < SIZES.small else SMALL
     if num_blocks < SIZES.large:
         return MEDIUM
-    if target.min_p is not None and target.top_k is None and target.top_p is None:
+    models = (target,) if draft is None else (target, draft)
+    if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
         return LARGE_MIN_P
     if target.dtype != torch.float32:
         return LARGE_HALF
