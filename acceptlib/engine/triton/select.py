@@ -3,7 +3,8 @@
 Every block of a row leaves the maxima of its sub-blocks of WIDTH entries. Whatever is kept reaches a bound that these
 maxima alone give (the k-th largest of them is no larger than the k-th largest entry), so that few sub-blocks can hold
 any of it: their entries that reach the bound are listed. As a rule there are few: each of them is compared with each,
-which ranks them all at once. Where there are more, `search` finds the cut among them.
+which ranks them all at once. Where there are more, `search` finds the cut among them. Under min-p alone, whose cut
+follows from the maximum, they only have to be weighed; in large batches the last program that reduces a row does so.
 
 Where even the sub-blocks are too many, as top-p keeps of a flat row, a sample of the row says which entries the cut is
 among; many programs then go through the row (`collect`), list these and add up the mass above them, and one program
