@@ -73,9 +73,11 @@ FILTERED = {
 }
 EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
 """With which every batch is small, medium, or large."""
+COMPILED_FILTERED = ("rejection", "filtered-constrained")  # every sampling parameter
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
-    ("rejection", "filtered-constrained"),
+    COMPILED_FILTERED,
+    ("rejection", "min-p"),
     ("block", "passed"),
     ("fly", "padded"),
     ("deferred", "padded"),
@@ -88,7 +90,6 @@ COMPILED = ("padded", "ragged-logits")
 GROUPS = (*COMPILED, "more")
 EVERYTHING = "cuda:90"  # the target that all cases are compiled for
 ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")  # strategies for the others: each way to decide once
-COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
 # What else a kernel may hold, for one strategy.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
 KINDS = {
@@ -572,8 +573,8 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Size
     if group in COMPILED:
         names = strategies() if everything else ELSEWHERE
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
-    filtered, large = (cases if everything else cases[:1] for cases in (COMPILED_FILTERED, COMPILED_LARGE))
-    small = [("cautious", call) for call in COMPILED_TOO] + [(name, "filtered-constrained") for name in filtered]
+    large = COMPILED_LARGE if everything else COMPILED_LARGE[:1]
+    small = [*(("cautious", call) for call in COMPILED_TOO), COMPILED_FILTERED]
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }
