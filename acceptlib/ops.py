@@ -58,7 +58,7 @@ def exp(a: Value) -> Value:
 def log(a: Value) -> Value:
     """Return the natural logarithm of `a`."""
     if isinstance(a, torch.Tensor) and a.is_cpu and a.dtype == torch.float32:
-        # torch's own is MKL's, which is several times slower on processors that are not Intel's.
+        # torch's own is MKL's, which is several times slower on an AMD EPYC than on Intel's.
         return torch.log2(a).mul_(LN_2)
     return _library(a).log(a)
 

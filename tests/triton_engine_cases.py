@@ -69,14 +69,14 @@ MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium ba
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
+    "min-p": ("typical",),  # whose sums come after the laws
     "bad-draft-parameters": ("typical",),  # which reads no draft
 }
 EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
 """With which every batch is small, medium, or large."""
-COMPILED_FILTERED = ("rejection", "filtered-constrained")  # every sampling parameter
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
-    COMPILED_FILTERED,
+    ("rejection", "filtered-constrained"),
     ("rejection", "min-p"),
     ("block", "passed"),
     ("fly", "padded"),
@@ -90,6 +90,7 @@ COMPILED = ("padded", "ragged-logits")
 GROUPS = (*COMPILED, "more")
 EVERYTHING = "cuda:90"  # the target that all cases are compiled for
 ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")  # strategies for the others: each way to decide once
+COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
 # What else a kernel may hold, for one strategy.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
 KINDS = {
@@ -573,8 +574,8 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Size
     if group in COMPILED:
         names = strategies() if everything else ELSEWHERE
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
-    large = COMPILED_LARGE if everything else COMPILED_LARGE[:1]
-    small = [*(("cautious", call) for call in COMPILED_TOO), COMPILED_FILTERED]
+    filtered, large = (cases if everything else cases[:1] for cases in (COMPILED_FILTERED, COMPILED_LARGE))
+    small = [("cautious", call) for call in COMPILED_TOO] + [(name, "filtered-constrained") for name in filtered]
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }

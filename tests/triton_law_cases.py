@@ -130,7 +130,7 @@ LAWS = (
 MIN_PS = ((0.7, 0.1), (1.0, 0.02), (1.6, 0.5), (1.0, 1.0), (0.5, 1e-30), (1, 0))
 """Temperature, and min-p alone."""
 
-LISTED = (8, 1)
+LISTED = (select.LISTED.value, 1)
 """Of WIDTH numbers in a list those that are sub-blocks: as it is, and so few that not all that min-p keeps fit."""
 
 
