@@ -124,11 +124,32 @@ PATHS: Final = {
     "logits, T = 0.7, top-k 50, top-p 0.9": Case(
         named("rejection"), FILTERS, PEERS["vllm"], (5,) * 6, beside="logits, T = 0.7", most=3
     ),
+    # Drafts under the temperature alone are what vLLM's step is given, and what vLLM drafts from.
+    "logits, T = 0.7, top-k 50, top-p 0.9, drafts unfiltered": Case(
+        named("rejection"),
+        {**FILTERS, "filters_draft": False},
+        PEERS["vllm"],
+        (5,) * 6,
+        beside="logits, T = 0.7",
+        most=3,
+    ),
     "logits, T = 0.7, top-p 0.9": Case(
         named("rejection"), {"temperature": 0.7, "top_p": 0.9}, beside="logits, T = 0.7", most=2.5
     ),
     "logits, T = 0.7, min-p 0.05": Case(
         named("rejection"), {"temperature": 0.7, "min_p": 0.05}, beside="logits, T = 0.7", most=1.1
+    ),
+    "logits, T = 0.7, top-p 0.9, drafts unfiltered": Case(
+        named("rejection"),
+        {"temperature": 0.7, "top_p": 0.9, "filters_draft": False},
+        beside="logits, T = 0.7",
+        most=2.5,
+    ),
+    "logits, T = 0.7, min-p 0.05, drafts unfiltered": Case(
+        named("rejection"),
+        {"temperature": 0.7, "min_p": 0.05, "filters_draft": False},
+        beside="logits, T = 0.7",
+        most=1.1,
     ),
     "probabilities, FlashInfer's function, seeds given": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=True))

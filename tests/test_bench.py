@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 SMALL = Workload(num_requests=3, num_draft_tokens=3, vocab_size=1200)
+FILTERED = replace(SMALL, temperature=0.7, top_k=50, top_p=0.9)
 
 
 def run(*arguments: str, code: int = 0) -> Any:
@@ -98,8 +99,31 @@ class TestWorkloads:
         assert str(Workload()) == "B1-K5-V128256-float32-logits-medium"
         assert str(Workload(temperature=0.7, source="pair")) == "B1-K5-V128256-float32-logits-T0.7-medium-pair"
         assert Workload(kind="one-hot", temperature=0.7).path == "logits, one-hot draft, T = 0.7"
+        assert Workload(top_k=5, filters_draft=False).path == "logits, top-k 5, drafts unfiltered"
 
-    @pytest.mark.parametrize("wrong", [{"num_requests": 0}, {"vocab_size": 1}, {"kind": "probs", "temperature": 0.5}])
+    @pytest.mark.parametrize("filters_draft", [True, False])
+    def test_filters_of_drafts(self, *, filters_draft: bool) -> None:
+        """They are the draft's too unless it says otherwise; then it keeps its temperature."""
+        batch = workloads.make(replace(FILTERED, filters_draft=filters_draft))
+        assert batch.draft is not None
+        for request in range(3):
+            p, q = batch.probabilities(request)
+            assert q is not None
+            assert int((p > 0).sum(1).max()) <= 50
+            assert (q[:, batch.draft_token_ids[request]].diagonal() > 0).all()
+            plain = (batch.draft[request] / 0.7).softmax(-1)
+            assert torch.allclose(q, plain, rtol=1e-5) == (not filters_draft)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"num_requests": 0},
+            {"vocab_size": 1},
+            {"kind": "probs", "temperature": 0.5},
+            {"temperature": 0.5, "filters_draft": False},
+            {"kind": "one-hot", "top_k": 5, "filters_draft": False},
+        ],
+    )
     def test_wrong_values(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(InputError, match="expected"):
             Workload(**wrong)
@@ -108,7 +132,9 @@ class TestWorkloads:
 class TestGate:
     @pytest.mark.parametrize("name", acceptlib.available())
     @pytest.mark.parametrize(
-        "workload", [SMALL, replace(SMALL, kind="probs"), replace(SMALL, temperature=0.7)], ids=str
+        "workload",
+        [SMALL, replace(SMALL, kind="probs"), replace(SMALL, temperature=0.7), replace(FILTERED, filters_draft=False)],
+        ids=str,
     )
     def test_right_results_pass(self, name: str, workload: Workload) -> None:
         assert gate.check(acceptlib.create(name), workloads.make(workload)) is True

@@ -211,9 +211,9 @@ def test_a_variant_a_size_whatever_the_batch(name: str, form: str) -> None:
         variants = collections.defaultdict(set)
         specialisations = collections.defaultdict(set)
         for num_requests, most in BATCHES:
-            for key, _, warps, _, values, call in launches(strategy, num_requests, most, vocab_size, form):
+            for key, _, warps, _, values in launches(strategy, num_requests, most, vocab_size, form):
                 variants[key[1:]].add((key[0], warps))
-                _, found, _ = specialise(*values, call, *key[1:])
+                _, found, _ = specialise(*values, *key)
                 specialisations[key].add(tuple(map(str, found[: len(values)])))
         assert variants
         assert {place: len(keys) for place, keys in variants.items() if len(keys) > most_variants} == {}

@@ -19,6 +19,7 @@ import triton_law_cases as laws
 import acceptlib
 from acceptlib.engine import backends
 from acceptlib.engine.triton import engine, plans
+from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.errors import BackendError
 
 Results = Callable[[str], dict[str, str]]
@@ -106,6 +107,29 @@ def stages(strategy: str, monkeypatch: pytest.MonkeyPatch, **arguments: object) 
     inputs = cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **arguments)
     engine.verify(acceptlib.create(strategy).plan, inputs)
     return launched
+
+
+@pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
+@pytest.mark.parametrize("filtered", [TARGET.value, DRAFT.value])
+def test_rows_without_filters_are_read_beside_the_search(
+    filtered: int, sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the search decides which rows are read at all, or finds what is kept of both models' rows."""
+    monkeypatch.setattr(engine, "SIZES", sizes)
+    found: list[tuple[object, ...]] = []
+    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append((key[1], key[2], key[4])))
+    logits = torch.zeros(2, 1, 50)
+    cut, plain = acceptlib.SamplingParams(top_k=9), acceptlib.SamplingParams()
+    pairs = [(cut, plain), (plain, cut)][filtered], (cut, cut)
+    for sampling, draft_sampling in pairs:
+        call = {"target_logits": logits, "draft_logits": logits[:, :0]}
+        samplings = {"sampling": sampling, "draft_sampling": draft_sampling}
+        ids = torch.zeros(2, 0, dtype=torch.int64)
+        engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call, **samplings))
+    together = [("reduce", BOTH.value, False), ("select", BOTH.value, False), ("emit", BOTH.value, False)]
+    apart = [("reduce", filtered, False), together[1], ("reduce", 1 - filtered, True), together[2]]
+    lazy = sizes == cases.EVERY_SIZE[-1]
+    assert found == [*(together if lazy else apart), *together]
 
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)

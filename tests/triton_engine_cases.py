@@ -414,6 +414,11 @@ def filtered(
         "filtered-target": {**shared, "sampling": several, "draft_sampling": acceptlib.SamplingParams()},
         "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
         "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
+        "min-p-target": {
+            **shared,
+            "sampling": acceptlib.SamplingParams(min_p=0.1),
+            "draft_sampling": acceptlib.SamplingParams(),
+        },
         "constrained": {**shared, "target_logits": infinite, "sampling": constrained, "logprobs": True},
         "filtered-constrained": {**shared, **both_masked, "logprobs": True},
         "filtered-given": {
@@ -520,11 +525,11 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
         run(engine.verify, strategy, arguments)
     names, problems = kernels.verify_kernel.arg_names, []
-    for (_, stage, first, _), _, warps, _, values, call in launched:
+    for (*key, _), _, warps, _, values in launched:
         assert isinstance(values, tuple)
         typed = [values[0] if v is None else v for v in values]  # as `launch` has it compiled
         signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in typed]
-        constants = (call, stage, first, target == "cuda:90")
+        constants = (*key, target == "cuda:90")
         positions = {(len(values) + index,): value for index, value in enumerate(constants)}
         source = ASTSource(
             fn=kernels.verify_kernel,
@@ -533,7 +538,7 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
         )
         options = {"enable_fp_fusion": False, "num_warps": warps}
         asm = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm
-        problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{stage}: no binary in {sorted(asm)}"]
+        problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{key[1]}: no binary in {sorted(asm)}"]
     return "; ".join(problems) if launched else "nothing was launched"
 
 
@@ -576,6 +581,7 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Size
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
     filtered, large = (cases if everything else cases[:1] for cases in (COMPILED_FILTERED, COMPILED_LARGE))
     small = [("cautious", call) for call in COMPILED_TOO] + [(name, "filtered-constrained") for name in filtered]
+    small += [("rejection", "min-p-target")]  # whose drafts' rows are read by a stage of their own
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }

@@ -51,6 +51,7 @@ class Workload:
         source: `synthetic` or `pair`. Rows of the bundled pair are padded to `vocab_size` with unlikely entries.
         temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
             acceptance without them only, and that of a one-hot draft under a temperature.
+        filters_draft: Whether top-k, top-p and min-p are the draft's too. vLLM draws drafts under a temperature alone.
         masked: Whether a bitmask forbids tokens of less than the mean logit that were not drafted. They hold next to
             nothing, so that as much is accepted as without.
     """
@@ -66,6 +67,7 @@ class Workload:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    filters_draft: bool = True
     masked: bool = False
 
     def __post_init__(self) -> None:
@@ -82,6 +84,9 @@ class Workload:
             msg = f"expected no sampling parameters with probabilities, which are processed already, got {self.heading}"
             raise InputError(msg)
         SamplingParams(**self.parameters)
+        if not self.filters_draft and (self.kind != "logits" or self.draft_parameters == self.parameters):
+            msg = f"filters_draft: expected True without rows of a draft and a top-k, top-p or min-p, got {self.path}"
+            raise InputError(msg)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -90,11 +95,16 @@ class Workload:
         return {name: getattr(self, name) for name in off if getattr(self, name) != off[name]}
 
     @property
+    def draft_parameters(self) -> dict[str, Any]:
+        """Those of the draft's rows."""
+        return {name: value for name, value in self.parameters.items() if self.filters_draft or name == "temperature"}
+
+    @property
     def heading(self) -> str:
         """The sampling parameters in words."""
         names = {"temperature": "T =", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p"}
         words = [f"{names[name]} {value:g}" for name, value in self.parameters.items()]
-        return ", ".join([*words, *["bitmask"] * self.masked])
+        return ", ".join([*words, *["drafts unfiltered"] * (not self.filters_draft), *["bitmask"] * self.masked])
 
     @property
     def path(self) -> str:
@@ -122,6 +132,7 @@ class Batch:
         rng: Streams, advanced by each call.
         out: Where calls write their result.
         sampling: The workload's sampling parameters.
+        draft_sampling: Those of the draft, where they are others.
     """
 
     workload: Workload
@@ -131,6 +142,7 @@ class Batch:
     rng: Rng
     out: VerifyResult
     sampling: SamplingParams | None = None
+    draft_sampling: SamplingParams | None = None
 
     @property
     def device(self) -> torch.device:
@@ -145,6 +157,8 @@ class Batch:
             given[f"draft_{form}"] = self.draft
         if self.sampling is not None:
             given["sampling"] = self.sampling
+        if self.draft_sampling is not None:
+            given["draft_sampling"] = self.draft_sampling
         if state := strategy.initial_state(self.workload.num_requests, self.device):
             given["state"] = state
         return given
@@ -155,9 +169,10 @@ class Batch:
         if self.workload.masked or self.workload.parameters:
             allowed = None if self.sampling is None else self.sampling.allowed_token_bitmask
             masks = [None if allowed is None else allowed[request].cpu(), None]
+            parameters = [self.workload.parameters, self.workload.draft_parameters]
             rows = [
-                None if logits is None else self._processed(logits, mask)
-                for logits, mask in zip(rows, masks, strict=True)
+                None if logits is None else _processed(logits, mask, given)
+                for logits, mask, given in zip(rows, masks, parameters, strict=True)
             ]
         elif self.workload.kind != "probs":
             rows = [None if logits is None else logits.softmax(-1) for logits in rows]
@@ -165,14 +180,15 @@ class Batch:
         assert target is not None  # noqa: S101 - for the type checker
         return target, draft
 
-    def _processed(self, logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Return rows [n, V] of logits as probabilities, float32, from the definition."""
-        laws = []
-        for number, row in enumerate(logits):
-            bits = None if mask is None else ((mask[number, :, None] >> torch.arange(32)) & 1).flatten()
-            allowed = None if bits is None else {*bits.nonzero()[:, 0].tolist()}
-            laws.append(exact.processed(row, allowed=allowed, **self.workload.parameters))
-        return torch.stack(laws).float()
+
+def _processed(logits: torch.Tensor, mask: torch.Tensor | None, parameters: dict[str, Any]) -> torch.Tensor:
+    """Return rows [n, V] of logits as probabilities, float32, from the definition."""
+    laws = []
+    for number, row in enumerate(logits):
+        bits = None if mask is None else ((mask[number, :, None] >> torch.arange(32)) & 1).flatten()
+        allowed = None if bits is None else {*bits.nonzero()[:, 0].tolist()}
+        laws.append(exact.processed(row, allowed=allowed, **parameters))
+    return torch.stack(laws).float()
 
 
 def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) -> Batch:
@@ -189,7 +205,11 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
     device = torch.device(device)
     make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
     target, draft, ids = make_logits(workload, device, seed)
-    sampling = _sampling(workload, ids, target) if workload.parameters or workload.masked else None
+    sampling, draft_sampling = None, None
+    if workload.parameters or workload.masked:
+        sampling = _sampling(workload, ids, target)
+    if sampling is not None and not workload.filters_draft:
+        draft_sampling = SamplingParams(temperature=sampling.temperature)
     rows: list[torch.Tensor] = [target, draft]
     if workload.kind == "probs":
         rows = [logits.softmax(-1) for logits in rows]
@@ -206,6 +226,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
         ),
         out=VerifyResult.empty(workload.num_requests, workload.num_draft_tokens, device, logprobs=False),
         sampling=sampling,
+        draft_sampling=draft_sampling,
     )
 
 
@@ -243,7 +264,7 @@ def _synthetic_logits(
     draft = target[:, :-1] + torch.randn(size, device=device, generator=generator) * noise_for(alpha)
     # An exponential race draws from each row: torch.multinomial takes fewer entries a call on a GPU.
     race = torch.empty_like(draft).exponential_(generator=generator).log_().neg_()
-    drawn = law(draft, SamplingParams(**workload.parameters)).log() if workload.parameters else draft
+    drawn = law(draft, SamplingParams(**workload.draft_parameters)).log() if workload.draft_parameters else draft
     ids = race.add_(drawn).argmax(-1)
     if workload.kind == "one-hot":
         # A one-hot draft is accepted with the target's probability of its token, which is set to alpha.

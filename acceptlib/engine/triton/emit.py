@@ -16,7 +16,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, laws, random, reduce, rows
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import TARGET
+from acceptlib.engine.triton.rows import DROP, KEEP, TARGET
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
 
 WRITTEN = tl.constexpr(64)
@@ -198,7 +198,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = reduce.load_block(entries_of(program, CALL), stop, stop < length, request, CALL)
+    raw = reduce.load_block(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     if CALL.keeps_laws:
         pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
@@ -218,7 +218,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     if CALL.loops:
         for block in range(program, tl.where(idle, 0, num_blocks), num_programs):
             entries = entries_of(block + num_programs, CALL)
-            following = reduce.load_block(entries, stop, stop < length, request, CALL)
+            following = reduce.load_block(entries, stop, stop < length, DROP, request, CALL)
             w, p, q = reduce_block(block, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
             raw = following
             w_mass += w
@@ -376,7 +376,7 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
                 from_target = is_bonus == 0
                 for number in range(num_blocks * CALL.emit_parts):
                     entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
-                    raw = reduce.load_block(entries, stop, is_bonus == 0, request, CALL)
+                    raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
                     _, _, _, weights = weigh(raw, from_target, row, request, CALL)
                     part = tl.sum(fixed(weights), 0)
                     parts = tl.where(index == number, part, parts)
@@ -393,7 +393,7 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
             if kind.takes_best:
                 found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
         entries = rows.entries_from(found * CALL.emit_part, CALL.emit_part)
-        raw = reduce.load_block(entries, stop, is_bonus == 0, request, CALL)
+        raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
         # While the part is on its way: what lies below it, and are the rows' masses sound?
         taken = tl.max(tl.where(below, ends, 0), 0)
         if CALL.given_probs:
@@ -444,7 +444,7 @@ def write(stop, ids, token, p, fault, request, out, CALL: tl.constexpr):
             if CALL.raw:
                 emitted = accepted | (position == tl.where(fault == 0, stop, -1))
                 tokens = tl.where(accepted, tokens, token)
-                entries = rows.load_raw(target, position, tokens, emitted, 0.0, CALL)
+                entries = rows.load_raw(target, position, tokens, emitted, 0.0, KEEP, CALL)
                 logs = laws.raw_logs(entries, target, position, emitted, request.num_blocks, CALL)
                 logs = tl.where(emitted & (probs == probs), logs, float("nan"))
                 tl.store(out.raw_logprobs_ptr + position, logs.to(tl.float32), mask=position <= request.most)

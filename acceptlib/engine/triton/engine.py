@@ -11,6 +11,7 @@ from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compi
 from acceptlib.engine.triton.kernel import Call, verify_kernel
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.plans import bound, unknown
+from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, VerifyResult
 from acceptlib.workspace import Workspace
@@ -74,7 +75,13 @@ LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_register
 """The same where a mass decides."""
 
 MEDIUM = LARGE._replace(
-    reduce_warps=4, reduce_registers=64, emit_registers=128, emit_parts=4, decides_first=False, lazy=False
+    reduce_warps=4,
+    reduce_registers=64,
+    emit_registers=128,
+    emit_block=2048,
+    emit_parts=4,
+    decides_first=False,
+    lazy=False,
 )
 """Between the two: rows are read before a stop would be known."""
 
@@ -83,6 +90,23 @@ TUNINGS = (
     *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
 )
 """Names of all of these."""
+
+
+class Stage(NamedTuple):
+    """One launch of the kernel: `name` is what it does.
+
+    Attributes:
+        first: The first of the positions of its grid, if it has any.
+        last: The first behind these.
+        rows: Whose rows it goes through: TARGET, DRAFT or BOTH.
+        late: Whether it runs beside the stage before, and ends after it.
+    """
+
+    name: str
+    first: int = 0
+    last: int = 0
+    rows: int = BOTH.value
+    late: bool = False
 
 
 class Sizes(NamedTuple):
@@ -124,6 +148,12 @@ TILE = 128
 
 SELECT_WARPS = 8
 """Warps of a program that finds what is kept of a row."""
+
+SELECT_WARPS_BESIDE = 4
+"""The same beside programs that read the other model's rows and would fill the device."""
+
+SELECT_REGISTERS = 168
+"""Registers of its threads, at least, where rows of one model alone are filtered: there are few such programs then."""
 
 COLLECT_REGISTERS = 80
 """Registers of a thread of a program that lists entries which a cut may be among."""
@@ -257,21 +287,28 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
+    select_warps, select_registers = SELECT_WARPS, tuning.select_registers
+    if call.num_filtered == 1:
+        select_registers = max(select_registers, SELECT_REGISTERS)
+        if call.splits and tuning.loops and not call.num_collected:
+            select_warps = SELECT_WARPS_BESIDE
     found = stages(call, most)
     reads_rows = any(call.reduces) or call.needs_sums
     overlap = len(found) > 1 and (not reads_rows or num_requests * num_blocks < OVERLAP_BLOCKS) and _overlaps(device)
-    for number, (stage, first, last) in enumerate(found):
+    for number, stage in enumerate(found):
+        num_models = call.num_reduced if stage.rows == BOTH.value else 1
         programs, warps, registers = {
-            "reduce": (call.num_reduced * per_row, tuning.reduce_warps, tuning.reduce_registers),
-            "select": (call.num_filtered, SELECT_WARPS, tuning.select_registers),
+            "reduce": (num_models * per_row, tuning.reduce_warps, tuning.reduce_registers),
+            "select": (call.num_filtered, select_warps, select_registers),
             "collect": (call.num_collected * per_row, SELECT_WARPS, COLLECT_REGISTERS),
-            "finish": (call.num_collected, SELECT_WARPS, tuning.select_registers),
+            "finish": (call.num_collected, SELECT_WARPS, select_registers),
             "sum": (num_blocks, tuning.reduce_warps, 0),
             "decide": (1, 4, 0),
             "emit": (num_programs, tuning.emit_warps, tuning.emit_registers),
-        }[stage]
-        grid = (programs, num_requests, shares if stage == "emit" else max(last - first, 1))
-        launch((call, stage, number == 0, overlap), grid, warps, registers, (*arguments, first, num_programs), call)
+        }[stage.name]
+        grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
+        key = (call, stage.name, stage.rows, number == 0, stage.late, overlap)
+        launch(key, grid, warps, registers, (*arguments, stage.first, num_programs))
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
     return out
@@ -286,22 +323,20 @@ def launch(
     warps: int,
     registers: int,
     arguments: tuple[Any, ...],
-    call: Call,
 ) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
 
     Of `arguments`, None stands for a tensor that the call does not have.
     """
-    _, stage, first, overlap = key
-    constants = (call, stage, first, overlap)
+    *_, first, _, overlap = key
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid](*arguments, *constants)
+        kernel[grid](*arguments, *key)
         return
     # A null pointer has no type to compile for, and none matters.
     _KERNELS[key] = verify_kernel[grid](
         *(arguments[0] if argument is None else argument for argument in arguments),
-        *constants,
+        *key,
         num_warps=warps,
         # The weights' bits are part of the specification: a contracted a * b - c would change them.
         enable_fp_fusion=False,
@@ -337,24 +372,28 @@ def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
     return min(range(1, num_blocks + 1), key=turns)
 
 
-def stages(call: Call, most: int) -> list[tuple[str, int, int]]:
-    """Return the stages of a call in order, each with the positions [first, last) of its grid, if it has any."""
+@functools.lru_cache(maxsize=1024)
+def stages(call: Call, most: int) -> tuple[Stage, ...]:
+    """Return the stages of a call in order."""
     reduces = any(call.logits) or any(call.best)
     step = -(-(most + 1) // ROUNDS) if call.lazy and reduces and (call.needs_sums or call.selects) else most + 1
     found = []
+    filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
     for first in range(0, most + 1, step):
+        here = first, min(first + step, most + 1)
         if reduces:
-            found.append(("reduce", first, min(first + step, most + 1)))
+            found.append(Stage("reduce", *here, rows=(filtered if call.splits else BOTH).value))
         if call.selects:
-            found.append(("select", first, min(first + step, most + 1)))
+            found.append(Stage("select", *here))
+        if call.splits:
+            found.append(Stage("reduce", *here, rows=rest.value, late=True))
         if call.num_collected:
-            found.append(("collect", first, min(first + step, most + 1)))
-            found.append(("finish", first, min(first + step, most + 1)))
+            found += [Stage("collect", *here), Stage("finish", *here)]
         if call.needs_sums and first < most:
-            found.append(("sum", first, min(first + step, most)))
+            found.append(Stage("sum", first, min(first + step, most)))
     if call.decided and not call.lazy:
-        found.append(("decide", 0, 0))
-    return [*found, ("emit", 0, 0)]
+        found.append(Stage("decide"))
+    return (*found, Stage("emit"))
 
 
 @functools.lru_cache(maxsize=1024)

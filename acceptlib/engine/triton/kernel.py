@@ -116,6 +116,11 @@ class Call:
         """Whether a stage finds what is kept of rows."""
         return self.filters and not self.joins
 
+    @property
+    def splits(self) -> bool:
+        """Whether rows that are not filtered are reduced while another stage finds what is kept of the others."""
+        return self.selects and not self.lazy and self.num_filtered < self.num_reduced
+
     @cached_property
     def num_filtered(self) -> int:
         """The number of models whose rows are filtered."""
@@ -150,8 +155,8 @@ class Call:
 
     @property
     def tile_words(self) -> int:
-        """Words of a filtered row's law, and of what a tile lists of it."""
-        return laws.LAW_WORDS.value + self.tile * laws.WIDTH.value // 2
+        """Words of a filtered row's law, and of what a tile lists of it, with keys of the first."""
+        return laws.LAW_WORDS.value + (self.tile * laws.WIDTH.value + select.RANKED.value) // 2
 
     @property
     def block_words(self) -> int:
@@ -312,13 +317,18 @@ def verify_kernel(
     num_programs,  # for each request, in the last stage
     CALL: tl.constexpr,
     STAGE: tl.constexpr,
+    ROWS: tl.constexpr,  # whose rows: TARGET, DRAFT or BOTH
     FIRST: tl.constexpr,  # whether no stage comes before
+    LATE: tl.constexpr,  # whether it only ends after the stage before, of which it needs nothing
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
     """Run one stage for one request. Pointers to what the call does not have are null."""
     program = tl.program_id(0)
     number = tl.program_id(1).to(tl.int64)
     position = first_position + tl.program_id(2)
+    if STAGE == "reduce" and not CALL.lazy:
+        # Most requests stop early, and what is read last is still in the cache when it is drawn from.
+        position = first_position + tl.num_programs(2) - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
@@ -437,13 +447,13 @@ def verify_kernel(
     )
     fault = tl.where(fault == 0, own_fault, fault)
     count = tl.where(fault == 0, count, 0)
-    if OVERLAP and not FIRST:
+    if OVERLAP and not (FIRST or LATE):
         if decides:
             fetched = decide.after_wait(fetched, count, request, CALL)
         else:
             tl.extra.cuda.gdc_wait()
     if STAGE == "reduce":
-        reduce.reduce_rows(position, num_read, program, request, CALL)
+        reduce.reduce_rows(position, num_read, program, request, ROWS, CALL)
     elif STAGE == "select" or STAGE == "finish":  # noqa: PLR1714 - what Triton compiles
         select.select_rows(position, num_read, program, request, STAGE, CALL)
     elif STAGE == "collect":
@@ -486,3 +496,8 @@ def verify_kernel(
             out,
             CALL,
         )
+    if OVERLAP and LATE:
+        # The next stage waits for this one alone, so one program stays until the stage before has ended too.
+        programs = tl.num_programs(0) * tl.num_programs(1) * tl.num_programs(2)
+        if (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + program == programs - 1:
+            tl.extra.cuda.gdc_wait()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton.rows import DRAFT, LOG2_E, TARGET, factor_of, load_raw
+from acceptlib.engine.triton.rows import DRAFT, KEEP, LOG2_E, TARGET, factor_of, load_raw
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
@@ -128,7 +128,7 @@ def sub_maxima(model, position):
 def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr):
     """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
     if CALL.biased[TARGET] or CALL.masked[TARGET]:
-        x = load_raw(model, position, entry, mask, float("-inf"), CALL)
+        x = load_raw(model, position, entry, mask, float("-inf"), KEEP, CALL)
     maximum = tl.reduce(x, 0, _larger)
     at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64) * num_blocks + block)
     tl.store(at, sum_exp(x, maximum, LOG2_E), mask=mask)

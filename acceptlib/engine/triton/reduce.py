@@ -14,7 +14,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, laws, rows, select
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
 
 NOWHERE = tl.constexpr(2147483647)
@@ -41,20 +41,20 @@ class Block(NamedTuple):
 
 
 @triton.jit
-def reduce_rows(position, count, program, request, CALL: tl.constexpr):
-    """Find what the law of one row at a position needs of some blocks; decide the position if the last to do so.
+def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.constexpr):
+    """Find what the law of one of ROWS at a position needs of some blocks; decide the position if the last to do so.
 
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
     room for half as many.
     """
     if counters.needed(position, position <= count, request, CALL):
-        step = tl.num_programs(0) // CALL.num_reduced
-        if CALL.reduces[TARGET]:
+        step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
+        if CALL.reduces[TARGET] and ROWS != DRAFT:
             if program < step:
                 reduce_row(position, position <= count, program, step, request, request.target, CALL, TARGET)
                 if CALL.joins:
                     close_row(position, position <= count, step, count, request, request.target, CALL, TARGET)
-        if CALL.reduces[DRAFT]:
+        if CALL.reduces[DRAFT] and ROWS != TARGET:
             first = program - (tl.num_programs(0) - step)
             if first >= 0:
                 reduce_row(position, position < count, first, step, request, request.draft, CALL, DRAFT)
@@ -80,7 +80,7 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
     """Find what the law of one row needs of one block."""
     num_blocks = request.num_blocks
     entries = rows.entries_from(block * CALL.block, CALL.block)
-    x = rows.load_block(model, position, entries, exists, exists, float("-inf"), CALL, MODEL)
+    x = rows.load_block(model, position, entries, exists, exists, float("-inf"), KEEP, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
@@ -110,7 +110,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         size = request.num_positions.to(tl.int64) * num_blocks
         length = decide.length_of(request, count)
         entries = rows.entries_from(block * CALL.block, CALL.block)
-        raw = load_block(entries, position, position < length, request, CALL)
+        raw = load_block(entries, position, position < length, KEEP, request, CALL)
         row = open_row(position, length, request, CALL)
         entry, p, q, is_drafted = elements(raw, row, request, CALL)
         inside = entry < request.vocab_size
@@ -196,8 +196,8 @@ def row_of(position, length, pair, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def load_block(entries, position, drafted, request, CALL: tl.constexpr):
-    """Return entries [BLOCK] of both rows as they are given.
+def load_block(entries, position, drafted, POLICY: tl.constexpr, request, CALL: tl.constexpr):
+    """Return entries [BLOCK] of both rows as they are given; see `rows.load_block`.
 
     Beyond the rows, and where they are not needed, it has what becomes a probability of 0, unless the law is greedy.
     """
@@ -208,14 +208,14 @@ def load_block(entries, position, drafted, request, CALL: tl.constexpr):
     if CALL.temperature[TARGET]:
         wanted = target.temperature > 0
     read = entry < tl.where(wanted, request.vocab_size, 0)
-    x = rows.load_block(target, position, entries, read, wanted, nothing(CALL, TARGET), CALL, TARGET)
+    x = rows.load_block(target, position, entries, read, wanted, nothing(CALL, TARGET), POLICY, CALL, TARGET)
     y = x
     if CALL.has_draft:
         wanted = drafted
         if CALL.temperature[DRAFT]:
             wanted = wanted & (draft.temperature > 0)
         read = entry < tl.where(wanted, request.vocab_size, 0)
-        y = rows.load_block(draft, position, entries, read, wanted, nothing(CALL, DRAFT), CALL, DRAFT)
+        y = rows.load_block(draft, position, entries, read, wanted, nothing(CALL, DRAFT), POLICY, CALL, DRAFT)
     return Block(entry, x, y)
 
 

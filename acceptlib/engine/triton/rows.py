@@ -12,6 +12,14 @@ import triton.language as tl
 
 TARGET = tl.constexpr(0)
 DRAFT = tl.constexpr(1)
+BOTH = tl.constexpr(2)
+"""Both models' rows, where it is said whose."""
+
+KEEP = tl.constexpr("")
+"""What is read stays in the cache as long as there is room."""
+
+DROP = tl.constexpr("evict_first")
+"""It makes room first: no other stage reads it, and code and partial results of the next call stay."""
 
 RUN = tl.constexpr(4)
 """Entries of a block that share a word of the mask: what a thread holds next to each other."""
@@ -201,7 +209,7 @@ def factor_of(model, CALL: tl.constexpr, MODEL: tl.constexpr):
 @triton.jit
 def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return entries of rows after bias and mask, float32; positions and entries broadcast."""
-    x = load_raw(model, position, entry, mask, other, CALL)
+    x = load_raw(model, position, entry, mask, other, KEEP, CALL)
     if CALL.biased[MODEL]:
         x = add_biases(x, model, entry, mask)
     if CALL.masked[MODEL]:
@@ -221,12 +229,14 @@ def entries_from(start, SIZE: tl.constexpr):
 
 
 @triton.jit
-def load_block(model, position, entries, mask, exists, other, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return entries of a row after bias and mask, float32.
+def load_block(
+    model, position, entries, mask, exists, other, POLICY: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr
+):
+    """Return entries of a row after bias and mask, float32; POLICY is KEEP or DROP.
 
     They are `other` where `mask`, of entries, is not set; a scalar says whether any is.
     """
-    x = load_raw(model, position, entries.each, mask, other, CALL)
+    x = load_raw(model, position, entries.each, mask, other, POLICY, CALL)
     if CALL.biased[MODEL]:
         x = add_biases(x, model, entries.each, mask)
     if CALL.masked[MODEL]:
@@ -262,7 +272,7 @@ def add_biases(x, model, entry, mask):
 
 
 @triton.jit
-def load_raw(model, position, entry, mask, other, CALL: tl.constexpr):
+def load_raw(model, position, entry, mask, other, POLICY: tl.constexpr, CALL: tl.constexpr):
     """Return entries of rows as they are given, float32; positions and entries broadcast."""
     row = position.to(tl.int64) * model.row_stride
     if CALL.aligned and len(position.shape) == 0:
@@ -270,4 +280,5 @@ def load_raw(model, position, entry, mask, other, CALL: tl.constexpr):
     if not CALL.has_bonus_rows:
         mask = mask & (position < model.num_rows)
     mask = (tl.zeros_like(entry) + mask.to(tl.int32) != 0) & (entry < model.width)
-    return tl.load(model.rows_ptr + row + entry.to(tl.int64) * model.stride, mask=mask, other=other).to(tl.float32)
+    entries_ptr = model.rows_ptr + row + entry.to(tl.int64) * model.stride
+    return tl.load(entries_ptr, mask=mask, other=other, eviction_policy=POLICY).to(tl.float32)

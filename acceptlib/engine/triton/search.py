@@ -198,9 +198,16 @@ def in_runs(entry, listed):
     size: tl.constexpr = entry.shape[0]
     run: tl.constexpr = min(size, WIDTH.value)
     listed = tl.reshape(listed, [size // run, run])
+    places, number = places_of(listed)
+    return tl.reshape(entry, [size // run, run]), listed, places, number
+
+
+@triton.jit
+def places_of(listed):
+    """Return where in a list those come of rows [n, m] that are listed, and how many are."""
     numbers = tl.sum(listed.to(tl.int32), 1)
     places = (tl.cumsum(numbers, 0) - numbers)[:, None] + tl.cumsum(listed.to(tl.int32), 1) - 1
-    return tl.reshape(entry, [size // run, run]), listed, places, tl.sum(numbers, 0)
+    return places, tl.sum(numbers, 0)
 
 
 @triton.jit

@@ -32,6 +32,7 @@ from acceptlib.engine.triton.search import (
     list_of,
     mass_of,
     mass_to_keep,
+    places_of,
     sample,
     search_row,
 )
@@ -49,8 +50,14 @@ BINS_A_DIGIT = tl.constexpr(BINS.value / DEPTH.value)
 
 HIGHEST = tl.constexpr(2147483647)
 
-GROUPS = tl.constexpr(128)
-"""Groups of sub-blocks, at most; also the largest k for which their maxima give a bound."""
+BEHIND_ALL = tl.constexpr(HIGHEST.value << 32)
+"""A word of a key and an entry's number behind those of all entries."""
+
+SPARE = tl.constexpr(8)
+"""Sub-blocks that a bound may let through beside those that it has to, to be found sooner."""
+
+LOOKED_AT = tl.constexpr(64)
+"""Sub-blocks whose entries are looked at at a time."""
 
 RANKED = tl.constexpr(128)
 """Entries of which each is compared with each, at most."""
@@ -163,7 +170,7 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """
     position, num_blocks, model, maximum, factor = row
     top_k, top_p, target, least = filters
-    index = tl.arange(0, CALL.max_sub_blocks)
+    index = a_row_each(CALL.max_sub_blocks)
     num_maxima = num_blocks * (CALL.block // WIDTH)
     maxima_ptr = laws.sub_maxima(model, position) + index
     maxima = tl.load(maxima_ptr, mask=index < num_maxima, other=float("-inf"), cache_modifier=".cg")
@@ -172,7 +179,7 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     low = tl.full((), LOWEST, tl.int64)
     if CALL.top_ks[MODEL]:
         if top_k > 0:
-            low = bound_of_count(key, top_k, maximum, CALL)
+            low = bound_of_count(key, top_k, maximum)
     if CALL.top_ps[MODEL]:
         if (top_k == 0) & (top_p < 1):
             low = bound_of_mass(maxima, key, target, maximum, factor)
@@ -182,54 +189,63 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
         if (top_k == 0) | (top_p == 1):
             low = tl.maximum(low, bound)
     reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
-    index, reaches, place, number = in_runs(index, reaches)
+    place, number = places_of(reaches)
     tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile * LISTED))
     tl.debug_barrier()
     return low, number
 
 
 @triton.jit
+def a_row_each(SIZE: tl.constexpr):
+    """Return numbers below SIZE, [n, m], so that threads hold a row each, and neighbours what comes next in memory.
+
+    What a thread lists of its row it then counts by itself, and stores from where it is.
+    """
+    threads: tl.constexpr = min(counters.THREADS.value, SIZE)
+    # In pairs the other way round, or the compiler would load four at once, and carry them to the layout of the list.
+    thread = tl.arange(0, threads) ^ 1
+    return thread[:, None] + threads * tl.arange(0, SIZE // threads)[None, :]
+
+
+@triton.jit
 def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List the entries of listed sub-blocks that reach a bound, behind them; return their number."""
+    """List the entries of listed sub-blocks that reach a bound, behind them, and keys of the first; return how many."""
     position, model = row.position, row.model
     list_ptr = list_of(model, position, row.num_blocks, CALL)
-    room: tl.constexpr = CALL.tile * (WIDTH - LISTED)
+    entries_ptr, keys_ptr = list_ptr + CALL.tile * LISTED, list_ptr + CALL.tile * WIDTH
+    at_once: tl.constexpr = min(LOOKED_AT.value, CALL.tile)
+    number = a_row_each(at_once * WIDTH)
     count = tl.full((), 0, tl.int32)
-    for start in range(0, num_sub_blocks, CALL.tile):
-        lane = start + tl.arange(0, CALL.tile)
+    for start in range(0, num_sub_blocks, at_once):
+        lane = start + number // WIDTH
         sub_block = tl.load(list_ptr + lane, mask=lane < num_sub_blocks, other=-1)
-        entry = sub_block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        entry = sub_block * WIDTH + number % WIDTH
         key = key_of(rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL))
         reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
-        number = tl.sum(reaches.to(tl.int32), 1)
-        place = count + (tl.cumsum(number, 0) - number)[:, None] + tl.cumsum(reaches.to(tl.int32), 1) - 1
-        tl.store(list_ptr + CALL.tile * LISTED + place, entry, mask=reaches & (place < room))
-        count += tl.sum(number, 0)
+        place, found = places_of(reaches)
+        place += count
+        tl.store(entries_ptr + place, entry, mask=reaches & (place < CALL.tile * (WIDTH - LISTED)))
+        tl.store(keys_ptr + place, key, mask=reaches & (place < RANKED))
+        count += found
     tl.debug_barrier()
     return count
 
 
 @triton.jit
-def bound_of_count(key, top_k, maximum, CALL: tl.constexpr):
-    """Return the key of a number that at least top_k of the sub-blocks' maxima reach."""
-    groups: tl.constexpr = min(GROUPS.value, CALL.max_sub_blocks, CALL.tile * WIDTH.value)
-    low = tl.full((), LOWEST, tl.int64)
-    if top_k <= groups:
-        # The k-th largest of the maxima of groups: the smallest of those that fewer than k are larger than.
-        largest = tl.max(tl.reshape(key, [CALL.max_sub_blocks // groups, groups]), 0)
-        larger = tl.sum((largest[None, :] > largest[:, None]).to(tl.int32), 1)
-        low = tl.min(tl.where(larger < top_k, largest, HIGHEST), 0).to(tl.int64)
-    else:
-        above = key_of(maximum).to(tl.int64) + 1
-        count = tl.full((), CALL.tile + 1, tl.int32)
-        while (above - low > 1) & (count > CALL.tile):
-            middle = low + (above - low) // 2
-            found = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
-            if found >= top_k:
-                low = middle
-                count = found
-            else:
-                above = middle
+def bound_of_count(key, top_k, maximum):
+    """Return the key of a number that top_k of the sub-blocks' maxima reach, and few more."""
+    # Each thread's largest reaches the smallest of these.
+    low = tl.where(top_k <= key.shape[0], tl.min(tl.max(key, 1), 0), LOWEST).to(tl.int64)
+    above = key_of(maximum).to(tl.int64) + 1
+    count = top_k + SPARE + 1
+    while (above - low > 1) & (count > top_k + SPARE):
+        middle = low + (above - low) // 2
+        found = tl.sum(tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 1), 0)
+        if found >= top_k:
+            low = middle
+            count = found.to(tl.int64)
+        else:
+            above = middle
     return low
 
 
@@ -239,15 +255,15 @@ def bound_of_mass(maxima, key, target, maximum, factor):
     mass = mass_of(maxima, maximum, factor)
     depth = (maximum - maxima) * factor
     low = tl.full((), LOWEST, tl.int64)
-    if tl.sum(mass, 0) >= target:
+    if tl.sum(mass) >= target:
         short = tl.full((), 0.0, tl.float32)
         deep = tl.full((), DEPTH, tl.float32)
         for _ in range(STEPS):
             middle = (short + deep) * 0.5
-            enough = tl.sum(tl.where(depth <= middle, mass, 0), 0) >= target
+            enough = tl.sum(tl.where(depth <= middle, mass, 0)) >= target
             short = tl.where(enough, short, middle)
             deep = tl.where(enough, middle, deep)
-        low = tl.min(tl.where(depth <= deep, key, HIGHEST), 0).to(tl.int64)
+        low = tl.min(tl.where(depth <= deep, key, HIGHEST)).to(tl.int64)
     return low
 
 
@@ -257,27 +273,23 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
     position, num_blocks, model, maximum, factor = row
     top_k, top_p, target, least = filters
     list_ptr = list_of(model, position, num_blocks, CALL)
+    entries_ptr, keys_ptr = list_ptr + CALL.tile * LISTED, list_ptr + CALL.tile * WIDTH
     lane = tl.arange(0, ranked)
     kept = lane < count
-    entry = tl.load(list_ptr + CALL.tile * LISTED + lane, mask=kept, other=-1)
-    key = key_of(rows.load(model, position, entry, kept, float("-inf"), CALL, MODEL))
+    entry = tl.load(entries_ptr + lane, mask=kept, other=-1)
+    key = tl.load(keys_ptr + lane, mask=kept, other=LOWEST)
     x = logit_of(key)
     mass = mass_of(x, maximum, factor)
-    # The entries take the place of the sub-blocks, their keys that of the entries.
-    tl.debug_barrier()
-    tl.store(list_ptr + lane, entry, mask=kept)
-    tl.store(list_ptr + CALL.tile * LISTED + lane, key, mask=kept)
-    tl.debug_barrier()
     place = tl.zeros((ranked, ABREAST), tl.int32)
     before = tl.zeros((ranked, ABREAST), tl.int64)
     for start in range(0, count, ABREAST):
         index = start + tl.arange(0, ABREAST)
-        other = tl.load(list_ptr + CALL.tile * LISTED + index, mask=index < count, other=LOWEST)
+        other = tl.load(keys_ptr + index, mask=index < count, other=LOWEST)
         above = other[None, :] > key[:, None]
         place += above.to(tl.int32)
         if CALL.top_ps[MODEL]:
             # Of equal logits those with the highest ids are kept.
-            ids = tl.load(list_ptr + index, mask=index < count, other=-1)
+            ids = tl.load(entries_ptr + index, mask=index < count, other=-1)
             above = above | ((other[None, :] == key[:, None]) & (ids[None, :] > entry[:, None]))
             before += tl.where(above, mass_of(logit_of(other), maximum, factor)[None, :], 0)
     if CALL.top_ks[MODEL]:
@@ -290,9 +302,14 @@ def rank(row, count, ranked: tl.constexpr, filters, CALL: tl.constexpr, MODEL: t
             kept = kept & (tl.sum(before, 1) < target)
     if CALL.min_ps[MODEL]:
         kept = kept & (tl.exp2((x - maximum) * factor) >= least)
-    cut = tl.min(tl.where(kept, key, HIGHEST), 0)
-    first = tl.min(tl.where(kept & (key == cut), entry, HIGHEST), 0)
-    return logit_of(cut), first.to(tl.int64), inverse_of(tl.sum(tl.where(kept, mass, 0), 0))
+    word = tl.where(kept, (key.to(tl.int64) << 32) | entry, BEHIND_ALL)
+    word, total = tl.reduce((word, tl.where(kept, mass, 0)), 0, _least_and_sum)
+    return logit_of((word >> 32).to(tl.int32)), word.to(tl.int32).to(tl.int64), inverse_of(total)
+
+
+@triton.jit
+def _least_and_sum(least, total, other_least, other_total):
+    return tl.minimum(least, other_least), total + other_total
 
 
 @triton.jit
