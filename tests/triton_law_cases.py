@@ -48,6 +48,16 @@ def law_rows() -> dict[str, torch.Tensor]:
     }
 
 
+def wide_rows() -> dict[str, torch.Tensor]:
+    """Return rows [V] of as many sub-blocks as give each of the threads two."""
+    generator = torch.Generator().manual_seed(4)
+    normal = torch.randn(9000, generator=generator)
+    apart, together = normal - 20, normal - 20
+    apart[torch.arange(7, 9000, 100)] = 30 - torch.arange(90) / 8  # each in a sub-block of its own
+    together[torch.arange(4000, 4120)] = 30 - torch.arange(120) / 8
+    return {"normal": 3 * normal, "apart": apart, "together": together, "tied": normal.round()}
+
+
 class Expecting(AcceptanceStrategy):
     """Accepts where the entropy of the target's row is the one that the caller expects, but for rounding."""
 
@@ -126,6 +136,15 @@ LAWS = (
     (1, 0, 1, 0),
 )
 """Temperature, top-k, top-p and min-p."""
+
+WIDE_LAWS = (
+    (0.7, 50, 0.9, 0.0),
+    (1.0, 70, 1.0, 0.0),
+    (0.9, 200, 0.8, 0.0),
+    (1.0, 300, 1.0, 0.01),
+    (1.0, 0, 0.9, 0.0),
+)
+"""The same: k of few and of many entries, and more than there are threads."""
 
 MIN_PS = ((0.7, 0.1), (1.0, 0.02), (1.6, 0.5), (1.0, 1.0), (0.5, 1e-30), (1, 0))
 """Temperature, and min-p alone."""
@@ -260,16 +279,24 @@ def labels() -> list[str]:
     laws = [
         f"{filters}-{kind}" for filters in ("law", *(f"min-p-{listed}" for listed in LISTED)) for kind in law_rows()
     ]
-    return [*laws, *(f"entropy-{kind}" for kind in entropy_calls()), "thirds"]
+    return [
+        *laws,
+        *(f"wide-{kind}" for kind in wide_rows()),
+        *(f"entropy-{kind}" for kind in entropy_calls()),
+        "thirds",
+    ]
 
 
 def main(path: str) -> None:
     """Run every case."""
     torch.set_num_threads(1)
     quick_interpreter.install()
+    whole = {"BLOCK": engine.BLOCK, "TILE": engine.TILE}
     cases.shrink()
     cases.shrink_further()
     results = {f"law-{kind}": compare_laws(logits, LAWS) for kind, logits in law_rows().items()}
+    with mock.patch.multiple(engine, **whole):
+        results |= {f"wide-{kind}": compare_laws(logits, WIDE_LAWS) for kind, logits in wide_rows().items()}
     for listed in LISTED:
         with mock.patch.object(select, "LISTED", tl.constexpr(listed)):
             results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}

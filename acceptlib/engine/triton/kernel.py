@@ -137,7 +137,7 @@ class Call:
         """The number of models of whose rows it may."""
         return sum(self.collects)
 
-    @property
+    @cached_property
     def reduces(self) -> tuple[bool, bool]:
         """Whether laws or argmaxes of a model's rows are found."""
         target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
