@@ -114,7 +114,7 @@ def same(one: VerifyResult, other: VerifyResult, rows: Any = slice(None)) -> boo
 @pytest.mark.parametrize("filtered", ["sampling", "draft_sampling"])
 @pytest.mark.parametrize("count", [8, 110])  # a small batch and a medium one
 def test_stages_side_by_side_are_waited_for(filtered: str, count: int) -> None:
-    """One model's rows are filtered while the other's are read: the draw must not begin with a call's before."""
+    """One model's rows are filtered while the other's are read: the draw must not see laws of the call before."""
     strategy, samplings = create("rejection"), {name: SamplingParams() for name in ("sampling", "draft_sampling")}
     samplings[filtered] = SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
     calls = [{**batch(count, "logits", seed=seed), **samplings} for seed in range(2)]

@@ -49,13 +49,16 @@ def law_rows() -> dict[str, torch.Tensor]:
 
 
 def wide_rows() -> dict[str, torch.Tensor]:
-    """Return rows [V] of as many sub-blocks as give each of the threads two."""
+    """Return rows [V] of more sub-blocks than a program has threads."""
     generator = torch.Generator().manual_seed(4)
     normal = torch.randn(9000, generator=generator)
     apart, together = normal - 20, normal - 20
     apart[torch.arange(7, 9000, 100)] = 30 - torch.arange(90) / 8  # each in a sub-block of its own
     together[torch.arange(4000, 4120)] = 30 - torch.arange(120) / 8
-    return {"normal": 3 * normal, "apart": apart, "together": together, "tied": normal.round()}
+    rows = {"normal": 3 * normal, "apart": apart, "together": together, "tied": normal.round()}
+    # Few sub-blocks have any entry left: fewer than k are wanted, and some more.
+    masked = {f"masked-{n}": torch.where(torch.arange(9000) % n < 3, normal, -math.inf) for n in (300, 100)}
+    return rows | masked
 
 
 class Expecting(AcceptanceStrategy):

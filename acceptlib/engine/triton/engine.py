@@ -144,7 +144,7 @@ MOST_BLOCKS = 8
 MOST_TURNS = 8
 
 TILE = 128
-"""Sub-blocks of a row that are looked through at a time for what a filter keeps."""
+"""Sub-blocks whose entries a search holds at a time; a list has room for as many."""
 
 SELECT_WARPS = 8
 """Warps of a program that finds what is kept of a row."""
@@ -153,7 +153,7 @@ SELECT_WARPS_BESIDE = 4
 """The same beside programs that read the other model's rows and would fill the device."""
 
 SELECT_REGISTERS = 168
-"""Registers of its threads, at least, where rows of one model alone are filtered: there are few such programs then."""
+"""Registers that its threads may have in any batch where one model's rows alone are filtered: half as many programs."""
 
 COLLECT_REGISTERS = 80
 """Registers of a thread of a program that lists entries which a cut may be among."""
@@ -287,14 +287,16 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
+    near = num_requests * num_blocks < OVERLAP_BLOCKS
+    # Interpreted, stages never overlap, but then it is the order that counts.
+    beside = call.splits and near and (_overlaps(device) or device.type == "cpu")
     select_warps, select_registers = SELECT_WARPS, tuning.select_registers
     if call.num_filtered == 1:
         select_registers = max(select_registers, SELECT_REGISTERS)
-        if call.splits and tuning.loops and not call.num_collected:
+        if beside and tuning.loops and not call.num_collected:
             select_warps = SELECT_WARPS_BESIDE
-    found = stages(call, most)
-    reads_rows = any(call.reduces) or call.needs_sums
-    overlap = len(found) > 1 and (not reads_rows or num_requests * num_blocks < OVERLAP_BLOCKS) and _overlaps(device)
+    found = stages(call, most, beside=beside)
+    overlap = len(found) > 1 and (near or not (any(call.reduces) or call.needs_sums)) and _overlaps(device)
     for number, stage in enumerate(found):
         num_models = call.num_reduced if stage.rows == BOTH.value else 1
         programs, warps, registers = {
@@ -373,8 +375,8 @@ def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def stages(call: Call, most: int) -> tuple[Stage, ...]:
-    """Return the stages of a call in order."""
+def stages(call: Call, most: int, *, beside: bool) -> tuple[Stage, ...]:
+    """Return the stages of a call in order, with rows that have no filters `beside` the search for cuts or not."""
     reduces = any(call.logits) or any(call.best)
     step = -(-(most + 1) // ROUNDS) if call.lazy and reduces and (call.needs_sums or call.selects) else most + 1
     found = []
@@ -382,10 +384,10 @@ def stages(call: Call, most: int) -> tuple[Stage, ...]:
     for first in range(0, most + 1, step):
         here = first, min(first + step, most + 1)
         if reduces:
-            found.append(Stage("reduce", *here, rows=(filtered if call.splits else BOTH).value))
+            found.append(Stage("reduce", *here, rows=(filtered if beside else BOTH).value))
         if call.selects:
             found.append(Stage("select", *here))
-        if call.splits:
+        if beside:
             found.append(Stage("reduce", *here, rows=rest.value, late=True))
         if call.num_collected:
             found += [Stage("collect", *here), Stage("finish", *here)]

@@ -1,4 +1,4 @@
-"""The kernel: one entry, whose stages run one after the other as a call needs them.
+"""The kernel: one entry, whose stages run as a call needs them, one after the other but for a late `reduce`.
 
     reduce    what the laws of rows need, for logits and for the argmax
     select    what top-k, top-p and min-p keep of rows
@@ -118,7 +118,7 @@ class Call:
 
     @property
     def splits(self) -> bool:
-        """Whether rows that are not filtered are reduced while another stage finds what is kept of the others."""
+        """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others."""
         return self.selects and not self.lazy and self.num_filtered < self.num_reduced
 
     @cached_property

@@ -1,8 +1,8 @@
 """Stages that go through whole rows, block by block, before the decision.
 
-Programs are ordered by position, so that rows of later positions come last. Where a strategy stops at the first
-rejection and there are rows enough, a row's last program decides its position, and programs of rows beyond the stop
-leave: these rows are never read.
+Where a strategy stops at the first rejection and there are rows enough, programs are ordered by position, so that rows
+of later positions come last; a row's last program decides its position, and programs of rows beyond the stop leave:
+these rows are never read. Otherwise later positions come first.
 """
 
 # ruff: noqa: N803, N806, RET505, RUF005 - jit functions; their constants are in capitals

@@ -197,9 +197,9 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def a_row_each(SIZE: tl.constexpr):
-    """Return numbers below SIZE, [n, m], so that threads hold a row each, and neighbours what comes next in memory.
+    """Return numbers below SIZE, [n, m], so that threads hold whole rows, and neighbours what comes next in memory.
 
-    What a thread lists of its row it then counts by itself, and stores from where it is.
+    What a thread lists of its rows it then counts by itself, and stores from where it is. (So it is under Triton 3.6.)
     """
     threads: tl.constexpr = min(counters.THREADS.value, SIZE)
     # In pairs the other way round, or the compiler would load four at once, and carry them to the layout of the list.
@@ -233,11 +233,17 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
 
 @triton.jit
 def bound_of_count(key, top_k, maximum):
-    """Return the key of a number that top_k of the sub-blocks' maxima reach, and few more."""
-    # Each thread's largest reaches the smallest of these.
+    """Return the key of a number that top_k of the sub-blocks' maxima reach, and few more as a rule."""
+    # Each row's largest reaches the smallest of these.
     low = tl.where(top_k <= key.shape[0], tl.min(tl.max(key, 1), 0), LOWEST).to(tl.int64)
     above = key_of(maximum).to(tl.int64) + 1
     count = top_k + SPARE + 1
+    if low == LOWEST:
+        # Most of the row is forbidden, or k is large: perhaps nothing is to be searched for.
+        finite = key > LOWEST
+        count = tl.sum(tl.sum(finite.to(tl.int32), 1), 0).to(tl.int64)
+        if count >= top_k:
+            low = tl.min(tl.min(tl.where(finite, key, HIGHEST), 1), 0).to(tl.int64)
     while (above - low > 1) & (count > top_k + SPARE):
         middle = low + (above - low) // 2
         found = tl.sum(tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 1), 0)
