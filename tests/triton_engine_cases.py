@@ -520,7 +520,7 @@ def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits:
 
 
 def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str, object]) -> str:
-    """Return an empty string if every stage of a call compiles to a binary."""
+    """Return an empty string if every stage of a call compiles to a binary, and waits for what comes before it."""
     launched: list[tuple[object, ...]] = []
     with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
         run(engine.verify, strategy, arguments)
@@ -529,7 +529,8 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
         assert isinstance(values, tuple)
         typed = [values[0] if v is None else v for v in values]  # as `launch` has it compiled
         signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in typed]
-        constants = (*key, target == "cuda:90")
+        overlap = target == EVERYTHING  # where kernels may start before the one that they depend on ends
+        constants = (*key, overlap)
         positions = {(len(values) + index,): value for index, value in enumerate(constants)}
         source = ASTSource(
             fn=kernels.verify_kernel,
@@ -539,6 +540,8 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
         options = {"enable_fp_fusion": False, "num_warps": warps}
         asm = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm
         problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{key[1]}: no binary in {sorted(asm)}"]
+        waits, first = "griddepcontrol.wait" in asm.get("ptx", ""), key[3]
+        problems += [] if waits == (overlap and not first) else [f"{key[1]}: {'waits' if waits else 'does not wait'}"]
     return "; ".join(problems) if launched else "nothing was launched"
 
 
