@@ -115,8 +115,26 @@ def same(one: VerifyResult, other: VerifyResult, rows: Any = slice(None)) -> boo
 @pytest.mark.parametrize("count", [8, 110])  # a small batch and a medium one
 def test_stages_side_by_side_are_waited_for(filtered: str, count: int) -> None:
     """One model's rows are filtered while the other's are read: the draw must not see laws of the call before."""
-    strategy, samplings = create("rejection"), {name: SamplingParams() for name in ("sampling", "draft_sampling")}
+    samplings = {name: SamplingParams() for name in ("sampling", "draft_sampling")}
     samplings[filtered] = SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
+    take_turns(count, samplings)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}, {"min_p": 0.05}], ids=str)
+@pytest.mark.parametrize("far", [1 << 30, 1])
+@pytest.mark.parametrize("large", [1 << 30, 1])
+def test_stages_wait_for_what_they_read(
+    filters: dict[str, float], far: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a stage starts before the one that it depends on ends or not."""
+    monkeypatch.setattr(engine, "SIZES", engine.Sizes(medium=1, large=large))
+    monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
+    take_turns(40, {"sampling": SamplingParams(temperature=0.7, **filters)})
+
+
+def take_turns(count: int, samplings: dict[str, SamplingParams]) -> None:
+    """Check many calls of two batches, one after the other in the same memory."""
+    strategy = create("rejection")
     calls = [{**batch(count, "logits", seed=seed), **samplings} for seed in range(2)]
     expected = [acceptlib.create("rejection", backend="torch").verify(**call, rng=streams(count)) for call in calls]
     workspace = strategy.workspace(count, K, V, "cuda")

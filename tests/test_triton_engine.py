@@ -132,6 +132,25 @@ def test_rows_without_filters_are_read_beside_the_search(
     assert found == [*(together if lazy else apart), *together]
 
 
+@pytest.mark.parametrize("far", [1 << 30, 1])
+def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the place of one that reads them; after any other stage it may wait where it will run."""
+    monkeypatch.setattr(engine, "SIZES", cases.EVERY_SIZE[-1])
+    monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
+    monkeypatch.setattr(engine, "_overlaps", lambda _: True)
+    found: list[tuple[object, ...]] = []
+    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append((key[1], key[3], key[5])))
+    ids, logits = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 2, 50)
+    for top_p in (0.9, None):
+        call = {"target_logits": logits, "sampling": acceptlib.SamplingParams(top_p=top_p)}
+        engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call))
+    near = far > 1
+    rounds = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
+    filtered = [("reduce", True), *rounds[1:], ("emit", False)]
+    plain = [("reduce", True, near), ("emit", not near, near)]
+    assert found == [*((*stage, True) for stage in filtered), *plain]
+
+
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 def test_an_entropy_costs_no_stage_from_logits(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with the law of a row, unless a filter or probabilities leave it to another pass."""

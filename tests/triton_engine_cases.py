@@ -70,6 +70,7 @@ MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium ba
 FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
     "min-p": ("typical",),  # whose sums come after the laws
+    "top-p": ("typical", "block"),
     "bad-draft-parameters": ("typical",),  # which reads no draft
 }
 EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
@@ -78,6 +79,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
     ("rejection", "filtered-constrained"),
     ("rejection", "min-p"),
+    ("rejection", "top-p-ragged"),
     ("block", "passed"),
     ("fly", "padded"),
     ("deferred", "padded"),
@@ -399,6 +401,7 @@ def filtered(
         min_p=request.double() * 0.03,
     )
     other = acceptlib.SamplingParams(top_p=0.8)
+    of_mass = acceptlib.SamplingParams(temperature=0.9, top_p=1 - request * 0.3)
     forbidden = ((target_mask[..., None] >> torch.arange(32)) & 1).flatten(-2)[..., :vocab_size] == 0
     infinite = logits.where(~forbidden | (request[:, None, None] > 0), math.inf)  # forbidden: raw rows have no softmax
     shared = {"ids": ids, "target_logits": logits, "draft_logits": draft}
@@ -418,6 +421,14 @@ def filtered(
             **shared,
             "sampling": acceptlib.SamplingParams(min_p=0.1),
             "draft_sampling": acceptlib.SamplingParams(),
+        },
+        "top-p": {**shared, "sampling": of_mass, "logprobs": True},
+        "top-p-ragged": {
+            **ragged,
+            "ids": ids[kept],
+            "target_logits": logits[rows],
+            "draft_logits": draft[kept],
+            "sampling": of_mass,
         },
         "constrained": {**shared, "target_logits": infinite, "sampling": constrained, "logprobs": True},
         "filtered-constrained": {**shared, **both_masked, "logprobs": True},
@@ -525,7 +536,7 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
         run(engine.verify, strategy, arguments)
     names, problems = kernels.verify_kernel.arg_names, []
-    for (*key, _), _, warps, _, values in launched:
+    for (*key, _), _, warps, _, values, _ in launched:
         assert isinstance(values, tuple)
         typed = [values[0] if v is None else v for v in values]  # as `launch` has it compiled
         signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in typed]
@@ -584,7 +595,8 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Size
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
     filtered, large = (cases if everything else cases[:1] for cases in (COMPILED_FILTERED, COMPILED_LARGE))
     small = [("cautious", call) for call in COMPILED_TOO] + [(name, "filtered-constrained") for name in filtered]
-    small += [("rejection", "min-p-target")]  # whose drafts' rows are read by a stage of their own
+    # A stage of its own reads the drafts' rows of the one, stages of their own find what is kept under the other.
+    small += [("rejection", "min-p-target"), ("rejection", "top-p")]
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }

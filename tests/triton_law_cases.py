@@ -7,6 +7,7 @@ TRITON_INTERPRET=1 python triton_law_cases.py interpreted results.json
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -24,7 +25,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import engine, select, sums
+from acceptlib.engine.triton import bins, engine, search, select, sums
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -55,7 +56,8 @@ def wide_rows() -> dict[str, torch.Tensor]:
     apart, together = normal - 20, normal - 20
     apart[torch.arange(7, 9000, 100)] = 30 - torch.arange(90) / 8  # each in a sub-block of its own
     together[torch.arange(4000, 4120)] = 30 - torch.arange(120) / 8
-    rows = {"normal": 3 * normal, "apart": apart, "together": together, "tied": normal.round()}
+    uneven = normal / 3 + 3 * (torch.arange(9000) // 32 % 3 == 0)  # a sample sees what weighs most alone
+    rows = {"normal": 3 * normal, "apart": apart, "together": together, "tied": normal.round(), "uneven": uneven}
     # Few sub-blocks have any entry left: fewer than k are wanted, and some more.
     masked = {f"masked-{n}": torch.where(torch.arange(9000) % n < 3, normal, -math.inf) for n in (300, 100)}
     return rows | masked
@@ -149,23 +151,32 @@ WIDE_LAWS = (
 )
 """The same: k of few and of many entries, and more than there are threads."""
 
-MIN_PS = ((0.7, 0.1), (1.0, 0.02), (1.6, 0.5), (1.0, 1.0), (0.5, 1e-30), (1, 0))
-"""Temperature, and min-p alone."""
+MIN_PS = tuple(
+    (temperature, None, None, min_p)
+    for temperature, min_p in ((0.7, 0.1), (1.0, 0.02), (1.6, 0.5), (1.0, 1.0), (0.5, 1e-30), (1, 0))
+)
+"""The same of min-p alone."""
 
-LISTED = (select.LISTED.value, 1)
-"""Of WIDTH numbers in a list those that are sub-blocks: as it is, and so few that not all that min-p keeps fit."""
+TOP_PS = tuple(
+    (temperature, None, top_p, None)
+    for temperature, top_p in ((0.7, 0.9), (1.0, 0.5), (1.6, 0.99), (0.3, 1e-9), (1.0, 1.0), (1, 0.999))
+)
+"""The same of top-p alone."""
+
+LISTED = (search.LISTED.value, 1)
+"""Sub-blocks that a list has room for, for each of a tile: as it is, and so few that not all that is kept fit."""
 
 
-def filtered(laws: tuple[tuple[float, ...], ...]) -> acceptlib.SamplingParams:
-    """Return the parameters of each of `LAWS` or `MIN_PS`."""
-    temperature, *top, min_p = (torch.tensor(column) for column in zip(*laws, strict=True))
-    top_k, top_p = top or (None, None)
+def filtered(laws: tuple[tuple[float | None, ...], ...]) -> acceptlib.SamplingParams:
+    """Return the parameters of each of several laws; all of them have the same."""
+    dtypes = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
+    columns = zip(dtypes.items(), zip(*laws, strict=True), strict=True)
     return acceptlib.SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=None if top_p is None else top_p.double(), min_p=min_p.double()
+        **{name: torch.tensor(column, dtype=dtype) for (name, dtype), column in columns if None not in column}
     )
 
 
-def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float, ...], ...]) -> str:
+def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...]) -> str:
     """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
     sampling = filtered(laws)
     rows = logits.expand(len(laws), -1).contiguous()
@@ -189,6 +200,16 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float, ...], ...]) -> s
         return f"kept otherwise: {different.nonzero().tolist()}"
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
     return ""
+
+
+def compare_bins(kind: str, logits: torch.Tensor) -> str:
+    """Return what `compare_laws` does under top-p alone, or that a search had to find what bins did not hold.
+
+    Where many entries are equal, no bin has room for them, and where a sample is not like its row, bins miss the cut.
+    """
+    with mock.patch.object(bins, "search_row", side_effect=bins.search_row) as searched:
+        difference = compare_laws(logits, TOP_PS)
+    return difference or ("" if searched.called == (kind in {"tied", "uneven"}) else f"{searched.call_count} searches")
 
 
 @triton.jit
@@ -246,8 +267,9 @@ def law_kernel(
         kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
     select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     if CALL.num_collected:
-        select.collect_row(zero, zero, zero + 1, num_blocks, model, CALL, kernel_rows.TARGET)
-        select.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+        fetched = bins.fetch(zero, zero == 0, zero, num_blocks, model, CALL)
+        bins.collect_row(fetched, zero, zero, zero + 1, num_blocks, model, CALL, kernel_rows.TARGET)
+        bins.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     one = tl.zeros((1,), tl.int32)
     parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
     found = kernel_laws.one(model, parts, CALL, kernel_rows.TARGET)
@@ -280,11 +302,13 @@ def thirds_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr, LENGTH: tl.constex
 def labels() -> list[str]:
     """Return the names of all cases."""
     laws = [
-        f"{filters}-{kind}" for filters in ("law", *(f"min-p-{listed}" for listed in LISTED)) for kind in law_rows()
+        f"{filters}-{kind}"
+        for filters in ("law", "top-p", *(f"min-p-{listed}" for listed in LISTED))
+        for kind in law_rows()
     ]
     return [
         *laws,
-        *(f"wide-{kind}" for kind in wide_rows()),
+        *(f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()),
         *(f"entropy-{kind}" for kind in entropy_calls()),
         "thirds",
     ]
@@ -297,12 +321,20 @@ def main(path: str) -> None:
     whole = {"BLOCK": engine.BLOCK, "TILE": engine.TILE}
     cases.shrink()
     cases.shrink_further()
-    results = {f"law-{kind}": compare_laws(logits, LAWS) for kind, logits in law_rows().items()}
+    results = {
+        f"{filters}-{kind}": compare_laws(logits, laws)
+        for filters, laws in (("law", LAWS), ("top-p", TOP_PS))
+        for kind, logits in law_rows().items()
+    }
     with mock.patch.multiple(engine, **whole):
         results |= {f"wide-{kind}": compare_laws(logits, WIDE_LAWS) for kind, logits in wide_rows().items()}
     for listed in LISTED:
-        with mock.patch.object(select, "LISTED", tl.constexpr(listed)):
+        with contextlib.ExitStack() as stack:
+            for module in (bins, search, select):
+                stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
             results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}
+            stack.enter_context(mock.patch.multiple(engine, **whole))
+            results |= {f"bins-{listed}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     results["thirds"] = compare_thirds()
     Path(path).write_text(json.dumps(results), encoding="utf-8")

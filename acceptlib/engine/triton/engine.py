@@ -23,6 +23,7 @@ SMALL = Tuning(
     reduce_warps=4,
     reduce_registers=0,
     select_registers=224,
+    collect_programs=32,
     emit_warps=8,
     emit_registers=128,
     emit_block=4096,
@@ -49,6 +50,7 @@ LARGE = Tuning(
     reduce_warps=8,
     reduce_registers=48,
     select_registers=128,
+    collect_programs=8,
     emit_warps=4,
     emit_registers=64,
     emit_block=1024,
@@ -77,6 +79,7 @@ LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_register
 MEDIUM = LARGE._replace(
     reduce_warps=4,
     reduce_registers=64,
+    collect_programs=16,
     emit_registers=128,
     emit_block=2048,
     emit_parts=4,
@@ -133,7 +136,10 @@ REGISTERS = 1 << 16
 """Of a multiprocessor."""
 
 OVERLAP_BLOCKS = 4096
-"""Blocks from which on a stage does not start before one that reads rows ends: it would take that one's place."""
+"""Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
+
+READERS = frozenset({"reduce", "sum"})
+"""Stages that read rows."""
 
 MOST_ROW_BLOCKS = 4
 """Blocks that a program which reduces rows goes through, at most."""
@@ -155,8 +161,11 @@ SELECT_WARPS_BESIDE = 4
 SELECT_REGISTERS = 168
 """Registers that its threads may have in any batch where one model's rows alone are filtered: half as many programs."""
 
-COLLECT_REGISTERS = 80
-"""Registers of a thread of a program that lists entries which a cut may be among."""
+COLLECT_WARPS = 8
+"""Warps of a program that lists entries which a cut may be among."""
+
+PLAIN = frozenset({int, type(None)})
+"""Types of the kernel's arguments that are not tensors."""
 
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
@@ -284,6 +293,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     )
+    addresses = tuple(given if type(given) in PLAIN else given.data_ptr() for given in arguments)
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
@@ -296,21 +306,24 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         if beside and tuning.loops and not call.num_collected:
             select_warps = SELECT_WARPS_BESIDE
     found = stages(call, most, beside=beside)
-    overlap = len(found) > 1 and (near or not (any(call.reduces) or call.needs_sums)) and _overlaps(device)
-    for number, stage in enumerate(found):
+    # A program that waits takes the place of one that reads rows, which is dear where there are many.
+    waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
+    overlap = any(waits) and _overlaps(device)
+    for stage, wait in zip(found, waits, strict=True):
         num_models = call.num_reduced if stage.rows == BOTH.value else 1
         programs, warps, registers = {
             "reduce": (num_models * per_row, tuning.reduce_warps, tuning.reduce_registers),
             "select": (call.num_filtered, select_warps, select_registers),
-            "collect": (call.num_collected * per_row, SELECT_WARPS, COLLECT_REGISTERS),
+            "collect": (call.num_collected * tuning.collect_programs, COLLECT_WARPS, 0),
             "finish": (call.num_collected, SELECT_WARPS, select_registers),
             "sum": (num_blocks, tuning.reduce_warps, 0),
             "decide": (1, 4, 0),
             "emit": (num_programs, tuning.emit_warps, tuning.emit_registers),
         }[stage.name]
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
-        key = (call, stage.name, stage.rows, number == 0, stage.late, overlap)
-        launch(key, grid, warps, registers, (*arguments, stage.first, num_programs))
+        key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
+        here = stage.first, num_programs
+        launch(key, grid, warps, registers, (*arguments, *here), (*addresses, *here))
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
     return out
@@ -325,15 +338,17 @@ def launch(
     warps: int,
     registers: int,
     arguments: tuple[Any, ...],
+    addresses: tuple[int | None, ...],
 ) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
 
-    Of `arguments`, None stands for a tensor that the call does not have.
+    Of `arguments`, None stands for a tensor that the call does not have. `addresses` has numbers for tensors: of each
+    tensor, a launch would ask the driver where it is.
     """
     *_, first, _, overlap = key
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid](*arguments, *key)
+        kernel[grid](*addresses, *key)
         return
     # A null pointer has no type to compile for, and none matters.
     _KERNELS[key] = verify_kernel[grid](

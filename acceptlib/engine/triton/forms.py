@@ -19,6 +19,7 @@ class Tuning(NamedTuple):
         reduce_registers: Registers of its threads, at most: the fewer, the more programs run at a time. What its last
             program does needs more, and spills. 0 for no limit.
         select_registers: The same of a program that finds what is kept of a row, whose searches may take twice as many.
+        collect_programs: Programs that list the entries of a row which a cut may be among.
         emit_warps: Warps of a program of the last stage.
         emit_registers: Registers of its threads, at most, which say how many programs run at a time.
         emit_block: Entries that such a program weighs at a time.
@@ -36,6 +37,7 @@ class Tuning(NamedTuple):
     reduce_warps: int
     reduce_registers: int
     select_registers: int
+    collect_programs: int
     emit_warps: int
     emit_registers: int
     emit_block: int

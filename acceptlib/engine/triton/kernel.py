@@ -2,7 +2,7 @@
 
     reduce    what the laws of rows need, for logits and for the argmax
     select    what top-k, top-p and min-p keep of rows
-    collect   the entries that a cut is among where top-p keeps many
+    collect   the entries that a cut is among, where rows have top-p alone
     finish    what is kept of these rows
     sum       row sums and entropies of the strategy's own
     decide    the running scalar, position by position, and where to stop; or which rows may be stopped at, where that
@@ -22,7 +22,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, emit, laws, reduce, rows, select
+from acceptlib.engine.triton import bins, decide, emit, laws, reduce, rows, search, select
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -128,13 +128,14 @@ class Call:
 
     @cached_property
     def collects(self) -> tuple[bool, bool]:
-        """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
-        target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
+        """Whether a model's rows have top-p alone, which may keep many entries."""
+        filters = zip(self.top_ps, self.top_ks, self.min_ps, strict=True)
+        target, draft = (top_p and not (top_k or min_p) for top_p, top_k, min_p in filters)
         return target, draft
 
     @cached_property
     def num_collected(self) -> int:
-        """The number of models of whose rows it may."""
+        """The number of models whose rows do."""
         return sum(self.collects)
 
     @cached_property
@@ -155,8 +156,9 @@ class Call:
 
     @property
     def tile_words(self) -> int:
-        """Words of a filtered row's law, and of what a tile lists of it, with keys of the first."""
-        return laws.LAW_WORDS.value + (self.tile * laws.WIDTH.value + select.RANKED.value) // 2
+        """Words of a filtered row's law, and of what is listed of it; see `search.list_of`."""
+        width = laws.WIDTH.value
+        return laws.LAW_WORDS.value + self.tile * search.LISTED.value // 2 + self.tile * width + width + width // 2
 
     @property
     def block_words(self) -> int:
@@ -318,7 +320,7 @@ def verify_kernel(
     CALL: tl.constexpr,
     STAGE: tl.constexpr,
     ROWS: tl.constexpr,  # whose rows: TARGET, DRAFT or BOTH
-    FIRST: tl.constexpr,  # whether no stage comes before
+    FIRST: tl.constexpr,  # whether it starts after all that comes before
     LATE: tl.constexpr,  # whether it only ends after the stage before, of which it needs nothing
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
@@ -457,7 +459,7 @@ def verify_kernel(
     elif STAGE == "select" or STAGE == "finish":  # noqa: PLR1714 - what Triton compiles
         select.select_rows(position, num_read, program, request, STAGE, CALL)
     elif STAGE == "collect":
-        select.collect_rows(position, num_read, program, request, CALL)
+        bins.collect_rows(position, num_read, program, request, CALL)
     elif STAGE == "sum":
         reduce.sum_rows(position, count, program, request, CALL)
     elif STAGE == "decide":

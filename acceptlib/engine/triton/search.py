@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import laws, rows
+from acceptlib.engine.triton.counters import THREADS
 from acceptlib.engine.triton.laws import WIDTH, key_of, logit_of
 
 MASS_SCALE = tl.constexpr(4398046511104.0)
@@ -21,10 +22,19 @@ LOWEST = tl.constexpr(-2139095041)
 """The key of minus infinity."""
 
 LISTED = tl.constexpr(8)
-"""Of WIDTH numbers in a list those that are sub-blocks; entries take the others."""
+"""Sub-blocks that a list has room for, for each of a tile; and WIDTH entries."""
+
+ABREAST = tl.constexpr(8)
+"""Entries that all others are compared with at a time: a loop, for code is slow where it runs for the first time."""
 
 TRIES = tl.constexpr(4)
 """Passes over a row at most in search of a pool."""
+
+NOTHING = tl.constexpr(LOWEST.value << 32)
+"""A word of an entry that weighs nothing, before those of all others."""
+
+BEHIND_ALL = tl.constexpr(0x7FFFFFFF << 32)
+"""A word of a key and an entry's number behind those of all entries."""
 
 COUNT = tl.constexpr(0)
 MASS = tl.constexpr(1)
@@ -50,6 +60,15 @@ class Filters(NamedTuple):
     least: tl.tensor
 
 
+class List(NamedTuple):
+    """Where what is listed of a row is: numbers of sub-blocks, words of entries, and the sums and counts of bins."""
+
+    sub_blocks_ptr: tl.tensor
+    words_ptr: tl.tensor
+    sums_ptr: tl.tensor
+    counts_ptr: tl.tensor
+
+
 class Tile(NamedTuple):
     """Entries of a row in registers: keys, masses and numbers; and the mass of what is larger than all of them."""
 
@@ -60,26 +79,25 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def search_row(row, low, high, above, count, total, few, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what `cut_row` does, of listed entries if they are few, else of a pool or of the whole row.
-
-    Keys of the entries are in [low, high), and `above` is the mass of what is not listed because it is larger.
-    """
+def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what `cut_row` does: of `count` listed entries with keys from `low` on if they are few, or of the row."""
     position, num_blocks, model, maximum, factor = row
     least = filters.least
+    high = key_of(maximum).to(tl.int64) + 1
+    above = tl.full((), 0, tl.int64)
     if few == 0:
         low, high, above, found = pool(row, low, high, total, filters, CALL, MODEL)
-        few = found <= CALL.tile * (WIDTH - LISTED)
+        few = found <= CALL.tile * WIDTH
         # What is above the pool has to stay: min-p must not cut there.
         if least > 0:
             few = few & (tl.exp2((logit_of(high - 1) - maximum) * factor) >= least)
         count = tl.minimum(found, CALL.tile * WIDTH).to(tl.int32)
     if few:
         place = tl.arange(0, CALL.tile)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        entries_ptr = list_of(model, position, num_blocks, CALL) + CALL.tile * LISTED
-        entry = tl.load(entries_ptr + place, mask=place < count, other=-1, cache_modifier=".cg")
-        x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
-        tile = Tile(key_of(x), mass_of(x, maximum, factor), entry, above)
+        words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
+        word = tl.load(words_ptr + place, mask=place < count, other=NOTHING, cache_modifier=".cg")
+        key = (word >> 32).to(tl.int32)
+        tile = Tile(key, mass_of(logit_of(key), maximum, factor), word.to(tl.int32), above)
         cut, first, normaliser = cut_row(row, tile, low, high, filters, False, CALL, MODEL)
     else:
         nothing = Tile(low, low, low, low)
@@ -89,8 +107,123 @@ def search_row(row, low, high, above, count, total, few, filters, CALL: tl.const
 
 @triton.jit
 def list_of(model, position, num_blocks, CALL: tl.constexpr):
-    """Return where a row's list is, after its sub-blocks' maxima: LISTED sub-blocks for each of a tile, and entries."""
-    return (laws.sub_maxima(model, position) + num_blocks * (CALL.block // WIDTH)).to(tl.pointer_type(tl.int32))
+    """Return where what is listed of a row is, behind its sub-blocks' maxima."""
+    sub_blocks_ptr = laws.sub_maxima(model, position) + num_blocks * (CALL.block // WIDTH)
+    words_ptr = (sub_blocks_ptr + CALL.tile * LISTED).to(tl.pointer_type(tl.int64))
+    sums_ptr = words_ptr + CALL.tile * WIDTH
+    counts_ptr = (sums_ptr + WIDTH).to(tl.pointer_type(tl.int32))
+    return List(sub_blocks_ptr.to(tl.pointer_type(tl.int32)), words_ptr, sums_ptr, counts_ptr)
+
+
+@triton.jit
+def maxima_of(row, CALL: tl.constexpr):
+    """Return the numbers of a row's sub-blocks and their maxima, [n, m] in the order of `a_row_each`."""
+    index = a_row_each(CALL.max_sub_blocks)
+    maxima_ptr = laws.sub_maxima(row.model, row.position) + index
+    inside = index < row.num_blocks * (CALL.block // WIDTH)
+    return index, tl.load(maxima_ptr, mask=inside, other=float("-inf"), cache_modifier=".cg")
+
+
+@triton.jit
+def a_row_each(SIZE: tl.constexpr):
+    """Return numbers below SIZE, [n, m], so that threads hold whole rows, and neighbours what comes next in memory.
+
+    What a thread lists of its rows it then counts by itself, and stores from where it is. (So it is under Triton 3.6.)
+    """
+    threads: tl.constexpr = min(THREADS.value, SIZE)
+    # In pairs the other way round, or the compiler would load four at once, and carry them to the layout of the list.
+    thread = tl.arange(0, threads) ^ 1
+    return thread[:, None] + threads * tl.arange(0, SIZE // threads)[None, :]
+
+
+@triton.jit
+def list_sub_blocks(row, index, reaches, CALL: tl.constexpr):
+    """List those of sub-blocks [n, m] that reach a bound, as many as there is room for; return how many do."""
+    place, number = places_of(reaches)
+    list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
+    tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile * LISTED))
+    tl.debug_barrier()
+    return number
+
+
+@triton.jit
+def number_of(row, num_sub_blocks, CALL: tl.constexpr):
+    """Return how many sub-blocks `sub_blocks_from` has: those listed, or all if there was no room for these."""
+    return tl.where(num_sub_blocks <= CALL.tile * LISTED, num_sub_blocks, row.num_blocks * (CALL.block // WIDTH))
+
+
+@triton.jit
+def sub_blocks_from(row, start, num_sub_blocks, SIZE: tl.constexpr, CALL: tl.constexpr):
+    """Return SIZE sub-blocks from a place in the list on, -1 beyond its end."""
+    lane = start + tl.arange(0, SIZE)
+    listed = num_sub_blocks <= CALL.tile * LISTED
+    list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
+    inside = lane < tl.where(listed, num_sub_blocks, 0)
+    return tl.load(list_ptr + lane, mask=inside, other=tl.where(listed, -1, lane), cache_modifier=".cg")
+
+
+@triton.jit
+def rank(
+    row,
+    words_ptr,
+    count,
+    above,
+    filters,
+    MOST: tl.constexpr,
+    ABREAST: tl.constexpr,
+    CACHE: tl.constexpr,
+    CALL: tl.constexpr,
+    MODEL: tl.constexpr,
+):
+    """Return what `cut_row` does, of few listed entries, by comparing each with each.
+
+    Args:
+        row: The row.
+        words_ptr: The entries.
+        count: How many they are.
+        above: The mass of what is not among them because it is larger.
+        filters: What the row is filtered by.
+        MOST: How many they may be.
+        ABREAST: How many all others are compared with at a time.
+        CACHE: The modifier of loads: ".cg" where another program has listed them.
+        CALL: The call.
+        MODEL: Which of the two models.
+    """
+    top_k, top_p, target, least = filters
+    maximum, factor = row.maximum, row.factor
+    lane = tl.arange(0, MOST)
+    kept = lane < count
+    word = tl.load(words_ptr + lane, mask=kept, other=NOTHING, cache_modifier=CACHE)
+    key = (word >> 32).to(tl.int32)
+    x = logit_of(key)
+    mass = mass_of(x, maximum, factor)
+    place = tl.zeros((MOST, ABREAST), tl.int32)
+    before = tl.zeros((MOST, ABREAST), tl.int64)
+    for start in range(0, count, ABREAST):
+        index = start + tl.arange(0, ABREAST)
+        other = tl.load(words_ptr + index, mask=index < count, other=NOTHING, cache_modifier=CACHE)
+        other_key = (other >> 32).to(tl.int32)
+        place += (other_key[None, :] > key[:, None]).to(tl.int32)
+        if CALL.top_ps[MODEL]:
+            other_mass = mass_of(logit_of(other_key), maximum, factor)
+            before += tl.where(other[None, :] > word[:, None], other_mass[None, :], 0)
+    if CALL.top_ks[MODEL]:
+        if top_k > 0:
+            kept = kept & (tl.sum(place, 1) < top_k)
+    if CALL.top_ps[MODEL]:
+        if top_p < 1:
+            if top_k > 0:
+                target = mass_to_keep(top_p, tl.sum(tl.where(kept, mass, 0), 0))
+            kept = kept & (above + tl.sum(before, 1) < target)
+    if CALL.min_ps[MODEL]:
+        kept = kept & (tl.exp2((x - maximum) * factor) >= least)
+    least_word, total = tl.reduce((tl.where(kept, word, BEHIND_ALL), tl.where(kept, mass, 0)), 0, _least_and_sum)
+    return logit_of((least_word >> 32).to(tl.int32)), least_word.to(tl.int32).to(tl.int64), inverse_of(above + total)
+
+
+@triton.jit
+def _least_and_sum(least, total, other_least, other_total):
+    return tl.minimum(least, other_least), total + other_total
 
 
 @triton.jit
@@ -102,7 +235,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     there is room for as many.
     """
     top_k, top_p, target, least = filters
-    room: tl.constexpr = CALL.tile * (WIDTH - LISTED)
+    room: tl.constexpr = CALL.tile * WIDTH
     by_mass = (top_k == 0) & (top_p < 1)
     count = tl.full((), room + 1, tl.int64)
     above = tl.full((), 0, tl.int64)
@@ -167,7 +300,7 @@ def left_out_of_sample(entry, width, target, total):
 def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
     position, num_blocks, model, maximum, factor = row
-    entries_ptr = list_of(model, position, num_blocks, CALL) + CALL.tile * LISTED
+    words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
     count = tl.full((), 0, tl.int64)
     above = tl.full((), 0, tl.int64)
     inside = tl.full((), 0, tl.int64)
@@ -182,24 +315,13 @@ def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
         listed = (key >= low.to(tl.int32)) & (key < high.to(tl.int32)) & (key > LOWEST)
         above += tl.sum(tl.where(key >= high.to(tl.int32), mass, 0), 0)
         inside += tl.sum(tl.where(listed, mass, 0), 0)
-        entry, listed, place, number = in_runs(entry, listed)
-        tl.store(entries_ptr + count + place, entry, mask=listed & (count + place < CALL.tile * (WIDTH - LISTED)))
+        word = tl.reshape(word_of(key, entry), [CALL.block // WIDTH, WIDTH])
+        listed = tl.reshape(listed, word.shape)
+        place, number = places_of(listed)
+        tl.store(words_ptr + count + place, word, mask=listed & (count + place < CALL.tile * WIDTH))
         count += number
     tl.debug_barrier()
     return count, above, inside
-
-
-@triton.jit
-def in_runs(entry, listed):
-    """Return entries [n] and which of them are listed, in runs of WIDTH; where in the list; and how many are listed.
-
-    A run is counted by the few threads that hold it, in half the instructions of one long scan.
-    """
-    size: tl.constexpr = entry.shape[0]
-    run: tl.constexpr = min(size, WIDTH.value)
-    listed = tl.reshape(listed, [size // run, run])
-    places, number = places_of(listed)
-    return tl.reshape(entry, [size // run, run]), listed, places, number
 
 
 @triton.jit
@@ -329,3 +451,9 @@ def at_least(number):
     rounded = tl.where((number > 0) & (number <= 1), number, 0.0).to(tl.float32)
     following = (rounded.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
     return tl.where((rounded.to(tl.float64) < number.to(tl.float64)) & (rounded < 1), following, rounded)
+
+
+@triton.jit
+def word_of(key, entry):
+    """Return int64 that order like logits, and equal ones like their ids, of which the highest are kept."""
+    return (key.to(tl.int64) << 32) | entry

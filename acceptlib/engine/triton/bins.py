@@ -1,0 +1,303 @@
+"""What top-p alone keeps of a row: entries around the cut, in bins of depth.
+
+An entry's depth is how many binary digits its weight lies below the largest. The maxima of sub-blocks say how deep the
+cut may be, or these and the heavy entries that they hide, or else a sample of the row; one program a row lays out bins
+down to that depth (`lay_out`). Many programs then go through the sub-blocks that reach the last bin, list each entry in
+its bin, and add up the mass of every bin and that above all (`collect`). One program finds the bin that the cut is in
+and compares its entries, each with each (`finish`). Where the bins miss the cut, or one has no room for its entries,
+`search` goes through the row; masses are integers, so that neither changes a bit of a cut.
+"""
+
+# ruff: noqa: N803 - jit functions; constants in capitals
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton import counters, laws, rows
+from acceptlib.engine.triton.laws import WIDTH, key_of
+from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.search import (
+    ABREAST,
+    LISTED,
+    LOWEST,
+    MASS_SCALE,
+    Filters,
+    Reduced,
+    left_out_of_sample,
+    list_of,
+    list_sub_blocks,
+    mass_of,
+    mass_to_keep,
+    maxima_of,
+    number_of,
+    rank,
+    sample,
+    search_row,
+    sub_blocks_from,
+    word_of,
+)
+
+BINS = WIDTH
+"""Of a row, each with room for as many entries as a tile has sub-blocks."""
+
+AT_ONCE = tl.constexpr(32)
+"""Sub-blocks that a program goes through at a time."""
+
+NARROWEST = tl.constexpr(0.001)
+"""Digits that they span at least."""
+
+COARSE = tl.constexpr(131072.0)
+"""2^17, of masses of sub-blocks' maxima: 2^14 of them sum to 2^31, and of more a sum falls short."""
+
+DEPTH = tl.constexpr(18.0)
+"""Binary digits below the largest entry from which on such a mass is 0."""
+
+STEPS = tl.constexpr(6)
+"""Of the search for a depth."""
+
+SAMPLED = tl.constexpr(256)
+"""Bins of a sample."""
+
+SAMPLED_A_DIGIT = tl.constexpr(6.0)
+
+HEAVY = tl.constexpr(6.0)
+"""Depth of entries of which two in a sub-block weigh enough to make a difference, at most."""
+
+MOST_HEAVY = tl.constexpr(256)
+"""Sub-blocks with heavy entries that are looked into."""
+
+MOST = tl.constexpr(2048)
+"""Sub-blocks that may reach the last bin where their maxima say how deep it lies."""
+
+FULL = tl.constexpr(0.5)
+"""How full bins are meant to be where a sample does."""
+
+FEW = tl.constexpr(32)
+"""Entries of a bin that are compared at once: most bins have no more."""
+
+
+class Bounds(NamedTuple):
+    """The depths between which a row's bins are, and whether they get narrower downwards.
+
+    `bend` is 0 for bins of one width, 1 for bins that begin at cubic roots: the deeper, the more entries there are.
+    """
+
+    start: tl.tensor
+    end: tl.tensor
+    bend: tl.tensor
+
+
+@triton.jit
+def bin_of(x, maximum, factor, bounds):
+    """Return the bins that logits lie in, float32: what does not rise with them, whatever the rounding."""
+    scale = tl.div_rn(tl.full((), 1.0, tl.float32), bounds.end - bounds.start)
+    part = ((maximum - x) * factor - bounds.start) * scale
+    return part * (1 - bounds.bend + bounds.bend * part * part) * BINS
+
+
+@triton.jit
+def lay_out(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Store where a row's bins are, all of them empty, and list what reaches them, for `collect` and `finish`."""
+    maximum, factor = row.maximum, row.factor
+    index, maxima = maxima_of(row, CALL)
+    start = tl.full((), 0.0, tl.float32)
+    bounds = Bounds(start, depth_of_mass(maxima, target, maximum, factor), start + 1)
+    number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
+    if (bounds.end == DEPTH) | (number > CALL.tile * LISTED):
+        hidden = hidden_mass(row, index, maxima, CALL, MODEL)
+        deep = depth_of_mass(maxima, target - hidden, maximum, factor)
+        bounds = Bounds(start, tl.maximum(deep, HEAVY), start + 1)
+        number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
+        if (bounds.end == DEPTH) | (number > MOST):
+            bounds = bracket(row, target, total, CALL, MODEL)
+            number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
+    bins = list_of(row.model, row.position, row.num_blocks, CALL)
+    each = tl.arange(0, BINS)
+    tl.store(bins.sums_ptr + each, tl.zeros((BINS,), tl.int64))
+    tl.store(bins.counts_ptr + each, tl.zeros((BINS,), tl.int32))
+    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(row.model, row.position)
+    tl.store(numbers_ptr + 5, bounds.start)
+    tl.store(numbers_ptr + 6, bounds.end)
+    tl.store(numbers_ptr + 7, bounds.bend)
+    tl.store(words_ptr + 4, 0)
+    tl.store(words_ptr + 5, total)
+    tl.store(ids_ptr + 12, number)
+
+
+@triton.jit
+def depth_of_mass(maxima, target, maximum, factor):
+    """Return a depth down to which the maxima of sub-blocks [n, m] have a mass; DEPTH if they have not."""
+    depth = (maximum - maxima) * factor
+    # Rounded down, and a warp has one instruction for a sum of 32 bits.
+    mass = (tl.exp2(-depth) * COARSE).to(tl.int32)
+    wanted = (target >> 25) + 1
+    short = tl.full((), 0.0, tl.float32)
+    deep = tl.full((), DEPTH, tl.float32)
+    for _ in range(STEPS):
+        middle = (short + deep) * 0.5
+        enough = tl.sum(tl.sum(tl.where(depth <= middle, mass, 0), 1), 0) >= wanted
+        short = tl.where(enough, short, middle)
+        deep = tl.where(enough, middle, deep)
+    return deep
+
+
+@triton.jit
+def hidden_mass(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the mass of heavy entries that are not the largest of their sub-blocks; 0 if there may be many of them."""
+    position, model, maximum, factor = row.position, row.model, row.maximum, row.factor
+    number = list_sub_blocks(row, index, (maximum - maxima) * factor <= HEAVY, CALL)
+    hidden = tl.full((), 0, tl.int64)
+    for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
+        entry = sub_blocks_from(row, start, number, AT_ONCE, CALL)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
+        mass = mass_of(x, maximum, factor)
+        hidden += tl.sum(tl.where((maximum - x) * factor <= HEAVY, mass, 0)) - tl.sum(tl.max(mass, 1), 0)
+    tl.debug_barrier()  # every warp has read the list
+    return hidden
+
+
+@triton.jit
+def bracket(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return between which depths a sample of the row takes the cut to be, and as many entries as bins may hold."""
+    entry, x = sample(row, row.position >= 0, CALL, MODEL)
+    left_out, share = left_out_of_sample(entry, row.model.width, target, total)
+    # Entries are counted by depth, and a bin's mass is taken for that of its middle.
+    number = tl.minimum((row.maximum - x) * (row.factor * SAMPLED_A_DIGIT), SAMPLED - 1).to(tl.int32)
+    counts = tl.histogram(tl.reshape(number, [CALL.tile * WIDTH]), SAMPLED).to(tl.float32)
+    each = tl.arange(0, SAMPLED)
+    masses = counts * tl.exp2((each + 0.5) * (-1 / SAMPLED_A_DIGIT))
+    center = place_of(tl.sum(masses, 0) - left_out.to(tl.float32) / MASS_SCALE, masses)
+    rank = tl.sum(counts * tl.minimum(tl.maximum(center - each, 0.0), 1.0), 0)
+    radius = share.to(tl.float32) * (BINS * CALL.tile * FULL / 2)
+    start = place_of(tl.maximum(rank - radius, 0.0), counts) * (1 / SAMPLED_A_DIGIT)
+    end = place_of(rank + radius, counts) * (1 / SAMPLED_A_DIGIT)
+    return Bounds(start, tl.maximum(end, start + NARROWEST), start * 0)
+
+
+@triton.jit
+def place_of(amount, parts):
+    """Return from the start of [SAMPLED] parts how many hold an amount, and what share of the next."""
+    upto = tl.cumsum(parts, 0)
+    number = tl.sum((upto < amount).to(tl.int32), 0)
+    here = tl.arange(0, SAMPLED) == number
+    part = tl.sum(tl.where(here, parts, 0.0), 0)
+    before = tl.sum(tl.where(here, upto, 0.0), 0) - part
+    return number + tl.where(part > 0, tl.maximum(amount - before, 0.0) / part, 0.0)
+
+
+class Fetched(NamedTuple):
+    """What `lay_out` left of a row, and the first sub-blocks of the list that a program goes through."""
+
+    cut: tl.tensor
+    maximum: tl.tensor
+    bounds: Bounds
+    num_sub_blocks: tl.tensor
+    listed: tl.tensor
+
+
+@triton.jit
+def collect_rows(position, count, program, request, CALL: tl.constexpr):
+    """List in bins the entries of some of one row's sub-blocks, if its law is not known yet."""
+    step = tl.num_programs(0) // CALL.num_collected
+    if CALL.collects[TARGET]:
+        if program < step:
+            fetched = fetch(position, position <= count, program, request.num_blocks, request.target, CALL)
+            if counters.needed(position, position <= count, request, CALL):
+                collect_row(fetched, position, program, step, request.num_blocks, request.target, CALL, TARGET)
+    if CALL.collects[DRAFT]:
+        first = program - (tl.num_programs(0) - step)
+        if first >= 0:
+            fetched = fetch(position, position < count, first, request.num_blocks, request.draft, CALL)
+            if counters.needed(position, position < count, request, CALL):
+                collect_row(fetched, position, first, step, request.num_blocks, request.draft, CALL, DRAFT)
+
+
+@triton.jit
+def fetch(position, exists, first, num_blocks, model, CALL: tl.constexpr):
+    """Load what there is of a row, on its way while the stop is looked at."""
+    numbers_ptr, ids_ptr, _ = laws.law_pointers(model, position)
+    lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
+    list_ptr = list_of(model, position, num_blocks, CALL).sub_blocks_ptr
+    room = tl.where(exists, CALL.tile * LISTED, 0)
+    return Fetched(
+        cut=tl.load(numbers_ptr + 3, mask=exists, other=0.0, cache_modifier=".cg"),
+        maximum=tl.load(numbers_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
+        bounds=Bounds(
+            start=tl.load(numbers_ptr + 5, mask=exists, other=0.0, cache_modifier=".cg"),
+            end=tl.load(numbers_ptr + 6, mask=exists, other=0.0, cache_modifier=".cg"),
+            bend=tl.load(numbers_ptr + 7, mask=exists, other=0.0, cache_modifier=".cg"),
+        ),
+        num_sub_blocks=tl.load(ids_ptr + 12, mask=exists, other=0, cache_modifier=".cg"),
+        listed=tl.load(list_ptr + lane, mask=lane < room, other=-1, cache_modifier=".cg"),
+    )
+
+
+@triton.jit
+def collect_row(fetched, position, first, step, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """List in bins the entries of some of one row's sub-blocks, and add up masses."""
+    cut, maximum, bounds, num_sub_blocks, sub_block = fetched
+    if cut != cut:
+        row = Reduced(position, num_blocks, model, maximum, rows.factor_of(model, CALL, MODEL))
+        bins = list_of(model, position, num_blocks, CALL)
+        above = tl.full((), 0, tl.int64)
+        lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
+        sub_block = tl.where(lane < num_sub_blocks, sub_block, -1)
+        sub_block = tl.where(num_sub_blocks <= CALL.tile * LISTED, sub_block, lane)
+        for start in range(first * AT_ONCE, number_of(row, num_sub_blocks, CALL), step * AT_ONCE):
+            # In pairs the other way round: of four loaded at once all would be carried to the layout of atomics.
+            entry = sub_block[:, None] * WIDTH + (tl.arange(0, WIDTH) ^ 1)[None, :]
+            x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
+            sub_block = sub_blocks_from(row, start + step * AT_ONCE, num_sub_blocks, AT_ONCE, CALL)
+            mass = mass_of(x, maximum, row.factor)
+            number = bin_of(x, maximum, row.factor, bounds)
+            if bounds.start > 0:
+                above += tl.sum(tl.where(number < 0, mass, 0))
+            listed = (number >= 0) & (number < BINS)
+            number = tl.where(listed, number, 0.0).to(tl.int32)
+            place = tl.atomic_add(bins.counts_ptr + number, 1, mask=listed, sem="relaxed")
+            tl.atomic_add(bins.sums_ptr + number, mass, mask=listed, sem="relaxed")
+            word = word_of(key_of(x), entry)
+            tl.store(bins.words_ptr + number * CALL.tile + place, word, mask=listed & (place < CALL.tile))
+        if bounds.start > 0:
+            _, _, words_ptr = laws.law_pointers(model, position)
+            tl.atomic_add(words_ptr + 4, above, sem="relaxed")
+
+
+@triton.jit
+def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find the law of a row if it is not known yet."""
+    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(model, position)
+    cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
+    if cut != cut:
+        row = Reduced(
+            position, num_blocks, model, tl.load(numbers_ptr, cache_modifier=".cg"), rows.factor_of(model, CALL, MODEL)
+        )
+        above = tl.load(words_ptr + 4, cache_modifier=".cg")
+        total = tl.load(words_ptr + 5, cache_modifier=".cg")
+        top_p = tl.load(model.top_p_ptr).to(tl.float64)
+        target = mass_to_keep(top_p, total)
+        bins = list_of(model, position, num_blocks, CALL)
+        each = tl.arange(0, BINS)
+        masses = tl.load(bins.sums_ptr + each, cache_modifier=".cg")
+        counts = tl.load(bins.counts_ptr + each, cache_modifier=".cg")
+        number = tl.sum((above + tl.cumsum(masses, 0) < target).to(tl.int32), 0)
+        above += tl.sum(tl.where(each < number, masses, 0), 0)
+        count = tl.sum(tl.where(each == number, counts, 0), 0)
+        tl.debug_barrier()  # every warp has seen that the law is not known
+        filters = Filters(tl.full((), 0, tl.int64), top_p, target, tl.full((), 0.0, tl.float32))
+        if (above < target) & (number < BINS) & (count <= CALL.tile):
+            words_ptr = bins.words_ptr + number * CALL.tile
+            few: tl.constexpr = min(FEW.value, CALL.tile)
+            if count <= few:
+                cut, first, normaliser = rank(row, words_ptr, count, above, filters, few, few, ".cg", CALL, MODEL)
+            else:
+                most: tl.constexpr = CALL.tile
+                cut, first, normaliser = rank(row, words_ptr, count, above, filters, most, ABREAST, ".cg", CALL, MODEL)
+        else:
+            low, none = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int32)
+            cut, first, normaliser = search_row(row, low, none, none != 0, total, filters, CALL, MODEL)
+        tl.store(numbers_ptr + 1, normaliser)
+        tl.store(numbers_ptr + 3, cut)
+        tl.store(ids_ptr + 4, first.to(tl.int32))
