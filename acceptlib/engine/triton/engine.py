@@ -293,7 +293,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     )
-    addresses = tuple(given if type(given) in PLAIN else given.data_ptr() for given in arguments)
+    # Numbers for tensors: see `launch`.
+    addresses = [given if type(given) in PLAIN else given.data_ptr() for given in arguments]
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
@@ -309,17 +310,19 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     # A program that waits takes the place of one that reads rows, which is dear where there are many.
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
     overlap = any(waits) and _overlaps(device)
+    sizes_of = {  # programs, warps and registers
+        "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
+        "select": (call.num_filtered, select_warps, select_registers),
+        "collect": (call.num_collected * tuning.collect_programs, COLLECT_WARPS, 0),
+        "finish": (call.num_collected, SELECT_WARPS, select_registers),
+        "sum": (num_blocks, tuning.reduce_warps, 0),
+        "decide": (1, 4, 0),
+        "emit": (num_programs, tuning.emit_warps, tuning.emit_registers),
+    }
     for stage, wait in zip(found, waits, strict=True):
-        num_models = call.num_reduced if stage.rows == BOTH.value else 1
-        programs, warps, registers = {
-            "reduce": (num_models * per_row, tuning.reduce_warps, tuning.reduce_registers),
-            "select": (call.num_filtered, select_warps, select_registers),
-            "collect": (call.num_collected * tuning.collect_programs, COLLECT_WARPS, 0),
-            "finish": (call.num_collected, SELECT_WARPS, select_registers),
-            "sum": (num_blocks, tuning.reduce_warps, 0),
-            "decide": (1, 4, 0),
-            "emit": (num_programs, tuning.emit_warps, tuning.emit_registers),
-        }[stage.name]
+        programs, warps, registers = sizes_of[stage.name]
+        if stage.name == "reduce" and stage.rows == BOTH.value:
+            programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
         here = stage.first, num_programs
