@@ -536,7 +536,7 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
         run(engine.verify, strategy, arguments)
     names, problems = kernels.verify_kernel.arg_names, []
-    for (*key, _), _, warps, _, values, _ in launched:
+    for (*key, _), _, warps, _, values in launched:
         assert isinstance(values, tuple)
         typed = [values[0] if v is None else v for v in values]  # as `launch` has it compiled
         signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in typed]

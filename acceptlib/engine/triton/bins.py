@@ -19,7 +19,7 @@ from acceptlib.engine.triton import counters, laws, rows
 from acceptlib.engine.triton.laws import WIDTH, key_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
-    ABREAST,
+    COMPARED,
     LISTED,
     LOWEST,
     MASS_SCALE,
@@ -32,7 +32,7 @@ from acceptlib.engine.triton.search import (
     mass_to_keep,
     maxima_of,
     number_of,
-    rank,
+    rank_few,
     sample,
     search_row,
     sub_blocks_from,
@@ -73,9 +73,6 @@ MOST = tl.constexpr(2048)
 
 FULL = tl.constexpr(0.5)
 """How full bins are meant to be where a sample does."""
-
-FEW = tl.constexpr(32)
-"""Entries of a bin that are compared at once: most bins have no more."""
 
 
 class Bounds(NamedTuple):
@@ -289,12 +286,12 @@ def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.conste
         filters = Filters(tl.full((), 0, tl.int64), top_p, target, tl.full((), 0.0, tl.float32))
         if (above < target) & (number < BINS) & (count <= CALL.tile):
             words_ptr = bins.words_ptr + number * CALL.tile
-            few: tl.constexpr = min(FEW.value, CALL.tile)
+            few: tl.constexpr = min(COMPARED.value, CALL.tile)
             if count <= few:
-                cut, first, normaliser = rank(row, words_ptr, count, above, filters, few, few, ".cg", CALL, MODEL)
+                cut, first, normaliser = rank_few(row, words_ptr, count, above, filters, few, ".cg", CALL, MODEL)
             else:
                 most: tl.constexpr = CALL.tile
-                cut, first, normaliser = rank(row, words_ptr, count, above, filters, most, ABREAST, ".cg", CALL, MODEL)
+                cut, first, normaliser = rank_few(row, words_ptr, count, above, filters, most, ".cg", CALL, MODEL)
         else:
             low, none = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int32)
             cut, first, normaliser = search_row(row, low, none, none != 0, total, filters, CALL, MODEL)

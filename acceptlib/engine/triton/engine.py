@@ -161,12 +161,6 @@ SELECT_WARPS_BESIDE = 4
 SELECT_REGISTERS = 168
 """Registers that its threads may have in any batch where one model's rows alone are filtered: half as many programs."""
 
-COLLECT_WARPS = 8
-"""Warps of a program that lists entries which a cut may be among."""
-
-PLAIN = frozenset({int, type(None)})
-"""Types of the kernel's arguments that are not tensors."""
-
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
@@ -293,8 +287,6 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     )
-    # Numbers for tensors: see `launch`.
-    addresses = [given if type(given) in PLAIN else given.data_ptr() for given in arguments]
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
@@ -313,7 +305,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     sizes_of = {  # programs, warps and registers
         "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
         "select": (call.num_filtered, select_warps, select_registers),
-        "collect": (call.num_collected * tuning.collect_programs, COLLECT_WARPS, 0),
+        "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
         "sum": (num_blocks, tuning.reduce_warps, 0),
         "decide": (1, 4, 0),
@@ -325,8 +317,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
-        here = stage.first, num_programs
-        launch(key, grid, warps, registers, (*arguments, *here), (*addresses, *here))
+        launch(key, grid, warps, registers, (*arguments, stage.first, num_programs))
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
     return out
@@ -341,17 +332,15 @@ def launch(
     warps: int,
     registers: int,
     arguments: tuple[Any, ...],
-    addresses: tuple[int | None, ...],
 ) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
 
-    Of `arguments`, None stands for a tensor that the call does not have. `addresses` has numbers for tensors: of each
-    tensor, a launch would ask the driver where it is.
+    Of `arguments`, None stands for a tensor that the call does not have.
     """
     *_, first, _, overlap = key
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid](*addresses, *key)
+        kernel[grid](*arguments, *key)
         return
     # A null pointer has no type to compile for, and none matters.
     _KERNELS[key] = verify_kernel[grid](

@@ -22,10 +22,13 @@ LOWEST = tl.constexpr(-2139095041)
 """The key of minus infinity."""
 
 LISTED = tl.constexpr(8)
-"""Sub-blocks that a list has room for, for each of a tile; and WIDTH entries."""
+"""Sub-blocks that a list has room for, for each of a tile, beside WIDTH entries."""
+
+COMPARED = tl.constexpr(32)
+"""Entries of which each is compared with each in one turn, at most: most bins have no more."""
 
 ABREAST = tl.constexpr(8)
-"""Entries that all others are compared with at a time: a loop, for code is slow where it runs for the first time."""
+"""Entries that more are compared with at a time: a loop, for code is slow where it runs for the first time."""
 
 TRIES = tl.constexpr(4)
 """Passes over a row at most in search of a pool."""
@@ -163,14 +166,13 @@ def sub_blocks_from(row, start, num_sub_blocks, SIZE: tl.constexpr, CALL: tl.con
 
 
 @triton.jit
-def rank(
+def rank_few(
     row,
     words_ptr,
     count,
     above,
     filters,
     MOST: tl.constexpr,
-    ABREAST: tl.constexpr,
     CACHE: tl.constexpr,
     CALL: tl.constexpr,
     MODEL: tl.constexpr,
@@ -184,7 +186,6 @@ def rank(
         above: The mass of what is not among them because it is larger.
         filters: What the row is filtered by.
         MOST: How many they may be.
-        ABREAST: How many all others are compared with at a time.
         CACHE: The modifier of loads: ".cg" where another program has listed them.
         CALL: The call.
         MODEL: Which of the two models.
@@ -197,10 +198,11 @@ def rank(
     key = (word >> 32).to(tl.int32)
     x = logit_of(key)
     mass = mass_of(x, maximum, factor)
-    place = tl.zeros((MOST, ABREAST), tl.int32)
-    before = tl.zeros((MOST, ABREAST), tl.int64)
-    for start in range(0, count, ABREAST):
-        index = start + tl.arange(0, ABREAST)
+    abreast: tl.constexpr = MOST if MOST <= COMPARED else ABREAST
+    place = tl.zeros((MOST, abreast), tl.int32)
+    before = tl.zeros((MOST, abreast), tl.int64)
+    for start in range(0, count, abreast):
+        index = start + tl.arange(0, abreast)
         other = tl.load(words_ptr + index, mask=index < count, other=NOTHING, cache_modifier=CACHE)
         other_key = (other >> 32).to(tl.int32)
         place += (other_key[None, :] > key[:, None]).to(tl.int32)

@@ -18,7 +18,6 @@ from acceptlib.engine.triton import bins, counters, laws, rows
 from acceptlib.engine.triton.laws import WIDTH, key_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
-    ABREAST,
     LISTED,
     LOWEST,
     Filters,
@@ -33,7 +32,7 @@ from acceptlib.engine.triton.search import (
     maxima_of,
     number_of,
     places_of,
-    rank,
+    rank_few,
     search_row,
     sub_blocks_from,
     word_of,
@@ -55,7 +54,7 @@ LOOKED_AT = tl.constexpr(64)
 def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl.constexpr):
     """Find the law of one filtered row, the target's or the draft's; decide the position if the last to do so.
 
-    Rows of which top-p keeps many are left to the stage `finish`, once their entries are listed.
+    Rows under top-p alone are left to the stage `finish`, once their entries are in bins.
     """
     if counters.needed(position, position <= count, request, CALL):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
@@ -124,7 +123,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                     most: tl.constexpr = CALL.tile
                     none = tl.full((), 0, tl.int64)
                     words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
-                    cut, first, normaliser = rank(row, words_ptr, count, none, filters, most, ABREAST, "", CALL, MODEL)
+                    cut, first, normaliser = rank_few(row, words_ptr, count, none, filters, most, "", CALL, MODEL)
                 else:
                     cut, first, normaliser = search_row(row, low, count, few, total, filters, CALL, MODEL)
             else:
