@@ -113,10 +113,11 @@ def same(one: VerifyResult, other: VerifyResult, rows: Any = slice(None)) -> boo
 
 @pytest.mark.parametrize("filtered", ["sampling", "draft_sampling"])
 @pytest.mark.parametrize("count", [8, 110])  # a small batch and a medium one
-def test_stages_side_by_side_are_waited_for(filtered: str, count: int) -> None:
+@pytest.mark.parametrize("filters", [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}], ids=str)
+def test_stages_side_by_side_are_waited_for(filtered: str, count: int, filters: dict[str, float]) -> None:
     """One model's rows are filtered while the other's are read: the draw must not see laws of the call before."""
     samplings = {name: SamplingParams() for name in ("sampling", "draft_sampling")}
-    samplings[filtered] = SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
+    samplings[filtered] = SamplingParams(temperature=0.7, **filters)
     take_turns(count, samplings)
 
 

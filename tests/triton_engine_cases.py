@@ -428,7 +428,9 @@ def filtered(
             "ids": ids[kept],
             "target_logits": logits[rows],
             "draft_logits": draft[kept],
-            "sampling": of_mass,
+            "sampling": dataclasses.replace(
+                of_mass, allowed_token_bitmask=target_mask[rows], logit_bias=constrained.logit_bias
+            ),
         },
         "constrained": {**shared, "target_logits": infinite, "sampling": constrained, "logprobs": True},
         "filtered-constrained": {**shared, **both_masked, "logprobs": True},

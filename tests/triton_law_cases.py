@@ -163,6 +163,15 @@ TOP_PS = tuple(
 )
 """The same of top-p alone."""
 
+MIXED = (
+    (1.0, None, 0.9, 0.0),
+    (0.7, None, 0.9, 0.02),
+    (1.6, None, 1.0, 0.1),
+    (1.6, None, 0.99, 0.0),
+    (1.0, None, 0.5, 0.3),
+)
+"""The same of both, of which a row may have either."""
+
 LISTED = (search.LISTED.value, 1)
 """Sub-blocks that a list has room for, for each of a tile: as it is, and so few that not all that is kept fit."""
 
@@ -267,8 +276,9 @@ def law_kernel(
         kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
     select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     if CALL.num_collected:
-        fetched = bins.fetch(zero, zero == 0, zero, num_blocks, model, CALL)
-        bins.collect_row(fetched, zero, zero, zero + 1, num_blocks, model, CALL, kernel_rows.TARGET)
+        for program in range(3):
+            fetched = bins.fetch(zero, zero == 0, zero + program, num_blocks, model, CALL)
+            bins.collect_row(fetched, zero, zero + program, zero + 3, num_blocks, model, CALL, kernel_rows.TARGET)
         bins.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     one = tl.zeros((1,), tl.int32)
     parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
@@ -303,7 +313,7 @@ def labels() -> list[str]:
     """Return the names of all cases."""
     laws = [
         f"{filters}-{kind}"
-        for filters in ("law", "top-p", *(f"min-p-{listed}" for listed in LISTED))
+        for filters in ("law", "top-p", "mixed", *(f"min-p-{listed}" for listed in LISTED))
         for kind in law_rows()
     ]
     return [
@@ -323,7 +333,7 @@ def main(path: str) -> None:
     cases.shrink_further()
     results = {
         f"{filters}-{kind}": compare_laws(logits, laws)
-        for filters, laws in (("law", LAWS), ("top-p", TOP_PS))
+        for filters, laws in (("law", LAWS), ("top-p", TOP_PS), ("mixed", MIXED))
         for kind, logits in law_rows().items()
     }
     with mock.patch.multiple(engine, **whole):

@@ -46,10 +46,10 @@ AT_ONCE = tl.constexpr(32)
 """Sub-blocks that a program goes through at a time."""
 
 NARROWEST = tl.constexpr(0.001)
-"""Digits that they span at least."""
+"""Digits that bins span at least."""
 
 COARSE = tl.constexpr(131072.0)
-"""2^17, of masses of sub-blocks' maxima: 2^14 of them sum to 2^31, and of more a sum falls short."""
+"""2^17, of masses of sub-blocks' maxima: sums of fewer than 2^14 fit 32 bits, and of more may only fall short."""
 
 DEPTH = tl.constexpr(18.0)
 """Binary digits below the largest entry from which on such a mass is 0."""
@@ -61,6 +61,7 @@ SAMPLED = tl.constexpr(256)
 """Bins of a sample."""
 
 SAMPLED_A_DIGIT = tl.constexpr(6.0)
+"""How many of them there are in a digit."""
 
 HEAVY = tl.constexpr(6.0)
 """Depth of entries of which two in a sub-block weigh enough to make a difference, at most."""
@@ -72,7 +73,7 @@ MOST = tl.constexpr(2048)
 """Sub-blocks that may reach the last bin where their maxima say how deep it lies."""
 
 FULL = tl.constexpr(0.5)
-"""How full bins are meant to be where a sample does."""
+"""How full bins are meant to be where a sample says how deep they lie."""
 
 
 class Bounds(NamedTuple):
@@ -103,11 +104,11 @@ def lay_out(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     bounds = Bounds(start, depth_of_mass(maxima, target, maximum, factor), start + 1)
     number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
     if (bounds.end == DEPTH) | (number > CALL.tile * LISTED):
-        hidden = hidden_mass(row, index, maxima, CALL, MODEL)
+        hidden, count = heavy_entries(row, index, maxima, CALL, MODEL)
         deep = depth_of_mass(maxima, target - hidden, maximum, factor)
         bounds = Bounds(start, tl.maximum(deep, HEAVY), start + 1)
         number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
-        if (bounds.end == DEPTH) | (number > MOST):
+        if (bounds.end == DEPTH) | (number > MOST) | (count > BINS * CALL.tile * FULL):
             bounds = bracket(row, target, total, CALL, MODEL)
             number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
     bins = list_of(row.model, row.position, row.num_blocks, CALL)
@@ -141,18 +142,24 @@ def depth_of_mass(maxima, target, maximum, factor):
 
 
 @triton.jit
-def hidden_mass(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the mass of heavy entries that are not the largest of their sub-blocks; 0 if there may be many of them."""
+def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the mass of heavy entries that are not the largest of their sub-blocks, and how many heavy ones there are.
+
+    Where there may be many, both are 0.
+    """
     position, model, maximum, factor = row.position, row.model, row.maximum, row.factor
     number = list_sub_blocks(row, index, (maximum - maxima) * factor <= HEAVY, CALL)
     hidden = tl.full((), 0, tl.int64)
+    count = tl.full((), 0, tl.int32)
     for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
         entry = sub_blocks_from(row, start, number, AT_ONCE, CALL)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         mass = mass_of(x, maximum, factor)
-        hidden += tl.sum(tl.where((maximum - x) * factor <= HEAVY, mass, 0)) - tl.sum(tl.max(mass, 1), 0)
+        heavy = (maximum - x) * factor <= HEAVY
+        hidden += tl.sum(tl.where(heavy, mass, 0)) - tl.sum(tl.max(mass, 1), 0)
+        count += tl.sum(heavy.to(tl.int32))
     tl.debug_barrier()  # every warp has read the list
-    return hidden
+    return hidden, count
 
 
 @triton.jit

@@ -139,7 +139,7 @@ OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
 
 READERS = frozenset({"reduce", "sum"})
-"""Stages that read rows."""
+"""Stages that go through whole rows."""
 
 MOST_ROW_BLOCKS = 4
 """Blocks that a program which reduces rows goes through, at most."""
@@ -150,7 +150,7 @@ MOST_BLOCKS = 8
 MOST_TURNS = 8
 
 TILE = 128
-"""Sub-blocks whose entries a search holds at a time; a list has room for as many."""
+"""Sub-blocks whose entries a search holds at a time; as many entries fit into a bin, and are ranked, at most."""
 
 SELECT_WARPS = 8
 """Warps of a program that finds what is kept of a row."""
@@ -299,7 +299,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         if beside and tuning.loops and not call.num_collected:
             select_warps = SELECT_WARPS_BESIDE
     found = stages(call, most, beside=beside)
-    # A program that waits takes the place of one that reads rows, which is dear where there are many.
+    # Without overlap it makes no difference, and shall not compile a stage twice.
+    near = near or not _overlaps(device)
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
     overlap = any(waits) and _overlaps(device)
     sizes_of = {  # programs, warps and registers

@@ -128,14 +128,13 @@ class Call:
 
     @cached_property
     def collects(self) -> tuple[bool, bool]:
-        """Whether a model's rows have top-p alone, which may keep many entries."""
-        filters = zip(self.top_ps, self.top_ks, self.min_ps, strict=True)
-        target, draft = (top_p and not (top_k or min_p) for top_p, top_k, min_p in filters)
+        """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
+        target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
         return target, draft
 
     @cached_property
     def num_collected(self) -> int:
-        """The number of models whose rows do."""
+        """The number of models of whose rows it may."""
         return sum(self.collects)
 
     @cached_property

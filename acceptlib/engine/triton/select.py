@@ -108,7 +108,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
         row = Reduced(position, num_blocks, model, maximum, factor)
         filters = Filters(top_k, top_p, target, least)
-        if CALL.collects[MODEL]:
+        if CALL.collects[MODEL] & (least == 0):
             cut += float("nan")  # until it is found
             bins.lay_out(row, target, total, CALL, MODEL)
         else:
