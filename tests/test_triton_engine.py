@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import acceptlib
 from acceptlib.engine import backends
 from acceptlib.engine.triton import engine, plans
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
+from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
 
 Results = Callable[[str], dict[str, str]]
@@ -140,15 +142,32 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
     monkeypatch.setattr(engine, "_overlaps", lambda _: True)
     found: list[tuple[object, ...]] = []
     monkeypatch.setattr(engine, "launch", lambda key, *_: found.append((key[1], key[3], key[5])))
-    ids, logits = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, 2, 50)
+    # Of so many requests each position is a part of its own.
+    ids, logits = torch.zeros(4096, 1, dtype=torch.int64), torch.zeros(4096, 2, 50)
     for top_p in (0.9, None):
         call = {"target_logits": logits, "sampling": acceptlib.SamplingParams(top_p=top_p)}
         engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call))
     near = far > 1
-    rounds = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
-    filtered = [("reduce", True), *rounds[1:], ("emit", False)]
+    found_in_parts = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
+    filtered = [("reduce", True), *found_in_parts[1:], ("emit", False)]
     plain = [("reduce", True, near), ("emit", not near, near)]
     assert found == [*((*stage, True) for stage in filtered), *plain]
+
+
+@pytest.mark.parametrize(
+    ("num_positions", "num_blocks", "firsts"),
+    [
+        (1, 1, [0]),
+        (9, 1, [0]),
+        (6, 64 * 32, [0, 2]),
+        (8, 128 * 32, [0, 1, 3]),
+        (8, 256 * 32, [0, 1, 2, 4]),
+        (65535, 1 << 13, [0, 1, 2, 4, 8, *range(38, 65535, 4096)]),  # where next to no request is expected
+    ],
+)
+def test_parts_grow_as_fewer_requests_are_expected(num_positions: int, num_blocks: int, firsts: list[int]) -> None:
+    """Each has about as much to read if six of ten requests get on from every position."""
+    assert list(parts(num_positions, num_blocks)) == [*itertools.pairwise([*firsts, num_positions])]
 
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)

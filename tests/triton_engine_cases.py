@@ -28,7 +28,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton import engine, forms
+from acceptlib.engine.triton import engine, forms, stages
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
@@ -515,6 +515,7 @@ def shrink() -> None:
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     for name in engine.TUNINGS:
         setattr(engine, name, getattr(engine, name)._replace(emit_block=128))
+    stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     engine._scratch = poisoned
 

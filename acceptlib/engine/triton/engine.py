@@ -11,7 +11,8 @@ from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compi
 from acceptlib.engine.triton.kernel import Call, verify_kernel
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.plans import bound, unknown
-from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
+from acceptlib.engine.triton.rows import BOTH
+from acceptlib.engine.triton.stages import READERS, stages
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, VerifyResult
 from acceptlib.workspace import Workspace
@@ -95,23 +96,6 @@ TUNINGS = (
 """Names of all of these."""
 
 
-class Stage(NamedTuple):
-    """One launch of the kernel: `name` is what it does.
-
-    Attributes:
-        first: The first of the positions of its grid, if it has any.
-        last: The first behind these.
-        rows: Whose rows it goes through: TARGET, DRAFT or BOTH.
-        late: Whether it runs beside the stage before, and ends after it.
-    """
-
-    name: str
-    first: int = 0
-    last: int = 0
-    rows: int = BOTH.value
-    late: bool = False
-
-
 class Sizes(NamedTuple):
     """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
 
@@ -138,9 +122,6 @@ REGISTERS = 1 << 16
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
 
-READERS = frozenset({"reduce", "sum"})
-"""Stages that go through whole rows."""
-
 MOST_ROW_BLOCKS = 4
 """Blocks that a program which reduces rows goes through, at most."""
 
@@ -166,9 +147,6 @@ MOST_REQUESTS = 65535
 
 RESERVED_COUNTERS = 1 << 20
 """Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
-
-ROUNDS = 4
-"""Parts of the positions that are read one after the other where their rows take more than one launch."""
 
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
@@ -298,7 +276,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         select_registers = max(select_registers, SELECT_REGISTERS)
         if beside and tuning.loops and not call.num_collected:
             select_warps = SELECT_WARPS_BESIDE
-    found = stages(call, most, beside=beside)
+    found = stages(call, most, num_requests * num_blocks, beside=beside)
     # Without overlap it makes no difference, and shall not compile a stage twice.
     near = near or not _overlaps(device)
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
@@ -380,30 +358,6 @@ def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
         return -(-num_requests * num_programs // resident) * (-(-num_blocks // num_programs) + 1)
 
     return min(range(1, num_blocks + 1), key=turns)
-
-
-@functools.lru_cache(maxsize=1024)
-def stages(call: Call, most: int, *, beside: bool) -> tuple[Stage, ...]:
-    """Return the stages of a call in order, with rows that have no filters `beside` the search for cuts or not."""
-    reduces = any(call.logits) or any(call.best)
-    step = -(-(most + 1) // ROUNDS) if call.lazy and reduces and (call.needs_sums or call.selects) else most + 1
-    found = []
-    filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
-    for first in range(0, most + 1, step):
-        here = first, min(first + step, most + 1)
-        if reduces:
-            found.append(Stage("reduce", *here, rows=(filtered if beside else BOTH).value))
-        if call.selects:
-            found.append(Stage("select", *here))
-        if beside:
-            found.append(Stage("reduce", *here, rows=rest.value, late=True))
-        if call.num_collected:
-            found += [Stage("collect", *here), Stage("finish", *here)]
-        if call.needs_sums and first < most:
-            found.append(Stage("sum", first, min(first + step, most)))
-    if call.decided and not call.lazy:
-        found.append(Stage("decide"))
-    return (*found, Stage("emit"))
 
 
 @functools.lru_cache(maxsize=1024)

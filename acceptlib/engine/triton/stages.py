@@ -1,0 +1,77 @@
+"""The stages of a call, in the order of their launches."""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acceptlib.engine.triton.kernel import Call
+from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
+
+READERS = frozenset({"reduce", "sum"})
+"""Stages that go through whole rows."""
+
+PART_BLOCKS = 4096
+"""Blocks of stopping rows that a part of the positions is meant to have where their rows take more than one launch.
+
+Parts are read one after the other: the smaller, the fewer rows beyond a stop, and the more launches wait in line.
+"""
+
+ACCEPTANCE = 0.6
+"""Share of drafted tokens that is taken to be accepted, where it is to be told how many requests get to a position."""
+
+
+class Stage(NamedTuple):
+    """One launch of the kernel: `name` is what it does.
+
+    Attributes:
+        first: The first of the positions of its grid, if it has any.
+        last: The first behind these.
+        rows: Whose rows it goes through: TARGET, DRAFT or BOTH.
+        late: Whether it runs beside the stage before, and ends after it.
+    """
+
+    name: str
+    first: int = 0
+    last: int = 0
+    rows: int = BOTH.value
+    late: bool = False
+
+
+@functools.lru_cache(maxsize=1024)
+def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Stage, ...]:
+    """Return the stages of a call in order, given the blocks of stopping rows at a position.
+
+    Rows that have no filters are read `beside` the search for cuts, or not.
+    """
+    reduces = any(call.logits) or any(call.best)
+    in_parts = call.lazy and reduces and (call.needs_sums or call.selects)
+    found = []
+    filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
+    for here in parts(most + 1, num_blocks) if in_parts else [(0, most + 1)]:
+        if reduces:
+            found.append(Stage("reduce", *here, rows=(filtered if beside else BOTH).value))
+        if call.selects:
+            found.append(Stage("select", *here))
+        if beside:
+            found.append(Stage("reduce", *here, rows=rest.value, late=True))
+        if call.num_collected:
+            found += [Stage("collect", *here), Stage("finish", *here)]
+        if call.needs_sums and here[0] < most:
+            found.append(Stage("sum", here[0], min(here[1], most)))
+    if call.decided and not call.lazy:
+        found.append(Stage("decide"))
+    return (*found, Stage("emit"))
+
+
+def parts(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
+    """Yield the first position of each part and the first behind it, given the blocks of stopping rows at a position.
+
+    The fewer requests are expected to get there, the more positions a part has.
+    """
+    first = 0
+    while first < num_positions:
+        expected = max(num_blocks * ACCEPTANCE**first, 1)
+        last = min(first + math.ceil(PART_BLOCKS / expected), num_positions)
+        yield first, last
+        first = last
