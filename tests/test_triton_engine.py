@@ -158,7 +158,8 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
     ("num_positions", "num_blocks", "firsts"),
     [
         (1, 1, [0]),
-        (9, 1, [0]),
+        (2, 1, [0, 1]),
+        (9, 1, [0, 8]),
         (6, 64 * 32, [0, 2]),
         (8, 128 * 32, [0, 1, 3]),
         (8, 256 * 32, [0, 1, 2, 4]),

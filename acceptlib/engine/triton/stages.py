@@ -67,11 +67,13 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
 def parts(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
     """Yield the first position of each part and the first behind it, given the blocks of stopping rows at a position.
 
-    The fewer requests are expected to get there, the more positions a part has.
+    The fewer requests are expected to get there, the more positions a part has. Where tokens are drafted there are two
+    parts at least: their number shall not decide whether there is a stage that waits for the part before.
     """
     first = 0
     while first < num_positions:
         expected = max(num_blocks * ACCEPTANCE**first, 1)
-        last = min(first + math.ceil(PART_BLOCKS / expected), num_positions)
+        end = num_positions if first else max(num_positions - 1, 1)
+        last = min(first + math.ceil(PART_BLOCKS / expected), end)
         yield first, last
         first = last
