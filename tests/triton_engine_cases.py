@@ -77,7 +77,6 @@ EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
-    ("rejection", "filtered-constrained"),
     ("rejection", "min-p"),
     ("rejection", "top-p-ragged"),
     ("block", "passed"),
@@ -92,7 +91,8 @@ COMPILED = ("padded", "ragged-logits")
 GROUPS = (*COMPILED, "more")
 EVERYTHING = "cuda:90"  # the target that all cases are compiled for
 ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")  # strategies for the others: each way to decide once
-COMPILED_FILTERED = ("rejection", "block")  # strategies that are compiled with every sampling parameter too
+# Strategies with sampling parameters: all of them, those whose cuts are found by stages of their own, and by a mass.
+COMPILED_FILTERED = (("rejection", "filtered-constrained"), ("rejection", "top-p"), ("block", "min-p"))
 # What else a kernel may hold, for one strategy.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
 KINDS = {
@@ -596,10 +596,11 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Size
     if group in COMPILED:
         names = strategies() if everything else ELSEWHERE
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
-    filtered, large = (cases if everything else cases[:1] for cases in (COMPILED_FILTERED, COMPILED_LARGE))
-    small = [("cautious", call) for call in COMPILED_TOO] + [(name, "filtered-constrained") for name in filtered]
-    # A stage of its own reads the drafts' rows of the one, stages of their own find what is kept under the other.
-    small += [("rejection", "min-p-target"), ("rejection", "top-p")]
+    filtered, large = COMPILED_FILTERED, COMPILED_LARGE
+    if not everything:
+        filtered, large = filtered[:2], large[:1]
+    # A stage of its own reads the drafts' rows under a target's min-p.
+    small = [*(("cautious", call) for call in COMPILED_TOO), *filtered, ("rejection", "min-p-target")]
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }
