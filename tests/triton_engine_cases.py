@@ -61,7 +61,7 @@ SHAPES = {
     "B3-K2-V100": FILTERED_SHAPE,
 }
 LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
-WHOLE = ("rejection", "cautious")  # strategies that go through every call; the others go through these:
+# Calls that every strategy goes through; "rejection" goes through all.
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
 SPECIAL = ("bad-counts-logits", "lanes")  # which such rows have alone: two strategies go through them
@@ -70,7 +70,7 @@ MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium ba
 FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
     "min-p": ("typical",),  # whose sums come after the laws
-    "top-p": ("typical", "block"),
+    "top-p": ("typical",),  # likewise
     "bad-draft-parameters": ("typical",),  # which reads no draft
 }
 EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
@@ -84,17 +84,23 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("deferred", "padded"),
 )
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
-SLOW = ("deferred",)  # where every row may be stopped at, and is reduced
+SLOW = ("deferred", "cascade", "relaxed")  # not of many positions: every row is reduced, or summed up several times
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
 GROUPS = (*COMPILED, "more")
 EVERYTHING = "cuda:90"  # the target that all cases are compiled for
-ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")  # strategies for the others: each way to decide once
-# Strategies with sampling parameters: all of them, those whose cuts are found by stages of their own, and by a mass.
-COMPILED_FILTERED = (("rejection", "filtered-constrained"), ("rejection", "top-p"), ("block", "min-p"))
-# What else a kernel may hold, for one strategy.
+# Strategies for the others, and from probabilities: each way to decide once.
+ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")
+# What else a kernel may hold, for one strategy; first what it is compiled for elsewhere too.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
+# Sampling parameters: all of them, cuts found by stages of their own; masses, the other model's rows read beside.
+COMPILED_FILTERED = (
+    ("rejection", "filtered-constrained"),
+    ("rejection", "top-p"),
+    ("block", "min-p"),
+    ("rejection", "min-p-target"),
+)
 KINDS = {
     torch.int8: "*i8",
     torch.int32: "*i32",
@@ -587,20 +593,19 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
-    return name in WHOLE or call in CORE or (call == "bad-entry" and name in SUMS)
+    return name == "rejection" or call in CORE or (call == "bad-entry" and name in SUMS)
 
 
 def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Sizes]]:
     """Return what is compiled for a target: strategies, calls and sizes by the case's name."""
     everything = target == EVERYTHING
     if group in COMPILED:
-        names = strategies() if everything else ELSEWHERE
+        names = strategies() if everything and group == "ragged-logits" else ELSEWHERE
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
-    filtered, large = COMPILED_FILTERED, COMPILED_LARGE
+    too, filtered, large = COMPILED_TOO, COMPILED_FILTERED, COMPILED_LARGE
     if not everything:
-        filtered, large = filtered[:2], large[:1]
-    # A stage of its own reads the drafts' rows under a target's min-p.
-    small = [*(("cautious", call) for call in COMPILED_TOO), *filtered, ("rejection", "min-p-target")]
+        too, filtered, large = too[:1], filtered[:2], large[:1]
+    small = [*(("cautious", call) for call in too), *filtered]
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }

@@ -1,4 +1,4 @@
-"""The Triton engine: what it can run, how a call becomes stages, and their launches."""
+"""The Triton engine: what it can run, how a call is sized for its batch, and the launches of its stages."""
 
 import functools
 import threading
