@@ -14,13 +14,16 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with runs apart that many tests read, half of them for each of two workers, so that none is left last."""
+    """Begin with what takes long and runs apart that many tests read, half of them for each of two workers.
+
+    So none is left last, where one worker would wait for the other.
+    """
     modes: set[str | None] = {None}
     first, rest = [], []
     for item in items:
         parameters = getattr(item, "callspec", None)
         mode = parameters and parameters.params.get("mode")
-        (rest if mode in modes else first).append(item)
+        (first if mode not in modes or item.get_closest_marker("long") else rest).append(item)
         modes.add(mode)
     half = len(rest) // 2
     items[:] = [*first[::2], *rest[:half], *first[1::2], *rest[half:]]

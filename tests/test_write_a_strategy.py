@@ -36,6 +36,7 @@ def test_python_runs(index: int) -> None:
     exec(compile(blocks("python")[index], f"block {index}", "exec"), {"__name__": f"page_{index}"})  # noqa: S102
 
 
+@pytest.mark.long
 def test_shell_runs_from_a_wheel(tmp_path: Path) -> None:
     """The whole page, from `pip install acceptlib` on, and the config at its end."""
     site, wheels, programs, work = (tmp_path / name for name in ("site", "wheels", "bin", "work"))
