@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from acceptlib.errors import InputError, StatusError
-from acceptlib.rng import Rng, Uniforms
+from acceptlib.rng import Rng, Root, Uniforms, resolve
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
 from acceptlib.workspace import Workspace
@@ -177,7 +177,7 @@ class Inputs:
     cu_num_draft_tokens: torch.Tensor | None
     num_requests: int
     max_num_draft_tokens: int
-    rng: Rng | None
+    rng: Rng | Root | None
     uniforms: Uniforms | None
     bonus_token_ids: torch.Tensor | None
     state: Mapping[str, torch.Tensor]
@@ -292,8 +292,9 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
     state = {} if state is None else state
     _check_state(state, state_names, num_requests, device)
+    streams = None
     if uniforms is None:
-        rng = Rng.of(rng, num_requests, device)
+        streams = resolve(rng, num_requests, device)
     elif rng is not None:
         msg = "rng and uniforms both say where the randomness comes from: pass one"
         raise InputError(msg)
@@ -324,7 +325,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
         max_num_draft_tokens=most,
-        rng=rng if isinstance(rng, Rng) else None,
+        rng=streams,
         uniforms=uniforms
         if uniforms is None or uniforms.emit.is_contiguous()
         else replace(uniforms, emit=uniforms.emit.contiguous()),

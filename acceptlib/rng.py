@@ -23,6 +23,9 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
+CUDA_STEP = 4
+"""By what offsets of torch's generators on a GPU advance, at least: the numbers of one Philox evaluation."""
+
 
 class Purpose(IntEnum):
     """What a random number is for; no two purposes share one."""
@@ -83,35 +86,18 @@ class Rng:
         """Return streams for `num_requests` requests.
 
         Args:
-            source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, draws fresh
-                seeds and offsets. An int derives a seed for each row from it, with offset 0: equal ints give equal
-                streams, call after call.
+            source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, gives fresh
+                streams: on a GPU they are derived from its seed and offset, which is advanced, elsewhere it draws
+                them. An int derives a seed for each row from it, with offset 0: equal ints give equal streams, call
+                after call.
             num_requests: B.
             device: Where the tensors live.
 
         Raises:
             InputError: `source` is of another type, or an `Rng` of another length or device.
         """
-        if isinstance(source, Rng):
-            if source.seeds.shape[0] != num_requests or source.seeds.device != device:
-                msg = (
-                    f"rng: expected seeds [{num_requests}] on {device}, got {list(source.seeds.shape)} on "
-                    f"{source.seeds.device}"
-                )
-                raise InputError(msg)
-            return source
-        if source is None or isinstance(source, torch.Generator):
-            where = device if source is None else source.device
-            # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
-            words = torch.randint(SMALLEST, LARGEST, (2, num_requests), generator=source, device=where).to(device)
-            return cls(seeds=words[0], offsets=words[1])
-        if isinstance(source, int):
-            offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
-            key = torch.full((num_requests,), wrap(source), dtype=torch.int64, device=device)
-            rows = torch.arange(num_requests, device=device)
-            return cls(seeds=join(philox(counters(rows, Purpose.SEED, offsets), key)), offsets=offsets)
-        msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
-        raise InputError(msg)
+        found = resolve(source, num_requests, device)
+        return found.streams(num_requests, device) if isinstance(found, Root) else found
 
     def uniforms(self, max_num_draft_tokens: int) -> Uniforms:
         """Return the numbers that `verify` would use at this step, as accept [B, K] and emit [B]; advance nothing."""
@@ -124,6 +110,54 @@ class Rng:
     def draft_bits(self, position: int) -> torch.Tensor:
         """Return [B] int64, 64 random bits a request for drafting the token at `position` of this step."""
         return as_tensor(join(philox(counters(position, Purpose.DRAFT, as_words(self.offsets)), as_words(self.seeds))))
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One seed and one offset, signed 64 bits, that the streams of a call's requests are derived from.
+
+    Row b's stream has as its seed what the counter (b, `Purpose.SEED`, offset) gives under the seed, and starts at 0.
+    The fused kernels derive it where they use it, so that a call without streams of its own takes no kernel more.
+    """
+
+    seed: int
+    offset: int
+
+    def streams(self, num_requests: int, device: torch.device) -> Rng:
+        """Return the streams of `num_requests` requests."""
+        offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
+        rows = torch.arange(num_requests, device=device)
+        return Rng(
+            seeds=join(philox(counters(rows, Purpose.SEED, offsets + self.offset), offsets + self.seed)),
+            offsets=offsets,
+        )
+
+
+def resolve(source: Rng | torch.Generator | int | None, num_requests: int, device: torch.device) -> Rng | Root:
+    """Return the streams of `num_requests` requests, or what they are derived from; see `Rng.of`."""
+    if isinstance(source, Rng):
+        if source.seeds.shape[0] != num_requests or source.seeds.device != device:
+            msg = (
+                f"rng: expected seeds [{num_requests}] on {device}, got {list(source.seeds.shape)} on "
+                f"{source.seeds.device}"
+            )
+            raise InputError(msg)
+        return source
+    if isinstance(source, int):
+        return Root(wrap(source), 0)
+    if source is not None and not isinstance(source, torch.Generator):
+        msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
+        raise InputError(msg)
+    where = device if source is None else source.device
+    # A captured generator's state is the graph's, and advances on the device.
+    if where.type == "cuda" and where == device and not torch.cuda.is_current_stream_capturing():
+        generator = torch.cuda.default_generators[device.index] if source is None else source
+        root = Root(wrap(generator.initial_seed()), generator.get_offset())
+        generator.set_offset(root.offset + CUDA_STEP)
+        return root
+    # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
+    words = torch.randint(SMALLEST, LARGEST, (2, num_requests), generator=source, device=where).to(device)
+    return Rng(seeds=words[0], offsets=words[1])
 
 
 def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:

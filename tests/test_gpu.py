@@ -25,12 +25,13 @@ import triton_engine_cases as cases
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine
 from acceptlib.engine.triton import kernel as kernels
+from acceptlib.rng import CUDA_STEP
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 GIB = 1 << 30
 K, V = 3, 9000  # three blocks
-FORMS = ("probs", "logits", "ragged-logits")
+FORMS = ("probs", "logits", "ragged-logits", "one-hot")
 STRATEGIES = ("rejection", "block", "fly", "typical", "greedy", "relaxed")
 """Between them they launch every stage."""
 
@@ -54,6 +55,8 @@ def batch(count: int, form: str, most: int = K, vocab_size: int = V, seed: int =
     temperature = torch.linspace(0, 1.5, count, device="cuda")
     if form == "probs":
         return {"draft_token_ids": ids, "target_probs": target.softmax(-1), "draft_probs": draft.softmax(-1)}
+    if form == "one-hot":
+        return {"draft_token_ids": ids, "target_logits": target, "sampling": SamplingParams(temperature=temperature)}
     if form == "logits":
         sampling = SamplingParams(temperature=temperature)
         return {"draft_token_ids": ids, "target_logits": target, "draft_logits": draft, "sampling": sampling}
@@ -142,6 +145,43 @@ def take_turns(count: int, samplings: dict[str, SamplingParams]) -> None:
     found = [strategy.verify(**calls[turn % 2], rng=streams(count), workspace=workspace) for turn in range(40)]
     for turn, result in enumerate(found):
         assert torch.equal(result.output_token_ids, expected[turn % 2].output_token_ids)
+
+
+@every_form
+@pytest.mark.parametrize("given", [False, True])
+def test_a_generator_gives_fresh_streams(form: str, *, given: bool) -> None:
+    """The same as torch's engine gets, others at every call, and again from the same state."""
+    call = batch(8, form)
+    generator = torch.Generator("cuda") if given else torch.cuda.default_generators[torch.cuda.current_device()]
+    rng = generator if given else None
+
+    def three(backend: str) -> list[torch.Tensor]:
+        generator.manual_seed(2**63 + 5)
+        strategy = acceptlib.create("rejection", backend=backend)
+        return [strategy.verify(**call, rng=rng).output_token_ids for _ in range(3)]
+
+    found, again, expected = three("triton"), three("triton"), three("torch")
+    for one, two, three_ in zip(found, again, expected, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three_)
+    assert not torch.equal(found[0], found[1])
+    assert generator.get_offset() == 3 * CUDA_STEP
+
+
+def test_a_captured_generator_gives_fresh_streams() -> None:
+    """At every replay."""
+    strategy, call = create("rejection"), batch(8, "logits")
+    out = VerifyResult.empty(8, K, torch.device("cuda"))
+    strategy.verify(**call, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        strategy.verify(**call, out=out)
+    found = []
+    for _ in range(3):
+        graph.replay()
+        found.append(out.output_token_ids.clone())
+    assert not torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
 
 
 # Graphs

@@ -206,6 +206,39 @@ def test_programs_of_the_last_stage_end_together(num_requests: int, resident: in
     assert makespan(40, num_requests, resident, engine.programs_of(40, num_requests, resident)) == best
 
 
+@pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
+@pytest.mark.parametrize(
+    ("strategy", "arguments", "by_law"),
+    [
+        ("rejection", {}, True),
+        ("lenience", {}, True),
+        ("typical", {}, True),  # whose recovered token is the argmax, and whose bonus token is drawn
+        ("rejection", {"draft": True}, False),
+        ("typical", {"draft": True}, True),
+        ("rejection", {"sampling": acceptlib.SamplingParams(temperature=0.5)}, True),
+        ("rejection", {"sampling": acceptlib.SamplingParams(top_k=3)}, False),
+        ("cautious", {}, False),  # which may take from other entries than the drafted one
+        ("likeliest", {}, False),  # which takes the residual's argmax
+        ("block", {}, False),
+        ("wary", {}, False),
+    ],
+)
+def test_a_draw_from_the_target_takes_one_program(
+    strategy: str, arguments: dict[str, object], *, by_law: bool, sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the sums of blocks that laws are made of tell where it falls."""
+    monkeypatch.setattr(engine, "SIZES", sizes)
+    found: list[tuple[bool, int]] = []
+    monkeypatch.setattr(engine, "launch", lambda key, grid, *_: found.append((key[0].draws_by_law, grid[0])))
+    logits = torch.zeros(2, 4, 6 * 4096)
+    given = {"target_logits": logits, **arguments}
+    if given.pop("draft", False):
+        given["draft_logits"] = logits[:, :3]
+    engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
+    assert found[-1][0] == by_law
+    assert (found[-1][1] == 1) == by_law
+
+
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
     monkeypatch.setattr(engine, "launch", lambda key, grid, *_: grids.update({key[1]: grid}))

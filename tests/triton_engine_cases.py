@@ -77,6 +77,7 @@ EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
+    ("rejection", "logits-one-hot"),
     ("rejection", "min-p"),
     ("rejection", "top-p-ragged"),
     ("block", "passed"),
@@ -93,14 +94,17 @@ EVERYTHING = "cuda:90"  # the target that all cases are compiled for
 # Strategies for the others, and from probabilities: each way to decide once.
 ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")
 # What else a kernel may hold, for one strategy; first what it is compiled for elsewhere too.
-COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given")
+COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given", "rooted")
 # Sampling parameters: all of them, cuts found by stages of their own; masses, the other model's rows read beside.
 COMPILED_FILTERED = (
     ("rejection", "filtered-constrained"),
     ("rejection", "top-p"),
     ("block", "min-p"),
     ("rejection", "min-p-target"),
+    ("rejection", "logits-one-hot"),
 )
+engine.schedule = engine.schedule.__wrapped__  # for tests change what it depends on
+
 KINDS = {
     torch.int8: "*i8",
     torch.int32: "*i32",
@@ -257,6 +261,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "bonus": {**both, "bonus_token_ids": torch.arange(num_requests) * vocab_size // 2, "logprobs": True},
         "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
+        "rooted": {**both, "rng": 2**40 + 3},
         "strided": {
             "ids": ids.T.contiguous().T,
             "target_probs": torch.stack((p, p), -1)[..., 0],
@@ -500,7 +505,7 @@ def run(
     ids, cu = arguments["ids"], rest.get("cu_num_draft_tokens")
     assert isinstance(ids, torch.Tensor)
     count = len(cu) - 1 if isinstance(cu, torch.Tensor) else len(ids)
-    if "uniforms" not in rest:
+    if not {"uniforms", "rng"} & {*rest}:
         rest["rng"] = acceptlib.Rng(seeds=torch.arange(count) * 31 - 7, offsets=torch.full((count,), 2**40 + 5))
     if strategy.plan.traits.state:
         rest["state_names"] = strategy.plan.traits.state

@@ -309,6 +309,50 @@ def thirds_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr, LENGTH: tl.constex
     tl.store(sums_ptr + row, sums.in_thirds(numbers, 1))
 
 
+class Contrary(AcceptanceStrategy):
+    """Rejects every token, and leaves it what it has above its share."""
+
+    name = "contrary"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    class Options(acceptlib.Options):
+        """Options of `contrary`."""
+
+        share: float = 1.0
+
+    @rule
+    def accept(target_prob: Value) -> Value:
+        """Return h."""
+        return 0.0 * target_prob
+
+    @rule
+    def residual(p: Value, q: Value, share: Value) -> Value:
+        """Return the weight of each entry."""
+        return p - share * q
+
+
+DRAWN = {None: 0.4, 8.0: 0.4, 13.0: 0.99999, 30.0: 0.99999, 80.0: 0.4}
+"""By how much the drafted token's logit lies above what all others have together, and a share of it to take."""
+
+
+def compare_draws(gap: float | None) -> str:
+    """Return an empty string if tokens of one-hot drafts are torch's, however little they leave, masked or not."""
+    generator = torch.Generator().manual_seed(6)
+    logits = 3 * torch.randn(8, 2, 301, generator=generator)
+    ids = torch.randint(0, 301, (8, 1), generator=generator)
+    if gap is not None:
+        logits[:, 0] = logits[:, 0].scatter(1, ids, logits[:, 0].logsumexp(1, keepdim=True) + gap)
+    masked = torch.arange(301) % 64 > 8  # whole fours and all but a few of a block
+    some = logits[::2, 0]
+    logits[::2, 0] = some.masked_fill(masked, -math.inf).scatter(1, ids[::2], some.amax(1, keepdim=True))
+    bits = torch.randint(-(2**63), 2**63 - 1, (8,), generator=generator)
+    uniforms = acceptlib.Uniforms(accept=torch.zeros(8, 1, dtype=torch.float64), emit=bits)
+    sampling = acceptlib.SamplingParams(temperature=torch.arange(8) % 4 * 0.5)
+    arguments = {"ids": ids, "target_logits": logits, "uniforms": uniforms, "sampling": sampling}
+    given = (Contrary(), Contrary(share=DRAWN[gap]))
+    return "; ".join(filter(None, (cases.compare(strategy, arguments, cases.EVERY_SIZE[::2]) for strategy in given)))
+
+
 def labels() -> list[str]:
     """Return the names of all cases."""
     laws = [
@@ -320,6 +364,7 @@ def labels() -> list[str]:
         *laws,
         *(f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()),
         *(f"entropy-{kind}" for kind in entropy_calls()),
+        *(f"draws-{gap}" for gap in DRAWN),
         "thirds",
     ]
 
@@ -346,6 +391,7 @@ def main(path: str) -> None:
             stack.enter_context(mock.patch.multiple(engine, **whole))
             results |= {f"bins-{listed}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
+    results |= {f"draws-{gap}": compare_draws(gap) for gap in DRAWN}
     results["thirds"] = compare_thirds()
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 

@@ -80,8 +80,8 @@ def unused_uniforms(num_requests: int, max_num_draft_tokens: int, device: torch.
 
 def request_streams(
     generators: Mapping[int, torch.Generator], num_requests: int, device: torch.device
-) -> acceptlib.Rng:
-    """Return one stream a request, without waiting for the device.
+) -> acceptlib.Rng | None:
+    """Return one stream a request, without waiting for the device; None, for torch's default one, without generators.
 
     A request with a generator gets a seed that the generator draws, so its tokens depend on the generator's state alone
     and the next call's differ. The others' seeds come from torch's default generator.
@@ -92,9 +92,10 @@ def request_streams(
         num_requests: B.
         device: Where the streams are used.
     """
-    rng = acceptlib.Rng.of(None, num_requests, device)
-    if generators:
-        rng = acceptlib.Rng(seeds=rng.seeds, offsets=torch.zeros_like(rng.seeds))
+    if not generators:
+        return None
+    seeds = acceptlib.Rng.of(None, num_requests, device).seeds
+    rng = acceptlib.Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
     for request, generator in generators.items():
         if request < num_requests:
             rng.seeds[request].random_(generator=generator)

@@ -58,9 +58,8 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     ):
         if total is not None:
             expect(name, total, (num_requests,), device)
-    if seed is None and offset is None:
-        rng = Rng.of(generator, num_requests, device)
-    else:
+    rng: Rng | torch.Generator | None = generator
+    if seed is not None or offset is not None:
         rng = _streams(seed, offset, generator, num_requests, device)
     out = VerifyResult.empty(num_requests, num_draft_tokens, device, num_passed=True)
     create("rejection").verify(

@@ -94,7 +94,6 @@ class _SpecDecodeSampler(torch.nn.Module):
         expect("draft_token_ids", draft_token_ids, ("B", "k"))
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
-        rng = None if generators is None else request_streams(generators, batch_size, device)
         counts = torch.empty(2, batch_size, dtype=torch.int32, device=device)
         out = VerifyResult.empty(batch_size, k, device)
         out = replace(out, num_passed=counts[0], num_emitted=counts[1])
@@ -103,8 +102,8 @@ class _SpecDecodeSampler(torch.nn.Module):
             target_probs=as_rows(target_with_bonus_probs),
             draft_probs=None if draft_probs is None else as_rows(draft_probs),
             bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
-            rng=rng,
-            uniforms=unused_uniforms(batch_size, k, device) if rng is None else None,
+            rng=request_streams(generators, batch_size, device) if generators else None,
+            uniforms=unused_uniforms(batch_size, k, device) if generators is None else None,
             out=out,
         )
         if self._strict_mode:

@@ -340,7 +340,8 @@ def generate_uniform_probs(
     Returns:
         [T] float32 in [0, 1).
     """
-    uniforms = _streams(num_draft_tokens, generators, device).uniforms(max(num_draft_tokens, default=0)).accept
+    rng = Rng.of(_streams(num_draft_tokens, generators, device), len(num_draft_tokens), device)
+    uniforms = rng.uniforms(max(num_draft_tokens, default=0)).accept
     rows = [row[:count] for row, count in zip(uniforms, num_draft_tokens, strict=True)]
     flat = torch.cat(rows)[:num_tokens] if rows else torch.empty(0, dtype=torch.float64, device=device)
     # 24 bits, truncated: rounding to float32 could give 1.
@@ -377,7 +378,8 @@ def sample_recovered_tokens(  # noqa: PLR0913, PLR0917 - vLLM's signature
     """
     num_tokens = draft_token_ids.shape[0]
     expect("target_probs", target_probs, (num_tokens, "V"))
-    bits = _streams(num_draft_tokens, sampling_metadata.generators, device).uniforms(0).emit
+    streams = _streams(num_draft_tokens, sampling_metadata.generators, device)
+    bits = Rng.of(streams, len(num_draft_tokens), device).uniforms(0).emit
     result = _RECOVER.verify(
         draft_token_ids,
         target_probs=target_probs,
@@ -432,7 +434,9 @@ def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **a
     return result.output_token_ids
 
 
-def _streams(num_draft_tokens: Sequence[int], generators: Mapping[int, torch.Generator], device: torch.device) -> Rng:
-    """Return one stream a request; a request without drafted tokens draws nothing from its generator."""
+def _streams(
+    num_draft_tokens: Sequence[int], generators: Mapping[int, torch.Generator], device: torch.device
+) -> Rng | None:
+    """Return `request_streams`; a request without drafted tokens draws nothing from its generator."""
     drafting = {request: generator for request, generator in generators.items() if num_draft_tokens[request] > 0}
     return request_streams(drafting, len(num_draft_tokens), device)

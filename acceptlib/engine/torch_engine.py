@@ -21,6 +21,7 @@ from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
+from acceptlib.rng import Root
 
 OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID = map(
     int, (Status.OK, Status.INVALID_ROW, Status.UNNORMALIZED_ROW, Status.INVALID_TOKEN_ID)
@@ -142,9 +143,12 @@ class _Step:
 
     def _uniforms(self) -> tuple[Words, torch.Tensor]:
         uniforms = self.inputs.uniforms
-        if self.inputs.rng is not None:
-            uniforms = self.inputs.rng.uniforms(self.inputs.max_num_draft_tokens)
-            self.inputs.rng.offsets.add_(1)
+        rng = self.inputs.rng
+        if isinstance(rng, Root):
+            rng = rng.streams(self.inputs.num_requests, self.inputs.device)
+        if rng is not None:
+            uniforms = rng.uniforms(self.inputs.max_num_draft_tokens)
+            rng.offsets.add_(1)
         assert uniforms is not None  # noqa: S101 - `prepare` gives one of the two
         accept = as_words(uniforms.accept)
         return (self.layout.to_grid(accept) if accept.ndim == 1 else accept), uniforms.emit

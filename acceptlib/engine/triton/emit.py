@@ -7,14 +7,14 @@ The weights of a draw add up to the residual's mass. Where that decides, program
 at, from the last to the first, and a row's last program to arrive decides the position before it.
 """
 
-# ruff: noqa: N803 - jit functions; their constants are in capitals
+# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
 
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, laws, random, reduce, rows
+from acceptlib.engine.triton import counters, decide, draw, laws, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import DROP, KEEP, TARGET
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
@@ -92,10 +92,14 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         kept = ()
     else:
         stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
-    row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
-    if counters.arrive(request.counters.arrived_ptr, grid.num_programs):
-        sums = load_sums(partials_ptr, grid, CALL)
-        finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
+    if CALL.draws_by_law:
+        row, parts = draw.open_row(stop, length, request, CALL)
+        finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
+    else:
+        row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
+        if counters.arrive(request.counters.arrived_ptr, grid.num_programs):
+            sums = load_sums(partials_ptr, grid, CALL)
+            finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
 
 
 @triton.jit
@@ -319,13 +323,20 @@ def load_sums(partials_ptr, grid, CALL: tl.constexpr):
 
 
 @triton.jit
-def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL: tl.constexpr):
-    """Draw one request's token, write its result, and leave the counters as they were."""
+def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL: tl.constexpr):
+    """Draw one request's token, write its result, and leave the counters as they were.
+
+    `found` is what programs found of the row, or what its law is combined from where that is enough for the draw.
+    """
     kind = kind_of(stop, length, CALL)
     # On its way while the token is found.
     lane = tl.arange(0, WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
-    token, row_fault = choose(stop, kind, row, grid.num_blocks, request, partials_ptr, sums, CALL)
+    if CALL.draws_by_law:
+        token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, bits_of(request, CALL), request, CALL)
+        token = tl.where(kind.known, row.target_law.argmax, token)
+    else:
+        token, row_fault = choose(stop, kind, row, grid.num_blocks, request, partials_ptr, found, CALL)
     if CALL.has_bonus:
         # In the ragged layout a placeholder that ended the chain before its count has its own row.
         if stop == (count if CALL.ragged else length):
@@ -342,7 +353,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     write(stop, ids, token, p, fault, request, out, CALL)
     if CALL.counts_passed and (CALL.mass_scalar >= 0 or not CALL.decided):  # else the stage that decides stored it
         tl.store(out.num_passed_ptr, passed)
-    if not CALL.explicit:
+    if not (CALL.explicit or CALL.rooted):
         tl.store(out.offset_ptr, request.stream.offset + 1)
     tl.debug_barrier()  # every warp has read them
     tl.store(request.counters.arrived_ptr, 0)
@@ -364,10 +375,7 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
         parts = sums.parts
         index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
         used = index < num_blocks * CALL.emit_parts
-        if CALL.explicit:
-            bits = tl.load(request.stream.emit_ptr).to(tl.uint64, bitcast=True)
-        else:
-            bits = random.bits(request.stream.seed, request.stream.offset)
+        bits = bits_of(request, CALL)
         total = tl.sum(parts, 0)
         from_target = is_bonus
         if CALL.residual is not None:
@@ -416,6 +424,15 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
                 best = tl.min(tl.where(weights == most, entry, 2147483647), 0)
                 token = tl.where(from_target, target_law.argmax, best).to(tl.int64)
     return tl.where(kind.known, target_law.argmax, tl.minimum(token, request.vocab_size - 1)), row_fault
+
+
+@triton.jit
+def bits_of(request, CALL: tl.constexpr):
+    """Return the 64 random bits of the request's draw."""
+    if CALL.explicit:
+        return tl.load(request.stream.emit_ptr).to(tl.uint64, bitcast=True)
+    else:
+        return random.bits(request.stream.seed, request.stream.offset)
 
 
 @triton.jit

@@ -10,11 +10,12 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
 from acceptlib.engine.triton.kernel import Call, verify_kernel
 from acceptlib.engine.triton.layout import layout_of
-from acceptlib.engine.triton.plans import bound, unknown
+from acceptlib.engine.triton.plans import Rules, bound, unknown
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs, VerifyResult
+from acceptlib.rng import Root
 from acceptlib.workspace import Workspace
 
 BLOCK = 4096
@@ -142,6 +143,9 @@ SELECT_WARPS_BESIDE = 4
 SELECT_REGISTERS = 168
 """Registers that its threads may have in any batch where one model's rows alone are filtered: half as many programs."""
 
+DRAW_WARPS = 8
+"""Warps of a request's only program of the last stage, where its draw reads one block."""
+
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
@@ -159,10 +163,10 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     return unknown(plan)
 
 
-def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -> Tuning:
+def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None) -> Tuning:
     """Return how to run a plan on a batch of `num_blocks` blocks of stopping rows."""
     small = num_blocks < SIZES.medium
-    if "next_residual_mass" in plan.reads:
+    if rules["mass_scalar"] >= 0:
         return SMALL_MASSES if small else LARGE_MASSES
     if not target.is_logits:
         return SMALL_PROBS if small else LARGE_PROBS
@@ -178,93 +182,53 @@ def tuning_of(plan: Plan, num_blocks: int, target: Model, draft: Model | None) -
     return LARGE_ONE if draft is None else LARGE
 
 
-def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
-    """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
-    device, num_requests, most = inputs.device, inputs.num_requests, inputs.max_num_draft_tokens
-    out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
-    if not num_requests:
-        return out
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):  # kernels are launched on the current one
-            return verify(plan, inputs)
-    ids, cu, uniforms, rng = inputs.draft_token_ids, inputs.cu_num_draft_tokens, inputs.uniforms, inputs.rng
-    ragged = cu is not None
-    target, target_arguments = open_rows(inputs.target, ragged=ragged)
-    draft, draft_arguments = None, target_arguments
-    if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1]:
-        draft, draft_arguments = open_rows(inputs.draft, ragged=ragged)
-    vocab_size = target.vocab_size
-    draft_vocab_size = vocab_size if draft is None else draft.vocab_size
-    num_positions = ids.shape[0] if ragged else num_requests * most
-    num_blocks = -(-max(vocab_size, draft_vocab_size) // BLOCK)
-    tuning = tuning_of(plan, num_requests * num_blocks, target, draft)
-    num_emit_blocks = -(-vocab_size // tuning.emit_block)
-    rules, tables = bound(plan, device)
-    form = Form(
-        device=device,
-        target=target,
-        draft=draft,
-        ids=ids.dtype,
-        counts=None if cu is None else cu.dtype,
-        bonus=None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
-        state=tuple(inputs.state[name].dtype == torch.bool for name in plan.traits.state),
-        has_bonus_rows=inputs.has_bonus_rows,
-        uniform_dims=uniforms.accept.ndim if uniforms else 0,
-        logprobs=inputs.logprobs,
-        counts_passed=out.num_passed is not None,
-    )
-    sizes = (BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE)
-    call = compiled_for(rules, form, tuning, *sizes)
-    memory = _memory(
-        inputs,
-        counters(num_requests, most),
-        words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
+class Launch(NamedTuple):
+    """One launch of the kernel: what it is compiled for, its grid, warps, registers at most, and first position."""
+
+    key: tuple[Any, ...]
+    grid: tuple[int, int, int]
+    warps: int
+    registers: int
+    first: int
+
+
+class Schedule(NamedTuple):
+    """How calls of one form are run, of B requests of at most K drafted tokens.
+
+    Attributes:
+        call: What the kernel is compiled for.
+        num_blocks: Blocks of a row.
+        num_emit_blocks: Blocks of a row in the last stage.
+        num_programs: Programs of a request there.
+        launches: In order.
+    """
+
+    call: Call
+    num_blocks: int
+    num_emit_blocks: int
+    num_programs: int
+    launches: tuple[Launch, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule:
+    """Return how to run calls of one form."""
+    target, draft, device = form.target, form.draft, form.device
+    num_blocks = -(-max(target.vocab_size, draft.vocab_size if draft else 0) // BLOCK)
+    tuning = tuning_of(rules, num_requests * num_blocks, target, draft)
+    num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
+    call = compiled_for(
+        rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
     )
     resident = resident_programs(device, tuning.emit_warps, tuning.emit_registers)
     num_programs, shares = 1, 1
-    if call.draws:
+    if call.draws and not call.draws_by_law:
         num_programs = programs_of(num_emit_blocks, num_requests, resident) if tuning.loops else num_emit_blocks
     if call.mass_scalar >= 0:
         # Programs find out which rows they read, so a few turns even out better than one.
         even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
         num_programs = max(num_programs, even)
         shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
-    id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
-    arguments = (
-        out.output_token_ids,
-        out.num_accepted,
-        out.num_emitted,
-        out.status,
-        out.logprobs,
-        out.raw_logprobs,
-        out.num_passed,
-        memory.counters,
-        memory.words,
-        *target_arguments,
-        *draft_arguments,
-        ids,
-        0 if ragged else id_strides[0],
-        id_strides[-1],
-        cu,
-        uniforms.accept if uniforms else None,
-        uniform_strides[0],
-        uniform_strides[-1],
-        uniforms.emit if uniforms else None,
-        rng.seeds if rng else None,
-        rng.offsets if rng else None,
-        inputs.bonus_token_ids,
-        tables if call.tables else None,
-        tables.shape[1],
-        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else None,
-        num_requests,
-        ids.shape[0] if ragged else 0,
-        num_positions,
-        most,
-        vocab_size,
-        draft_vocab_size,
-        num_blocks,
-        num_emit_blocks,
-    )
     # Likewise of the stages that go through rows.
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
@@ -288,15 +252,98 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
         "sum": (num_blocks, tuning.reduce_warps, 0),
         "decide": (1, 4, 0),
-        "emit": (num_programs, tuning.emit_warps, tuning.emit_registers),
+        "emit": (num_programs, *((DRAW_WARPS, 0) if call.draws_by_law else (tuning.emit_warps, tuning.emit_registers))),
     }
+    launches = []
     for stage, wait in zip(found, waits, strict=True):
         programs, warps, registers = sizes_of[stage.name]
         if stage.name == "reduce" and stage.rows == BOTH.value:
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
-        launch(key, grid, warps, registers, (*arguments, stage.first, num_programs))
+        launches.append(Launch(key, grid, warps, registers, stage.first))
+    return Schedule(call, num_blocks, num_emit_blocks, num_programs, tuple(launches))
+
+
+def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
+    """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
+    device, num_requests, most = inputs.device, inputs.num_requests, inputs.max_num_draft_tokens
+    out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
+    if not num_requests:
+        return out
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):  # kernels are launched on the current one
+            return verify(plan, inputs)
+    ids, cu, uniforms, rng = inputs.draft_token_ids, inputs.cu_num_draft_tokens, inputs.uniforms, inputs.rng
+    ragged = cu is not None
+    streams: tuple[Any, ...] = (None, None, 0, 0)
+    if isinstance(rng, Root):
+        streams = (None, None, rng.seed, rng.offset)
+    elif rng is not None:
+        streams = (rng.seeds, rng.offsets, 0, 0)
+    target, target_arguments = open_rows(inputs.target, ragged=ragged)
+    draft, draft_arguments = None, target_arguments
+    if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1]:
+        draft, draft_arguments = open_rows(inputs.draft, ragged=ragged)
+    rules, tables = bound(plan, device)
+    form = Form(
+        device=device,
+        target=target,
+        draft=draft,
+        ids=ids.dtype,
+        counts=None if cu is None else cu.dtype,
+        bonus=None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.dtype,
+        state=tuple(inputs.state[name].dtype == torch.bool for name in plan.traits.state),
+        has_bonus_rows=inputs.has_bonus_rows,
+        uniform_dims=uniforms.accept.ndim if uniforms else 0,
+        rooted=isinstance(rng, Root),
+        logprobs=inputs.logprobs,
+        counts_passed=out.num_passed is not None,
+    )
+    call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
+    num_positions = ids.shape[0] if ragged else num_requests * most
+    memory = _memory(
+        inputs,
+        counters(num_requests, most),
+        words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
+    )
+    id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
+    arguments = (
+        out.output_token_ids,
+        out.num_accepted,
+        out.num_emitted,
+        out.status,
+        out.logprobs,
+        out.raw_logprobs,
+        out.num_passed,
+        memory.counters,
+        memory.words,
+        *target_arguments,
+        *draft_arguments,
+        ids,
+        0 if ragged else id_strides[0],
+        id_strides[-1],
+        cu,
+        uniforms.accept if uniforms else None,
+        uniform_strides[0],
+        uniform_strides[-1],
+        uniforms.emit if uniforms else None,
+        *streams,
+        inputs.bonus_token_ids,
+        tables if call.tables else None,
+        tables.shape[1],
+        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else None,
+        num_requests,
+        num_positions if ragged else 0,
+        num_positions,
+        most,
+        target.vocab_size,
+        target.vocab_size if draft is None else draft.vocab_size,
+        num_blocks,
+        num_emit_blocks,
+    )
+    for key, grid, warps, registers, first in launches:
+        launch(key, grid, warps, registers, (*arguments, first, num_programs))
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
     return out
@@ -346,7 +393,6 @@ def resident_programs(device: torch.device, warps: int, registers: int) -> int:
     return processors * (REGISTERS // (32 * warps * registers))
 
 
-@functools.lru_cache(maxsize=1024)
 def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
     """Return how many programs share a request's blocks, so that the last of them ends early.
 
@@ -387,6 +433,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         state=(True,) * len(plan.traits.state),
         has_bonus_rows=True,
         uniform_dims=2,
+        rooted=False,
         logprobs=True,
         counts_passed=True,
     )

@@ -75,7 +75,7 @@ class Form(NamedTuple):
     """The form of a call: `compiled_for` makes a `Call` of it.
 
     `state` says which of the caller's state are flags, `uniform_dims` how many dimensions explicit uniforms have: 0 for
-    none. What a call does not have has no dtype.
+    none. `rooted` says whether streams are derived from a `Root`. What a call does not have has no dtype.
     """
 
     device: torch.device
@@ -87,6 +87,7 @@ class Form(NamedTuple):
     state: tuple[bool, ...]
     has_bonus_rows: bool
     uniform_dims: int
+    rooted: bool
     logprobs: bool
     counts_passed: bool
 
@@ -153,6 +154,7 @@ def compiled_for(
         has_bonus_rows=form.has_bonus_rows,
         explicit=form.uniform_dims > 0,
         flat_uniforms=form.uniform_dims == 1,
+        rooted=form.rooted,
         logprobs=form.logprobs,
         raw=form.logprobs and any(given(name)[0] for name in PARAMETERS),
         aligned=target.aligned and (draft is None or draft.aligned),

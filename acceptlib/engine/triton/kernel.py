@@ -22,7 +22,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, decide, emit, laws, reduce, rows, search, select
+from acceptlib.engine.triton import bins, decide, emit, laws, random, reduce, rows, search, select
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -41,6 +41,7 @@ class Call:
     carry: Any
     forgive: Any
     residual: Any
+    keeps_target: bool
     sums: tuple[Any, ...]
     top_k: int
     window: int
@@ -69,6 +70,7 @@ class Call:
     has_bonus_rows: bool
     explicit: bool
     flat_uniforms: bool
+    rooted: bool
     logprobs: bool
     raw: bool
     entropy: bool
@@ -197,12 +199,19 @@ class Call:
     @property
     def keeps_laws(self) -> bool:
         """Whether the last stage decides, and keeps the laws at the stop; programs that loop have no room for them."""
-        return any(self.logits) and not (self.filters or self.decided or self.loops or self.mass_scalar >= 0)
+        weighs = not (self.filters or self.decided or self.loops or self.mass_scalar >= 0 or self.draws_by_law)
+        return any(self.logits) and weighs
 
     @cached_property
     def draws(self) -> bool:
         """Whether any token is drawn, or taken from a residual."""
         return self.residual is not None or "sample" in {self.recovered, self.bonus}
+
+    @cached_property
+    def draws_by_law(self) -> bool:
+        """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
+        keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
+        return self.draws and keeps and self.mass_scalar < 0 and self.logits[0] and not self.filtered[0]
 
     @property
     def counts_rows(self) -> bool:
@@ -224,6 +233,8 @@ VARYING = [
     "ids_stride",
     "accept_request_stride",
     "accept_stride",
+    "root_seed",
+    "root_offset",
     "table_size",
     "num_requests",
     "num_tokens",
@@ -302,6 +313,8 @@ def verify_kernel(
     emit_ptr,  # [B] int64
     seeds_ptr,  # [B] int64
     offsets_ptr,  # [B] int64, advanced by 1
+    root_seed: tl.int64,  # what streams are derived from, without the two
+    root_offset: tl.int64,
     bonus_ptr,  # [B]
     tables_ptr,  # [num_tables, table_size] float64
     table_size,
@@ -407,6 +420,8 @@ def verify_kernel(
     offset = tl.full((), 0, tl.int64)
     if CALL.explicit:
         accept_ptr += start * accept_stride if CALL.flat_uniforms else number * accept_request_stride
+    elif CALL.rooted:
+        seed = random.seed_of(root_seed, root_offset, number)
     else:
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)

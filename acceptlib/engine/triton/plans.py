@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from acceptlib import ops
-from acceptlib.engine.plan import Plan
+from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.ops import Value
@@ -94,6 +94,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
         carry=bind_if(plan.carry, names("before")),
         forgive=bind_if(plan.forgive, names("after")),
         residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
+        keeps_target=_keeps_target(plan),
         sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in _sums(plan).values()),
         top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
         window=traits.window,
@@ -117,6 +118,32 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
         top_scalar=at("target_top_entropy"),
     )
     return _shared(tuple(found.items()))
+
+
+class _Entry:
+    """Stands for an entry of the target's row, of which a rule may take nothing away."""
+
+    def __sub__(self, other: Value) -> Value:
+        return self if isinstance(other, int | float) and other == 0 else NotImplemented
+
+
+def _keeps_target(plan: Plan) -> bool:
+    """Return whether the weights after a rejected one-hot draft are the target's row but for the drafted token.
+
+    Where that token has no probability, it has no weight either. Rules that read more are not looked into.
+    """
+    if plan.residual is None:
+        return False
+    entry = _Entry()
+
+    def weight(p: Value, *, q: float) -> Value:
+        values = {**plan.constants, "p": p, "q": q, "is_drafted": q > 0}
+        return call(plan.residual, values, {})
+
+    try:
+        return weight(entry, q=0.0) is entry and bool(weight(0.0, q=1.0) <= 0)
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 @functools.cache

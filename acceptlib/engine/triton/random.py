@@ -4,6 +4,20 @@ import triton
 import triton.language as tl
 from triton.language.random import philox
 
+from acceptlib.rng import Purpose
+
+EMIT = tl.constexpr(int(Purpose.EMIT))
+SEED = tl.constexpr(int(Purpose.SEED))
+
+
+@triton.jit
+def seed_of(seed, offset, request):
+    """Return the seed of a request's stream under a `Root`."""
+    zero = tl.full((), 0, tl.uint32)
+    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    first, second, _, _ = philox(seed, request.to(tl.uint32), zero + SEED, zero + low, zero + high)
+    return (first.to(tl.int64) << 32) | second.to(tl.int64)
+
 
 @triton.jit
 def uniform(seed, offset, position):
@@ -18,7 +32,6 @@ def uniform(seed, offset, position):
 def bits(seed, offset):
     """Return the 64 random bits of the request's draw, uint64."""
     zero = tl.full((), 0, tl.uint32)
-    purpose = tl.full((), 1, tl.uint32)
     low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
-    first, second, _, _ = philox(seed, zero, purpose, low, high)
+    first, second, _, _ = philox(seed, zero, zero + EMIT, low, high)
     return (first.to(tl.uint64) << 32) | second.to(tl.uint64)

@@ -1,6 +1,5 @@
 """The stages of a call, in the order of their launches."""
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -38,7 +37,6 @@ class Stage(NamedTuple):
     late: bool = False
 
 
-@functools.lru_cache(maxsize=1024)
 def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Stage, ...]:
     """Return the stages of a call in order, given the blocks of stopping rows at a position.
 

@@ -1,0 +1,122 @@
+"""A draw from the target's row, by its law alone.
+
+Where the weights of a draw are the target's own probabilities, the sums that its law is combined from tell which block
+the draw falls into, and that block alone is read again. After a rejected one-hot draft the drafted token alone has
+another weight, and its exponential is taken out of its block's sum.
+"""
+
+# ruff: noqa: N803 - jit functions; their constants are in capitals
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton import laws, reduce, rows
+from acceptlib.engine.triton.binding import call
+from acceptlib.engine.triton.rows import DROP, TARGET
+from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
+
+FOUR = tl.constexpr(4)
+"""Entries whose exponentials are added up before they become an integer."""
+
+FEWEST = tl.constexpr(1 << 34)
+"""Units of all weights, 2^-44 of the largest each, below which they are taken in units of what is left: what was taken
+out of a sum may have been nearly all of it."""
+
+
+@triton.jit
+def open_row(stop, length, request, CALL: tl.constexpr):
+    """Return the row at the stop, of whose laws the target's is known, and what that is combined from."""
+    one = tl.zeros((1,), tl.int32)
+    parts = laws.load_parts(request.target, one + stop, one == 0, request.num_blocks, CALL, TARGET)
+    law = laws.one(request.target, parts, CALL, TARGET)
+    pair = laws.pair_at(laws.Pair(law, law), one == 0, CALL)
+    return reduce.row_of(stop, length, pair, request, CALL), parts
+
+
+@triton.jit
+def by_law(stop, is_bonus, row, parts, bits, request, CALL: tl.constexpr):
+    """Return the token at the stopping row, and the row's `Status`.
+
+    A block's sum is an integer, in 2^-44 of a weight that is no less than any, and so are the weights within the block
+    that the draw falls into: it takes the first of which the running sum exceeds r.
+    """
+    target, law = request.target, row.target_law
+    factor = rows.factor_of(target, CALL, TARGET)
+    index = tl.arange(0, CALL.max_blocks)
+    maxima, sums = tl.max(parts.maxima, 0), tl.sum(parts.sums, 0)  # of the only row
+    relative = tl.exp2((maxima - law.maximum) * factor)
+    token = tl.full((), -1, tl.int32)  # the one with another weight
+    weight = law.normaliser * 0.0
+    largest = law.normaliser
+    fault = tl.where(law.maximum == law.maximum, 0, 1)
+    own = index < 0
+    if CALL.residual is not None:
+        if is_bonus == 0:
+            token = tl.where(row.token < request.vocab_size, row.token, 0).to(tl.int32)
+            own = index == token // CALL.block
+            near = rows.entries_from(token // FOUR * FOUR, FOUR).each
+            x = rows.load(target, stop, near, near < request.vocab_size, float("-inf"), CALL, TARGET)
+            p = laws.prob(tl.max(tl.where(near == token, x, float("-inf")), 0), token, target, law, CALL, TARGET)
+            numbers = (p, p * 0.0 + 1.0, token >= 0) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
+            weight = call(CALL.residual, numbers, tl.float32)
+            weight = tl.where(weight <= 0, 0.0, weight)  # NaN stays
+            fault = tl.where((fault != 0) | (1 - p + weight <= 4), fault, 2)
+            largest = tl.maximum(largest, weight)
+            maximum = tl.max(tl.where(own, maxima, float("-inf")), 0)
+            others = tl.where(near == token, float("-inf"), x)
+            sums -= tl.where(own, sum_exp(x, maximum, factor) - sum_exp(others, maximum, factor), 0)
+    terms = _in_units(sums, relative, own, weight, largest, law)
+    total = tl.sum(terms, 0)
+    if CALL.residual is not None:
+        if (is_bonus == 0) & (total < FEWEST):
+            _, x = _block(token // CALL.block, stop, token, request, CALL)
+            maximum = tl.max(x, 0)
+            sums = tl.where(own, sum_exp(x, maximum, factor), sums)
+            relative = tl.where(own, tl.exp2((maximum - law.maximum) * factor), relative)
+            largest = tl.maximum(tl.max(relative, 0) * law.normaliser, weight)
+            if largest * WEIGHT_SCALE < 1:
+                # Nothing is left: draw from p.
+                token, weight, largest = token * 0 - 1, weight * 0.0, law.normaliser
+                sums, relative = tl.sum(parts.sums, 0), tl.exp2((maxima - law.maximum) * factor)
+            terms = _in_units(sums, relative, own, weight, largest, law)
+            total = tl.sum(terms, 0)
+    r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+    ends = tl.cumsum(terms, 0)
+    falls = (ends > r) & (ends - terms <= r)
+    within, term = tl.where(falls, r - ends + terms, 0), tl.where(falls, terms, 0)
+    chosen = (tl.where(falls, index, 0), within, term, tl.where(falls, relative, 0.0))
+    block, within, term, highest = tl.reduce(chosen, 0, add_four)
+    entry, x = _block(block, stop, token, request, CALL)
+    highest *= law.normaliser
+    if token // CALL.block == block:
+        highest = tl.maximum(highest, weight)
+    weights = tl.exp2((x - law.maximum) * factor) * (law.normaliser / highest)
+    weights = _fixed(tl.where(entry == token, weight / highest, weights))
+    held = tl.sum(weights, 0)
+    share = within.to(tl.float64) / term.to(tl.float64)
+    r = tl.minimum((share * held.to(tl.float64)).to(tl.int64), held - 1)
+    found = block.to(tl.int64) * CALL.block + tl.sum((tl.cumsum(weights, 0) <= r).to(tl.int32), 0)
+    return tl.where(factor == 0, law.argmax, tl.minimum(found, request.vocab_size - 1)), fault
+
+
+@triton.jit
+def _block(block, stop, token, request, CALL: tl.constexpr):
+    """Return entry numbers and logits of a block of the row at the stop, -inf for a token with another weight."""
+    entries = rows.entries_from(block * CALL.block, CALL.block)
+    inside = entries.each < request.vocab_size
+    x = rows.load_block(request.target, stop, entries, inside, stop >= 0, float("-inf"), DROP, CALL, TARGET)
+    return entries.each, tl.where(entries.each == token, float("-inf"), x)
+
+
+@triton.jit
+def _in_units(sums, relative, own, weight, largest, law):
+    """Return the weights of blocks in units of the largest weight; one has a token with another weight besides."""
+    scale = law.normaliser.to(tl.float64) / largest.to(tl.float64)
+    terms = (sums.to(tl.float64) * relative.to(tl.float64) * scale).to(tl.int64)
+    return terms + tl.where(own, _fixed(weight / largest), 0)
+
+
+@triton.jit
+def _fixed(weights):
+    """Return weights relative to the largest times 2^44 as int64."""
+    return (weights * SUM_SCALE).to(tl.int64)
