@@ -95,14 +95,10 @@ EVERYTHING = "cuda:90"  # the target that all cases are compiled for
 ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")
 # What else a kernel may hold, for one strategy; first what it is compiled for elsewhere too.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given", "rooted")
-# Sampling parameters: all of them, cuts found by stages of their own; masses, the other model's rows read beside.
-COMPILED_FILTERED = (
-    ("rejection", "filtered-constrained"),
-    ("rejection", "top-p"),
-    ("block", "min-p"),
-    ("rejection", "min-p-target"),
-    ("rejection", "logits-one-hot"),
-)
+# Sampling parameters of one model's rows, the other's read beside: with top-k, and cuts found by stages of their own.
+COMPILED_FILTERED = (("rejection", "filtered-target"), ("rejection", "filtered-draft"))
+# All of them on both models' rows; masses; draws by a law.
+COMPILED_MORE = (("rejection", "filtered-constrained"), ("block", "min-p-target"), ("rejection", "logits-one-hot"))
 engine.schedule = engine.schedule.__wrapped__  # for tests change what it depends on
 
 KINDS = {
@@ -607,10 +603,10 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Size
     if group in COMPILED:
         names = strategies() if everything and group == "ragged-logits" else ELSEWHERE
         return {f"{name}-{group}": (name, group, EVERY_SIZE[0]) for name in names}
-    too, filtered, large = COMPILED_TOO, COMPILED_FILTERED, COMPILED_LARGE
+    too, more, large = COMPILED_TOO, COMPILED_MORE, COMPILED_LARGE
     if not everything:
-        too, filtered, large = too[:1], filtered[:2], large[:1]
-    small = [*(("cautious", call) for call in too), *filtered]
+        too, more, large = too[:1], (), large[:1]
+    small = [*(("cautious", call) for call in too), *COMPILED_FILTERED, *more]
     return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
         f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
     }

@@ -1,6 +1,6 @@
 """Laws and sums of rows as the kernels find them: what `test_triton_engine.py` checks, in a process of its own.
 
-TRITON_INTERPRET=1 python triton_law_cases.py interpreted results.json
+TRITON_INTERPRET=1 python triton_law_cases.py interpreted:laws results.json
 """
 
 # ruff: noqa: ANN001, ANN201, N803, PLR0917 - jit functions; their constants are in capitals
@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -353,48 +354,61 @@ def compare_draws(gap: float | None) -> str:
     return "; ".join(filter(None, (cases.compare(strategy, arguments, cases.EVERY_SIZE[::2]) for strategy in given)))
 
 
-def labels() -> list[str]:
-    """Return the names of all cases."""
-    laws = [
-        f"{filters}-{kind}"
-        for filters in ("law", "top-p", "mixed", *(f"min-p-{listed}" for listed in LISTED))
-        for kind in law_rows()
-    ]
+def labels() -> list[tuple[str, str]]:
+    """Return the group and the name of every case: groups run side by side."""
+    listed = [f"min-p-{listed}" for listed in LISTED]
+    laws = [f"{filters}-{kind}" for filters in ("law", "top-p", "mixed", *listed) for kind in law_rows()]
+    wide = [f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()]
     return [
-        *laws,
-        *(f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()),
-        *(f"entropy-{kind}" for kind in entropy_calls()),
-        *(f"draws-{gap}" for gap in DRAWN),
-        "thirds",
+        *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), "thirds")),
+        *(("wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
     ]
 
 
-def main(path: str) -> None:
-    """Run every case."""
-    torch.set_num_threads(1)
-    quick_interpreter.install()
-    whole = {"BLOCK": engine.BLOCK, "TILE": engine.TILE}
-    cases.shrink()
-    cases.shrink_further()
+def run_laws() -> dict[str, str]:
+    """Run the cases of rows of several blocks."""
     results = {
         f"{filters}-{kind}": compare_laws(logits, laws)
         for filters, laws in (("law", LAWS), ("top-p", TOP_PS), ("mixed", MIXED))
         for kind, logits in law_rows().items()
     }
+    for listed in LISTED:
+        with listing(listed):
+            results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}
+    results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
+    return results | {"thirds": compare_thirds()}
+
+
+def run_wide(whole: dict[str, int]) -> dict[str, str]:
+    """Run the cases of wide rows, under the engine's own constants, and those of draws."""
+    results = {f"draws-{gap}": compare_draws(gap) for gap in DRAWN}
     with mock.patch.multiple(engine, **whole):
         results |= {f"wide-{kind}": compare_laws(logits, WIDE_LAWS) for kind, logits in wide_rows().items()}
-    for listed in LISTED:
-        with contextlib.ExitStack() as stack:
-            for module in (bins, search, select):
-                stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
-            results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}
-            stack.enter_context(mock.patch.multiple(engine, **whole))
-            results |= {f"bins-{listed}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
-    results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
-    results |= {f"draws-{gap}": compare_draws(gap) for gap in DRAWN}
-    results["thirds"] = compare_thirds()
+        for listed in LISTED:
+            with listing(listed):
+                results |= {f"bins-{listed}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
+    return results
+
+
+@contextlib.contextmanager
+def listing(listed: int) -> Iterator[None]:
+    """Have so many places in lists."""
+    with contextlib.ExitStack() as stack:
+        for module in (bins, search, select):
+            stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
+        yield
+
+
+def main(mode: str, path: str) -> None:
+    """Run every case of a group."""
+    torch.set_num_threads(1)
+    quick_interpreter.install()
+    whole = {"BLOCK": engine.BLOCK, "TILE": engine.TILE}
+    cases.shrink()
+    cases.shrink_further()
+    results = run_laws() if mode == "interpreted:laws" else run_wide(whole)
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    main(*sys.argv[1:])
