@@ -86,18 +86,32 @@ class Rng:
         """Return streams for `num_requests` requests.
 
         Args:
-            source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, gives fresh
-                streams: on a GPU they are derived from its seed and offset, which is advanced, elsewhere it draws
-                them. An int derives a seed for each row from it, with offset 0: equal ints give equal streams, call
-                after call.
+            source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, draws fresh
+                seeds and offsets. An int derives a seed for each row from it, with offset 0: equal ints give equal
+                streams, call after call.
             num_requests: B.
             device: Where the tensors live.
 
         Raises:
             InputError: `source` is of another type, or an `Rng` of another length or device.
         """
-        found = resolve(source, num_requests, device)
-        return found.streams(num_requests, device) if isinstance(found, Root) else found
+        if isinstance(source, Rng):
+            if source.seeds.shape[0] != num_requests or source.seeds.device != device:
+                msg = (
+                    f"rng: expected seeds [{num_requests}] on {device}, got {list(source.seeds.shape)} on "
+                    f"{source.seeds.device}"
+                )
+                raise InputError(msg)
+            return source
+        if source is None or isinstance(source, torch.Generator):
+            where = device if source is None else source.device
+            # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
+            words = torch.randint(SMALLEST, LARGEST, (2, num_requests), generator=source, device=where).to(device)
+            return cls(seeds=words[0], offsets=words[1])
+        if isinstance(source, int):
+            return Root(wrap(source), 0).streams(num_requests, device)
+        msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
+        raise InputError(msg)
 
     def uniforms(self, max_num_draft_tokens: int) -> Uniforms:
         """Return the numbers that `verify` would use at this step, as accept [B, K] and emit [B]; advance nothing."""
@@ -134,30 +148,21 @@ class Root:
 
 
 def resolve(source: Rng | torch.Generator | int | None, num_requests: int, device: torch.device) -> Rng | Root:
-    """Return the streams of `num_requests` requests, or what they are derived from; see `Rng.of`."""
-    if isinstance(source, Rng):
-        if source.seeds.shape[0] != num_requests or source.seeds.device != device:
-            msg = (
-                f"rng: expected seeds [{num_requests}] on {device}, got {list(source.seeds.shape)} on "
-                f"{source.seeds.device}"
-            )
-            raise InputError(msg)
-        return source
+    """Return the streams of one call, as `Rng.of` does, or what they are derived from.
+
+    That is an int, or the state of a generator on the device, a GPU, which goes on from there.
+    """
     if isinstance(source, int):
         return Root(wrap(source), 0)
-    if source is not None and not isinstance(source, torch.Generator):
-        msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
-        raise InputError(msg)
-    where = device if source is None else source.device
-    # A captured generator's state is the graph's, and advances on the device.
-    if where.type == "cuda" and where == device and not torch.cuda.is_current_stream_capturing():
-        generator = torch.cuda.default_generators[device.index] if source is None else source
-        root = Root(wrap(generator.initial_seed()), generator.get_offset())
-        generator.set_offset(root.offset + CUDA_STEP)
-        return root
-    # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
-    words = torch.randint(SMALLEST, LARGEST, (2, num_requests), generator=source, device=where).to(device)
-    return Rng(seeds=words[0], offsets=words[1])
+    if source is None or isinstance(source, torch.Generator):
+        where = device if source is None else source.device
+        # A captured generator's state is the graph's, and advances on the device.
+        if where.type == "cuda" and where == device and not torch.cuda.is_current_stream_capturing():
+            generator = torch.cuda.default_generators[device.index] if source is None else source
+            root = Root(wrap(generator.initial_seed()), generator.get_offset())
+            generator.set_offset(root.offset + CUDA_STEP)
+            return root
+    return Rng.of(source, num_requests, device)
 
 
 def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:

@@ -23,6 +23,7 @@ from acceptlib.engine.triton import engine, plans
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
+from acceptlib.ops import Value
 
 Results = Callable[[str], dict[str, str]]
 
@@ -237,6 +238,28 @@ def test_a_draw_from_the_target_takes_one_program(
     engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
     assert found[-1][0] == by_law
     assert (found[-1][1] == 1) == by_law
+
+
+class Odds(acceptlib.AcceptanceStrategy):
+    """A third party's strategy, whose residual cannot be computed for a draft that is certain, but from tensors."""
+
+    name = "odds"
+    traits = acceptlib.Traits(guarantee="lossy", bound="none")
+
+    @acceptlib.rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        """Return h."""
+        return target_prob * draft_prob
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return p - q / (1.0 - q)
+
+
+def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
+    rules, _ = plans.bound(Odds().plan, torch.device("cpu"))
+    assert not rules["keeps_target"]
 
 
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 
 from acceptlib import ops
@@ -140,10 +141,11 @@ def _keeps_target(plan: Plan) -> bool:
         values = {**plan.constants, "p": p, "q": q, "is_drafted": q > 0}
         return call(plan.residual, values, {})
 
-    try:
-        return weight(entry, q=0.0) is entry and bool(weight(0.0, q=1.0) <= 0)
-    except (KeyError, TypeError, AttributeError):
-        return False
+    with np.errstate(all="ignore"):
+        try:
+            return weight(entry, q=0.0) is entry and bool(weight(0.0, q=1.0) <= 0)
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            return False
 
 
 @functools.cache
