@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from acceptlib.engine.plan import Plan
+from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
-from acceptlib.engine.triton.kernel import Call, verify_kernel
+from acceptlib.engine.triton.kernel import verify_kernel
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.plans import Rules, bound, unknown
 from acceptlib.engine.triton.rows import BOTH

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from acceptlib.engine.triton.kernel import Call
+from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.laws import WIDTH
 from acceptlib.engine.triton.plans import Rules
 from acceptlib.inputs import Rows

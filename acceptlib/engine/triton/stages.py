@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acceptlib.engine.triton.kernel import Call
+from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 
 READERS = frozenset({"reduce", "sum"})

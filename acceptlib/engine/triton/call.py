@@ -1,0 +1,204 @@
+"""What a kernel is compiled for, and what follows from it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from acceptlib.engine.triton import laws, search
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
+
+    There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
+    `entropy` says whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
+    Where a warp has a part of a block to itself, it loads `emit_run` entries next to each other of it at once.
+    Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
+    """
+
+    accept: Any
+    carry: Any
+    forgive: Any
+    residual: Any
+    keeps_target: bool
+    sums: tuple[Any, ...]
+    top_k: int
+    window: int
+    stop: str
+    recovered: str
+    bonus: str
+    reads_target: bool
+    reads_draft: bool
+    reads_target_max: bool
+    reads_draft_max: bool
+    reads_argmax: bool
+    reads_length: bool
+    scalars: tuple[str, ...]
+    tables: tuple[str, ...]
+    state: tuple[bool, ...]
+    carry_scalar: int
+    carry_value: int
+    mass_scalar: int
+    mass_value: int
+    flags_scalar: int
+    entropy_scalar: int
+    top_scalar: int
+    ragged: bool
+    has_draft: bool
+    has_bonus: bool
+    has_bonus_rows: bool
+    explicit: bool
+    flat_uniforms: bool
+    rooted: bool
+    logprobs: bool
+    raw: bool
+    entropy: bool
+    aligned: bool
+    logits: tuple[bool, bool]
+    temperature: tuple[bool, bool]
+    top_ks: tuple[bool, bool]
+    top_ps: tuple[bool, bool]
+    min_ps: tuple[bool, bool]
+    masked: tuple[bool, bool]
+    biased: tuple[bool, bool]
+    best: tuple[bool, bool]
+    counts_passed: bool
+    lazy: bool
+    decided: bool
+    block: int
+    max_blocks: int
+    loops: bool
+    emit_block: int
+    emit_parts: int
+    emit_run: int
+    thirds: bool
+    max_emit_blocks: int
+    tile: int
+    max_sub_blocks: int
+
+    @cached_property
+    def filtered(self) -> tuple[bool, bool]:
+        """Whether a model's rows have a top-k, top-p or min-p."""
+        target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
+        return target, draft
+
+    @cached_property
+    def filters(self) -> bool:
+        """Whether some rows are filtered."""
+        return any(self.filtered)
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether a row's last program to reduce it finds what is kept of it, which is quick for min-p alone."""
+        return self.lazy and any(self.min_ps) and not any(self.top_ks + self.top_ps)
+
+    @property
+    def selects(self) -> bool:
+        """Whether a stage finds what is kept of rows."""
+        return self.filters and not self.joins
+
+    @property
+    def splits(self) -> bool:
+        """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others."""
+        return self.selects and not self.lazy and self.num_filtered < self.num_reduced
+
+    @cached_property
+    def num_filtered(self) -> int:
+        """The number of models whose rows are filtered."""
+        return sum(self.filtered)
+
+    @cached_property
+    def collects(self) -> tuple[bool, bool]:
+        """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
+        target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
+        return target, draft
+
+    @cached_property
+    def num_collected(self) -> int:
+        """The number of models of whose rows it may."""
+        return sum(self.collects)
+
+    @cached_property
+    def reduces(self) -> tuple[bool, bool]:
+        """Whether laws or argmaxes of a model's rows are found."""
+        target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
+        return target, draft and self.has_draft
+
+    @cached_property
+    def num_reduced(self) -> int:
+        """The number of models of which they are."""
+        return sum(self.reduces)
+
+    @property
+    def extra_words(self) -> int:
+        """Words for each block of the target's rows, beyond those that each model's rows have."""
+        return 2 * self.raw + self.entropy
+
+    @property
+    def tile_words(self) -> int:
+        """Words of a filtered row's law, and of what is listed of it; see `search.list_of`."""
+        width = laws.WIDTH.value
+        return laws.LAW_WORDS.value + self.tile * search.LISTED.value // 2 + self.tile * width + width + width // 2
+
+    @property
+    def block_words(self) -> int:
+        """Words of the maxima of a block's sub-blocks."""
+        return self.block // laws.WIDTH.value // 2
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether some quantity needs rows after their laws are known."""
+        return bool(self.sums) or self.top_k > 0
+
+    @property
+    def emit_part(self) -> int:
+        """Entries of a part of a block of the last stage."""
+        return self.emit_block // self.emit_parts
+
+    @property
+    def emit_words(self) -> int:
+        """Words of what the last stage finds of a block: of each part its sum, its largest, and three masses."""
+        return 3 * self.emit_parts
+
+    @property
+    def emit_rounds(self) -> int:
+        """How many runs of entries next to each other a part has."""
+        return self.emit_part // self.emit_run
+
+    @property
+    def spares_masses(self) -> bool:
+        """Whether no mass is needed before a position that is accepted."""
+        return self.mass_scalar >= 0 and self.stop == "last_acceptance" and not self.counts_passed
+
+    @property
+    def spares_rows(self) -> bool:
+        """Whether programs leave rows out as later positions are accepted."""
+        return self.spares_masses and self.decided
+
+    @property
+    def keeps_laws(self) -> bool:
+        """Whether the last stage decides, and keeps the laws at the stop; programs that loop have no room for them."""
+        weighs = not (self.filters or self.decided or self.loops or self.mass_scalar >= 0 or self.draws_by_law)
+        return any(self.logits) and weighs
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether any token is drawn, or taken from a residual."""
+        return self.residual is not None or "sample" in {self.recovered, self.bonus}
+
+    @cached_property
+    def draws_by_law(self) -> bool:
+        """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
+        keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
+        return self.draws and keeps and self.mass_scalar < 0 and self.logits[0] and not self.filtered[0]
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether some stage counts the programs that are done with a row."""
+        return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.filters
+
+    @property
+    def given_probs(self) -> bool:
+        """Whether rows come as probabilities, whose sums are to be checked."""
+        return not self.logits[0] or (self.has_draft and not self.logits[1])
