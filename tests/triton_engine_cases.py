@@ -79,7 +79,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
     ("rejection", "logits-one-hot"),
     ("rejection", "min-p"),
-    ("rejection", "top-p-ragged"),
+    ("rejection", "filtered-draft"),
     ("block", "passed"),
     ("fly", "padded"),
     ("deferred", "padded"),
