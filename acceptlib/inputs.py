@@ -159,7 +159,7 @@ class Inputs:
         draft_token_ids: [T] or [B, K].
         target: The target's rows.
         draft: The draft's rows, or None for one-hot drafts.
-        cu_num_draft_tokens: [B+1] for the ragged layout, None for the padded one.
+        cu_num_draft_tokens: [B+1] or, without the leading 0, [B] for the ragged layout, None for the padded one.
         num_requests: B.
         max_num_draft_tokens: K.
         rng: Streams to consume one step of; None when `uniforms` is given.
@@ -226,7 +226,7 @@ PARAMETERS: Final = (
 """Sampling parameters: the numbers that turn each off, the dtypes of its tensor, and those read as float32."""
 
 
-def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
+def prepare(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
     draft_token_ids: torch.Tensor,
     *,
     target_logits: torch.Tensor | None,
@@ -278,9 +278,9 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         )
     else:
         expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
-        num_requests, most = _ragged(
-            draft_token_ids, target_data, draft_data, cu_num_draft_tokens, max_num_draft_tokens, bonus_rows=bonus_rows
-        )
+        num_requests = count_requests(draft_token_ids, target_data, cu_num_draft_tokens, bonus_token_ids)
+        _ragged(draft_token_ids, target_data, draft_data, num_requests, bonus_rows=bonus_rows)
+        most = _longest(cu_num_draft_tokens, len(draft_token_ids), max_num_draft_tokens)
     for name, rows in (("target", target_data), ("draft", draft_data)):
         if rows is not None and rows.shape[-1] == 0:
             msg = f"{name} rows: expected at least one vocabulary entry, got {list(rows.shape)}"
@@ -377,17 +377,15 @@ def _ragged(
     ids: torch.Tensor,
     target: torch.Tensor,
     draft: torch.Tensor | None,
-    cu_num_draft_tokens: torch.Tensor,
-    max_num_draft_tokens: int | None,
+    num_requests: int,
     *,
     bonus_rows: tuple[int, ...],
-) -> tuple[int, int]:
+) -> None:
     if ids.ndim != 1:
         msg = (
             f"draft_token_ids: expected [T] in the ragged layout (cu_num_draft_tokens was given), got {list(ids.shape)}"
         )
         raise InputError(msg)
-    num_requests = cu_num_draft_tokens.shape[0] - 1
     if num_requests < 0:
         msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
         raise InputError(msg)
@@ -395,19 +393,33 @@ def _ragged(
     _expect_rows("target", target, [(num_tokens + extra * num_requests,) for extra in bonus_rows], "[T+B, V]")
     if draft is not None:
         _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
+
+
+def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int, max_num_draft_tokens: int | None) -> int:
+    """Return K in the ragged layout."""
     if max_num_draft_tokens is None:
-        if ids.device.type != "cpu":
+        device = cu_num_draft_tokens.device
+        if device.type != "cpu":
             msg = (
-                f"max_num_draft_tokens: expected an int in the ragged layout on {ids.device}, got None. Finding it "
-                "would wait for the device; pass the largest number of drafted tokens, or any bound above it."
+                f"max_num_draft_tokens: expected an int in the ragged layout on {device}, got None. "
+                "Finding it would wait for the device; pass the largest number of drafted tokens, or a bound above it."
             )
             raise InputError(msg)
-        counts = cu_num_draft_tokens.diff()
-        max_num_draft_tokens = min(max(int(counts.max()), 0), num_tokens) if num_requests else 0
+        counts = torch.cat((cu_num_draft_tokens[:1], cu_num_draft_tokens.diff()))  # the first is 0, or a count
+        return min(max(counts.tolist(), default=0), num_tokens)
     if max_num_draft_tokens < 0:
         msg = f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens}"
         raise InputError(msg)
-    return num_requests, max_num_draft_tokens
+    return max_num_draft_tokens
+
+
+def count_requests(
+    ids: torch.Tensor, target: torch.Tensor, cu_num_draft_tokens: torch.Tensor, bonus_token_ids: torch.Tensor | None
+) -> int:
+    """Return B in the ragged layout: counts have no leading 0 where there are as many bonus tokens and fitting rows."""
+    length, num_tokens = cu_num_draft_tokens.shape[0], ids.numel()
+    as_many = getattr(bonus_token_ids, "shape", None) == (length,)
+    return length if as_many and target.shape[:-1] in [(num_tokens,), (num_tokens + length,)] else length - 1
 
 
 def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str) -> None:

@@ -222,7 +222,8 @@ class AcceptanceStrategy:
                 `cu_num_draft_tokens[b] + i`.
             draft_logits: [T, V] or [B, K, V], what the drafted tokens were drawn from.
             draft_probs: The same as probabilities. With neither, each draft is one-hot at its token (n-gram).
-            cu_num_draft_tokens: [B+1] int32 or int64 with leading 0; its presence selects the ragged layout.
+            cu_num_draft_tokens: [B+1] int32 or int64 with leading 0, or [B] without it where there are as many
+                `bonus_token_ids`; its presence selects the ragged layout.
             max_num_draft_tokens: K for the ragged layout. Required off the CPU, where finding it would wait for the
                 device.
             sampling: Per-request parameters applied to the target's logits, and to the draft's unless

@@ -133,9 +133,9 @@ def dropins(count: int, most: int, vocab_size: int) -> dict[str, tuple[Callable[
         "flashinfer-seeds": (lambda: chain(seed=words, offset=words), ["copy_"]),
         "vllm_v0-rejection": (lambda: rejection(p, bonus, q, ids), ["randint", *counters]),
         "vllm_v0-typical": (lambda: typical(p, bonus, None, ids), counters),
-        "vllm_v1-random": (lambda: v1(warm), ["randint", "cat"]),
-        "vllm_v1-mixed": (lambda: v1(mixed), ["clamp", "randint", "cat"]),
-        "vllm_v1-greedy": (lambda: v1(greedy), ["cat"]),
+        "vllm_v1-random": (lambda: v1(warm), ["randint"]),
+        "vllm_v1-mixed": (lambda: v1(mixed), ["clamp", "randint"]),
+        "vllm_v1-greedy": (lambda: v1(greedy), []),
     }
 
 
@@ -264,6 +264,14 @@ def calls(count: int) -> dict[str, tuple[str, dict[str, Any]]]:
         "sampling": ("rejection", {**logits, **everything(count), "logprobs": True}),
         "target-only": ("typical", {**ragged_logits, "sampling": SamplingParams(temperature=0.7)}),
         "bonus": ("rejection", {**ragged, "bonus_token_ids": torch.arange(count)}),
+        "ends": (
+            "rejection",
+            {
+                **ragged,
+                "cu_num_draft_tokens": ragged["cu_num_draft_tokens"][1:],
+                "bonus_token_ids": torch.arange(count),
+            },
+        ),
         "int": ("rejection", {**padded, "rng": 5}),
         "uniforms": ("rejection", {**padded, "uniforms": streams(count).uniforms(3), "rng": None}),
         "out": ("rejection", {**padded, "out": out, "logprobs": True}),
@@ -317,7 +325,7 @@ def test_compiled_by_inductor() -> None:
     assert arguments["rng"].offsets.tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("name", ["padded", "ragged", "sampling"])
+@pytest.mark.parametrize("name", ["padded", "ragged", "ends", "sampling"])
 def test_one_graph_for_every_batch_size(name: str) -> None:
     graphs: list[torch.fx.GraphModule] = []
 

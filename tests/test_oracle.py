@@ -474,6 +474,25 @@ def test_given_bonus_tokens(setting: str, layout: str) -> None:
     assert call(setting, tensors, uniforms=uniforms, bonus_token_ids=bonus).output_token_ids.tolist() == expected
 
 
+def test_counts_without_the_leading_zero() -> None:
+    """Counts that are as many as the bonus tokens begin with the first request's end, K found or given."""
+    requests = sorted(make_requests(Case(7, 4, 13, "ragged", seed=2)), key=lambda request: -len(request.ids))
+    tensors = lay_out(requests, "ragged") | {"cu_num_draft_tokens": None, "max_num_draft_tokens": None}
+    ends = torch.tensor([*itertools.accumulate(len(request.ids) for request in requests)])
+    bonus = torch.arange(7) % 13
+    for most in (None, 5):
+        results = [
+            call(
+                "rejection",
+                {**tensors, "cu_num_draft_tokens": counts, "max_num_draft_tokens": most},
+                rng=rng_of(7),
+                bonus_token_ids=bonus,
+            )
+            for counts in (ends, torch.cat((torch.tensor([0]), ends)))
+        ]
+        same(*results)
+
+
 def test_ragged_uniforms() -> None:
     """Accept uniforms of the ragged shape [T] mean the same as [B, K]: catches a position counted per batch."""
     requests = make_requests(Case(6, 4, 17, seed=6))

@@ -274,7 +274,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
     found["ragged-explicit"] = {**ragged, "ids": ids[kept], "uniforms": uniforms}
     drafted = p[:, :most][kept]
     given = {**ragged, "ids": ids[kept], "target_probs": drafted, "bonus_token_ids": torch.arange(num_requests)}
-    found["ragged-given"] = {**given, "draft_probs": q[kept]}
+    found["ragged-given"] = {**given, "draft_probs": q[kept], "cu_num_draft_tokens": cu[1:]}
     if most:
         for name, value in {"nan": math.nan, "inf": math.inf, "three": 3.0}.items():
             bad = p.clone()
@@ -320,6 +320,8 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
         found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
+        wrong = {"cu_num_draft_tokens": cu[-1] - cu[:-1], "max_num_draft_tokens": most - 1}
+        found["bad-ends"] = {**given, "draft_probs": q[kept], **wrong}
         if shape == ONE_BLOCK:
             found |= special(logits, draft_logits)
         if shape == FILTERED_SHAPE:
@@ -500,7 +502,8 @@ def run(
     rest = {name: value for name, value in arguments.items() if name != "ids"}
     ids, cu = arguments["ids"], rest.get("cu_num_draft_tokens")
     assert isinstance(ids, torch.Tensor)
-    count = len(cu) - 1 if isinstance(cu, torch.Tensor) else len(ids)
+    bonus = rest.get("bonus_token_ids")
+    count = len(bonus) if isinstance(bonus, torch.Tensor) else len(cu) - 1 if isinstance(cu, torch.Tensor) else len(ids)
     if not {"uniforms", "rng"} & {*rest}:
         rest["rng"] = acceptlib.Rng(seeds=torch.arange(count) * 31 - 7, offsets=torch.full((count,), 2**40 + 5))
     if strategy.plan.traits.state:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
-from acceptlib.compat._common import create, expect, request_streams, unused_uniforms, zero
+from acceptlib.compat._common import create, expect, request_streams, unused_uniforms
 from acceptlib.ops import Value
 
 __all__ = [
@@ -423,10 +423,9 @@ def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logi
 
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
-    ends = metadata.cu_num_draft_tokens
     result = create(strategy).verify(
         metadata.draft_token_ids,
-        cu_num_draft_tokens=torch.cat((zero(ends.device).view(ends.dtype)[:1], ends)),  # one kernel; `pad` is two
+        cu_num_draft_tokens=metadata.cu_num_draft_tokens,
         max_num_draft_tokens=int(metadata.max_spec_len),
         bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
         **arguments,

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from acceptlib.errors import InputError
-from acceptlib.inputs import VerifyResult
+from acceptlib.inputs import VerifyResult, count_requests
 from acceptlib.rng import Rng, Uniforms, wrap
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.workspace import Workspace
@@ -101,7 +101,10 @@ def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
         if cu_num_draft_tokens is None:
             num_requests, most = draft_token_ids.shape[0], draft_token_ids.shape[-1]
         elif max_num_draft_tokens is not None:
-            num_requests, most = cu_num_draft_tokens.shape[0] - 1, max_num_draft_tokens
+            given = (rows for name in ("target_logits", "target_probs") if (rows := others[name]) is not None)
+            target = next(given, draft_token_ids)
+            num_requests = count_requests(draft_token_ids, target, cu_num_draft_tokens, others["bonus_token_ids"])
+            most = max_num_draft_tokens
         else:
             msg = "max_num_draft_tokens: expected an int in the ragged layout of a compiled function, got None"
             raise InputError(msg)

@@ -63,6 +63,7 @@ class Layout:
         else:
             self.num_tokens = len(drafted)
             given = inputs.cu_num_draft_tokens.to(torch.int64)
+            given = functional.pad(given, (num_requests + 1 - len(given), 0))
             # Bounds that decrease or leave the tensor are faults; made monotone, they give no index out of range.
             bounds = given.cummax(0).values.clamp(0, self.num_tokens)
             count = bounds.diff()

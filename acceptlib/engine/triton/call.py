@@ -45,6 +45,7 @@ class Call:
     entropy_scalar: int
     top_scalar: int
     ragged: bool
+    ends: bool
     has_draft: bool
     has_bonus: bool
     has_bonus_rows: bool

@@ -300,6 +300,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         rooted=isinstance(rng, Root),
         logprobs=inputs.logprobs,
         counts_passed=out.num_passed is not None,
+        ends=cu is not None and len(cu) == num_requests,
     )
     call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
     num_positions = ids.shape[0] if ragged else num_requests * most
@@ -441,8 +442,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     num_blocks, num_words = -(-vocab_size // BLOCK), 0
     for tuning in map(globals().__getitem__, TUNINGS):
         call = compiled_for(rules, form, tuning, BLOCK, 0, 0, TILE)
-        num_emit_blocks = -(-vocab_size // tuning.emit_block)
-        num_words = max(num_words, words(call, num_requests, num_requests * most, num_blocks, num_emit_blocks))
+        sizes = num_requests, num_requests * most, num_blocks, -(-vocab_size // tuning.emit_block)
+        num_words = max(num_words, words(call, *sizes))
     return Workspace.allocate(counters(num_requests, most), num_words, device)
 
 

@@ -75,7 +75,8 @@ class Form(NamedTuple):
     """The form of a call: `compiled_for` makes a `Call` of it.
 
     `state` says which of the caller's state are flags, `uniform_dims` how many dimensions explicit uniforms have: 0 for
-    none. `rooted` says whether streams are derived from a `Root`. What a call does not have has no dtype.
+    none. `ends` says that counts have no leading 0, `rooted` that streams are derived from a `Root`. What a call does
+    not have has no dtype.
     """
 
     device: torch.device
@@ -90,6 +91,7 @@ class Form(NamedTuple):
     rooted: bool
     logprobs: bool
     counts_passed: bool
+    ends: bool = False
 
 
 PARAMETERS = Model._fields[6:]
@@ -149,6 +151,7 @@ def compiled_for(
         **{**rules, "sums": sums},
         entropy=entropy,
         ragged=form.counts is not None,
+        ends=form.ends,
         has_draft=draft is not None,
         has_bonus=form.bonus is not None,
         has_bonus_rows=form.has_bonus_rows,

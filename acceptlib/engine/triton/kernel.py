@@ -104,7 +104,7 @@ def verify_kernel(
     ids_ptr,  # [B, K] or [T]
     ids_request_stride: tl.int64,
     ids_stride: tl.int64,
-    cu_ptr,  # [B+1]
+    cu_ptr,  # [B+1], or [B] without the leading 0
     accept_ptr,  # [B, K] or [T] float64
     accept_request_stride: tl.int64,
     accept_stride: tl.int64,

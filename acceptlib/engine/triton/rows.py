@@ -94,10 +94,16 @@ class Entries(NamedTuple):
 def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr):
     """Return the request's first drafted position among all, n_b before placeholders, and its `Status`."""
     if CALL.ragged:
-        start = tl.load(cu_ptr + request).to(tl.int64)
-        end = tl.load(cu_ptr + request + 1).to(tl.int64)
-        sane = (start >= 0) & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
-        sane = sane & (tl.load(cu_ptr) == 0)
+        if CALL.ends:
+            end_ptr = cu_ptr + request
+            start = tl.load(end_ptr - 1, mask=request > 0, other=0).to(tl.int64)
+            sane = start >= 0
+        else:
+            end_ptr = cu_ptr + request + 1
+            start = tl.load(cu_ptr + request).to(tl.int64)
+            sane = (start >= 0) & (tl.load(cu_ptr) == 0)
+        end = tl.load(end_ptr).to(tl.int64)
+        sane = sane & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
         return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, 4)
     else:
         return request * max_num_draft_tokens, max_num_draft_tokens, tl.full((), 0, tl.int32)
