@@ -12,7 +12,7 @@ import torch
 from acceptlib.errors import InputError, StatusError
 from acceptlib.rng import Rng, Root, Uniforms, resolve
 from acceptlib.sampling import LogitBias, SamplingParams
-from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
+from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect, filled
 from acceptlib.workspace import Workspace
 
 PLACEHOLDER_TOKEN_ID: Final = -1
@@ -463,7 +463,7 @@ def make_rows(
             found[parameter] = (value.to(torch.float32) if value.dtype in converted else value).contiguous()
         elif value is not None and value not in off and not (parameter == "top_k" and value >= vocab_size):
             dtype = {"temperature": torch.float32, "top_k": torch.int64}.get(parameter, torch.float64)
-            found[parameter] = torch.full((num_requests,), value, dtype=dtype, device=data.device)
+            found[parameter] = filled(num_requests, value, dtype, data.device)
             if parameter == "top_k":
                 found["max_top_k"] = value
     mask, bias = sampling.allowed_token_bitmask if masked else None, sampling.logit_bias

@@ -1,6 +1,8 @@
-"""Which tensors a call takes: their dtypes, and the check of one."""
+"""Which tensors a call takes: their dtypes, the check of one, and one in the place of a number."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 import torch
 
@@ -9,6 +11,32 @@ from acceptlib.errors import InputError
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ID_DTYPES = (torch.int32, torch.int64)
 STATE_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
+
+MOST_FILLED = 1024
+"""Tensors that `filled` keeps, of a few bytes a request."""
+
+_FILLED: dict[tuple[Hashable, ...], torch.Tensor] = {}
+
+
+def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor [length] of one number, never to be written: the same one for all calls, which spares a kernel.
+
+    On a GPU it is one for each stream, so that none has to wait for another, and a CUDA graph makes its own.
+    """
+    stream = None
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return torch.full((length,), value, dtype=dtype, device=device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    key = (length, value, dtype, device, stream)
+    found = _FILLED.get(key)
+    if found is None:
+        # A tensor made in inference mode could not be used outside of it.
+        with torch.inference_mode(mode=False):
+            found = torch.full((length,), value, dtype=dtype, device=device)
+        if len(_FILLED) < MOST_FILLED and type(found) is torch.Tensor:  # and not a fake one
+            _FILLED[key] = found
+    return found
 
 
 def expect(

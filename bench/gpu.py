@@ -82,10 +82,10 @@ def like_vllm(**options: Any) -> Peer:
     return dataclasses.replace(PEERS["vllm"], bind=functools.partial(vllm, **options))
 
 
-def through(call: Callable[[Batch], Callable[[], torch.Tensor]]) -> Peer:
-    """Return a drop-in as a peer of the engine that it calls."""
+def through(call: Callable[[Batch], Callable[[], torch.Tensor]], label: str = "through the drop-in") -> Peer:
+    """Return a drop-in, or another way to call the engine, as a peer of the engine."""
     return Peer(
-        label=dict.fromkeys(("probs", "logits", "one-hot"), "through the drop-in"),
+        label=dict.fromkeys(("probs", "logits", "one-hot"), label),
         module="acceptlib.compat",
         bind=lambda batch: (call(batch), lambda tokens: (tokens, (tokens >= 0).sum(1) - 1)),
         devices=("cuda",),
@@ -98,6 +98,12 @@ def flashinfer_dropin(batch: Batch, *, seeded: bool) -> Callable[[], torch.Tenso
     rows = batch.draft, batch.draft_token_ids, batch.target
     seeds = {"seed": batch.rng.seeds, "offset": batch.rng.offsets} if seeded else {}
     return lambda: flashinfer.chain_speculative_sampling(*rows, **seeds)[0]
+
+
+def from_a_generator(batch: Batch) -> Callable[[], torch.Tensor]:
+    """Return a call of the engine whose numbers come from torch's default generator."""
+    strategy, rows = named("rejection")(), {"target_probs": batch.target, "draft_probs": batch.draft}
+    return lambda: strategy.verify(batch.draft_token_ids, **rows, out=batch.out).output_token_ids
 
 
 def vllm_dropin(batch: Batch, *, greedy: bool) -> Callable[[], torch.Tensor]:
@@ -153,6 +159,10 @@ PATHS: Final = {
     ),
     "probabilities, FlashInfer's function, seeds given": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=True))
+    ),
+    # In a captured graph a generator draws streams on the device, for the engine as for a drop-in.
+    "probabilities, streams from a generator": Case(
+        named("rejection"), {"kind": "probs"}, through(from_a_generator, "from a generator")
     ),
     "probabilities, FlashInfer's function": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))

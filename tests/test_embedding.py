@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace
+from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace, tensors
 from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
 from acceptlib.engine import backends, custom_op
 from acceptlib.errors import InputError
@@ -107,6 +107,28 @@ def test_nothing_is_allocated(name: str, form: str) -> None:
         with Operations() as operations:
             engine.verify(strategy.plan, cases.inputs(**{**arguments, "out": None}))
         assert "empty" in operations.names
+
+
+def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter that is one number for all requests is filled in at the first call alone, in any mode of torch."""
+    monkeypatch.setattr(tensors, "_FILLED", {})
+    strategy, call = acceptlib.create("rejection"), lay_out(requests(3), "padded", "logits") | {"rng": 0}
+
+    def filled(parameters: dict[str, Any]) -> int:
+        """Return how many tensors a call fills whose result is that of given ones."""
+        with Operations() as operations:
+            result = strategy.verify(**call, sampling=SamplingParams(**parameters))
+        given = {name: torch.tensor([number] * 3) for name, number in parameters.items()}
+        assert_same(result, strategy.verify(**call, sampling=SamplingParams(**given)))
+        return operations.names.count("full")
+
+    parameters = {"temperature": 0.65, "top_k": 7, "top_p": 0.75, "min_p": 0.015625}
+    with torch.inference_mode():
+        assert filled(parameters) == len(parameters)
+    assert filled(parameters) == 0
+    assert filled(parameters | {"temperature": 0.66}) == 1
+    monkeypatch.setattr(tensors, "MOST_FILLED", 0)
+    assert [filled(parameters | {"top_k": 8}) for _ in range(2)] == [2, 2]  # one for each model
 
 
 # What drop-ins launch beside the kernels
