@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,15 +22,13 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    import os
-
     from acceptlib.strategy import AcceptanceStrategy
 
 TABLE = "acceptance"
 """The table of a file that holds the config, so that it can share a file with other settings."""
 
 READERS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".toml": tomllib.load,
+    ".toml": lambda file: tomllib.loads(file.read().decode("utf-8-sig")),  # with a byte order mark, as the others are
     ".json": json.load,
     ".yaml": yaml.safe_load,
     ".yml": yaml.safe_load,
@@ -75,8 +74,11 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig
         if TABLE in table and "strategy" not in table:
             msg = f"config: a mapping is the {TABLE!r} table itself, pass config[{TABLE!r}]"
             raise ConfigError(msg)
-    else:
+    elif isinstance(source, str | os.PathLike):
         where, table = str(source), _read(Path(source))
+    else:
+        msg = f"config: expected a path or a mapping, got {source!r}"
+        raise ConfigError(msg)
     try:
         return AcceptanceConfig.model_validate(dict(table))
     except pydantic.ValidationError as error:
@@ -97,20 +99,25 @@ def json_schema() -> dict[str, Any]:
     schema = AcceptanceConfig.model_json_schema()
     names = registry.available()
     schema["properties"]["strategy"]["examples"] = names
-    schema["allOf"] = [
-        {
-            "if": {"properties": {"strategy": {"enum": [name, *strategy.aliases]}}},
-            "then": {"properties": {"options": _options_schema(strategy)}},
-        }
-        for name in names
-        for strategy in [registry.find(name).strategy]
-    ]
+    schema["allOf"] = []
+    for name in names:
+        strategy = registry.find(name).strategy
+        options = _options_schema(strategy)
+        # References count from the root of the whole.
+        definitions = {f"{name}.{key}": value for key, value in options.pop("$defs", {}).items()}
+        schema["$defs"] = schema.get("$defs", {}) | definitions
+        schema["allOf"].append(
+            {
+                "if": {"properties": {"strategy": {"enum": [name, *strategy.aliases]}}},
+                "then": {"properties": {"options": options}},
+            }
+        )
     return schema
 
 
 def _options_schema(strategy: type[AcceptanceStrategy]) -> dict[str, Any]:
     try:
-        return strategy.Options.model_json_schema()
+        return strategy.Options.model_json_schema(ref_template=f"#/$defs/{strategy.name}.{{model}}")
     except Exception:  # noqa: BLE001 - a third party's type without a schema must not cost the others theirs
         return {"type": "object"}
 
@@ -129,6 +136,9 @@ def _read(path: Path) -> Mapping[str, Any]:
     except (ValueError, yaml.YAMLError) as error:  # tomllib's and json's errors are ValueErrors
         msg = f"{path}: not valid {path.suffix[1:].upper()}: {error}"
         raise ConfigError(msg) from error
+    except RecursionError:
+        msg = f"{path}: tables in tables too deep to read"
+        raise ConfigError(msg) from None
     table = content.get(TABLE) if isinstance(content, Mapping) else None
     if not isinstance(table, Mapping):
         msg = f"{path}: expected a table {TABLE!r} with a key 'strategy', got {_shape(content)}"
@@ -137,6 +147,8 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _shape(content: object) -> str:
+    if isinstance(content, Mapping) and TABLE in content:
+        return f"{TABLE}: {content[TABLE]!r}"
     if isinstance(content, Mapping) and content:
         return str(sorted(map(str, content)))
-    return "nothing" if not content else f"a {type(content).__name__}"
+    return "nothing" if content is None or isinstance(content, Mapping) else f"a {type(content).__name__}"

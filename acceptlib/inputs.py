@@ -226,7 +226,7 @@ PARAMETERS: Final = (
 """Sampling parameters: the numbers that turn each off, the dtypes of its tensor, and those read as float32."""
 
 
-def prepare(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
+def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
     draft_token_ids: torch.Tensor,
     *,
     target_logits: torch.Tensor | None,
@@ -289,16 +289,14 @@ def prepare(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one check after another,
     if draft_data is not None:
         expect("draft rows", draft_data, None, FLOAT_DTYPES, device)
     if bonus_token_ids is not None:
-        expect("bonus_token_ids", bonus_token_ids, (num_requests,), ID_DTYPES, device)
+        of = "" if cu_num_draft_tokens is None else ", as many as requests in cu_num_draft_tokens with its leading 0"
+        expect(f"bonus_token_ids{of}", bonus_token_ids, (num_requests,), ID_DTYPES, device)
     state = {} if state is None else state
     _check_state(state, state_names, num_requests, device)
-    streams = None
-    if uniforms is None:
-        streams = resolve(rng, num_requests, device)
-    elif rng is not None:
-        msg = "rng and uniforms both say where the randomness comes from: pass one"
-        raise InputError(msg)
-    else:
+    if uniforms is not None:
+        if rng is not None:
+            msg = "rng and uniforms both say where the randomness comes from: pass one"
+            raise InputError(msg)
         flat = isinstance(uniforms.accept, torch.Tensor) and uniforms.accept.ndim == 1
         shape = tuple(draft_token_ids.shape) if flat and cu_num_draft_tokens is not None else (num_requests, most)
         expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
@@ -306,7 +304,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one check after another,
     if out is not None:
         _check_out(out, num_requests, most, device, logprobs=logprobs)
 
-    draft = None
+    target, draft = make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits), None
     if draft_data is not None:
         shares = draft_sampling is None  # all but the bitmask, whose rows are the target's
         draft = make_rows(
@@ -319,13 +317,13 @@ def prepare(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one check after another,
         )
     return Inputs(
         draft_token_ids=draft_token_ids,
-        target=make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits),
+        target=target,
         draft=draft,
         # A few numbers a request: kernels need not take these of any stride.
         cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
         num_requests=num_requests,
         max_num_draft_tokens=most,
-        rng=streams,
+        rng=resolve(rng, num_requests, device) if uniforms is None else None,  # last: an error consumes nothing
         uniforms=uniforms
         if uniforms is None or uniforms.emit.is_contiguous()
         else replace(uniforms, emit=uniforms.emit.contiguous()),
@@ -406,7 +404,8 @@ def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int, max_num_draft_t
             )
             raise InputError(msg)
         counts = torch.cat((cu_num_draft_tokens[:1], cu_num_draft_tokens.diff()))  # the first is 0, or a count
-        return min(max(counts.tolist(), default=0), num_tokens)
+        longest: int = max(0, *counts.tolist())
+        return min(longest, num_tokens)
     if max_num_draft_tokens < 0:
         msg = f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens}"
         raise InputError(msg)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+from acceptlib.errors import InputError
+
+if TYPE_CHECKING:
     from acceptlib.inputs import VerifyResult
 
 
@@ -39,9 +42,16 @@ class AcceptanceMetrics:
         Args:
             result: What it returned.
             num_draft_tokens: [B] integers, drafted tokens of each request.
+
+        Raises:
+            InputError: There is not one number for each request, or one that is less than what was accepted.
         """
-        rows = zip(result.num_accepted.tolist(), result.num_emitted.tolist(), num_draft_tokens.tolist(), strict=True)
-        for accepted, emitted, drafted in rows:
+        counts = result.num_accepted.tolist()
+        drafts = num_draft_tokens.tolist() if isinstance(num_draft_tokens, torch.Tensor) else None
+        if not isinstance(drafts, list) or len(drafts) != len(counts) or any(map(operator.lt, drafts, counts)):
+            msg = f"num_draft_tokens: expected a tensor [{len(counts)}], each entry at least {counts}, got {num_draft_tokens}"
+            raise InputError(msg)
+        for accepted, emitted, drafted in zip(counts, result.num_emitted.tolist(), drafts, strict=True):
             self.num_steps += 1
             self.num_draft_tokens += drafted
             self.num_accepted_tokens += accepted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from acceptlib import plugins
-from acceptlib.errors import PluginError, UnknownStrategyError, suggest
+from acceptlib.errors import InputError, PluginError, UnknownStrategyError, suggest
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -102,6 +102,9 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
         UnknownStrategyError: There is none; the message names what there is.
         PluginError: Two packages, or one twice, provide it.
     """
+    if not isinstance(name, str):
+        msg = f"expected the name of a strategy, a str, got {name!r}"
+        raise UnknownStrategyError(msg)
     entries, conflicts, loaded = _entries(third_parties=third_parties)
     if name in entries:
         return entries[name]
@@ -110,7 +113,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
     names = sorted({entry.strategy.name for entry in entries.values()})
     broken = [plugin for plugin in loaded if plugin.problems]
     reasons = [
-        f"{plugin.distribution}: {problem}"
+        f"{plugin.distribution}: {problem.removesuffix('.')}"
         for plugin in broken
         for problem in plugin.problems
         if name == plugin.name or repr(name) in problem
@@ -135,3 +138,19 @@ def create(name: str, /, *, backend: Choice = "auto", **options: Any) -> Accepta
         OptionError: An option does not exist or is out of range.
     """
     return find(name).strategy(backend=backend, **options)
+
+
+def as_strategy(strategy: str | AcceptanceStrategy) -> AcceptanceStrategy:
+    """Return a strategy, or the one of a name.
+
+    Raises:
+        InputError: `strategy` is neither a name nor a strategy.
+        UnknownStrategyError: No strategy has this name.
+    """
+    from acceptlib.strategy import AcceptanceStrategy  # noqa: PLC0415 - which packages import while they are loaded
+
+    found = create(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(found, AcceptanceStrategy):
+        msg = f"strategy: expected a name or what acceptlib.create returns, got {strategy!r}"
+        raise InputError(msg)
+    return found

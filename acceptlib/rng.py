@@ -159,9 +159,9 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
         # A captured generator's state is the graph's, and advances on the device.
         if where.type == "cuda" and where == device and not torch.cuda.is_current_stream_capturing():
             generator = torch.cuda.default_generators[device.index] if source is None else source
-            root = Root(wrap(generator.initial_seed()), generator.get_offset())
-            generator.set_offset(root.offset + CUDA_STEP)
-            return root
+            offset = generator.get_offset()
+            generator.set_offset(offset + CUDA_STEP)
+            return Root(wrap(generator.initial_seed()), SMALLEST + offset)  # unlike those of an int
     return Rng.of(source, num_requests, device)
 
 

@@ -247,7 +247,7 @@ class TestGenerate:
 
         monkeypatch.setattr(models, "steps", interrupted)
         result = run("generate", "import os", "--max-new-tokens", "50", code=130)
-        assert "1 steps" in result.stdout
+        assert "1 step" in result.stdout
         assert "interrupted" in result.stderr
 
     def test_kinds(self, loaded: Any) -> None:

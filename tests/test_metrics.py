@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import acceptlib
+from acceptlib.errors import InputError
 from acceptlib.inputs import VerifyResult
 from acceptlib.metrics import AcceptanceMetrics
 
@@ -75,8 +76,13 @@ def test_metrics_share_no_lists() -> None:
 
 
 def test_counts_of_another_batch_are_an_error() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        AcceptanceMetrics().update(result([1, 0], [2, 1]), torch.tensor([1]))
+    metrics = AcceptanceMetrics()
+    for drafted in (torch.tensor([1]), torch.tensor([1, -1]), torch.tensor([0, 3]), torch.tensor(1), [1, None]):
+        with pytest.raises(
+            InputError, match=r"num_draft_tokens: expected a tensor \[2\], each entry at least \[1, 0\]"
+        ):
+            metrics.update(result([1, 0], [2, 1]), drafted)
+    assert metrics == AcceptanceMetrics()
 
 
 def test_metrics_of_a_verified_batch() -> None:

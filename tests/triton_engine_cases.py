@@ -535,7 +535,7 @@ def shrink_further() -> None:
     engine.BLOCK, engine.TILE = 64, 2
 
 
-def poisoned(device: torch.device, _stream: int, counters_bits: int, words_bits: int) -> Workspace:
+def poisoned(device: torch.device, _stream: int, _thread: int, counters_bits: int, words_bits: int) -> Workspace:
     """Return memory whose words are anything, every other NaN, and no counts."""
     workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
     workspace.words.random_(generator=torch.Generator(device).manual_seed(words_bits))

@@ -297,13 +297,10 @@ def _pair_logits(
 @functools.lru_cache(maxsize=4)
 def _pair_steps(num_draft_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Return steps of the bundled pair as (target logits, draft logits, ids), least accepted first."""
-    from transformers.utils import logging  # noqa: PLC0415
-
     from acceptlib import demo  # noqa: PLC0415 - transformers is an extra, and slow to import
     from acceptlib.demo.pair import load_pair  # noqa: PLC0415
     from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would draw over that of a command
     pair = load_pair()
     found = []
     for number, prompt in enumerate(demo.prompts()[:PAIR_PROMPTS]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -13,15 +14,27 @@ from rich.text import Text
 from acceptlib import config, registry
 from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
 from acceptlib.cli.console import Group, stdout
-from acceptlib.cli.format import Column, Format, github, paragraph, plain, show, stdout_write, to_csv, to_json, width_of
+from acceptlib.cli.format import (
+    Column,
+    Format,
+    github,
+    note_left_out,
+    paragraph,
+    plain,
+    show,
+    stdout_write,
+    to_csv,
+    to_json,
+    width_of,
+)
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
 
 GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
 
 OPTION_COLUMNS = (
     Column("option"),
-    Column("type", wraps=True),
-    Column("bounds"),
+    Column("type", wraps=True, expendable=1),
+    Column("bounds", expendable=2),
     Column("default"),
     Column("description", wraps=True),
 )
@@ -37,6 +50,10 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal has no letter for must not end a command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()
 
 
@@ -72,7 +89,13 @@ def list_command(form: FormatOption = Format.plain) -> None:
         }
         for entry in entries
     ]
-    columns = (Column("name"), Column("guarantee"), Column("origin"), Column("aliases"), Column("summary", wraps=True))
+    columns = (
+        Column("name"),
+        Column("guarantee"),
+        Column("origin", expendable=1),
+        Column("aliases", expendable=2),
+        Column("summary", wraps=True),
+    )
     rows = [
         [
             entry.name,
@@ -158,9 +181,15 @@ class _Page:
             paragraph(self._console, Text(text))
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-        lines = github(columns, rows).splitlines() if self._github else plain(columns, rows, width_of(self._console))[0]
+        left_out: list[str] = []
+        if self._github:
+            lines = github(columns, rows).splitlines()
+        else:
+            lines, left_out = plain(columns, rows, width_of(self._console))
         for line in lines:
             self._console.print(Text(line), soft_wrap=True)
+        if left_out:
+            note_left_out(left_out)
 
     def pairs(self, mapping: Mapping[str, str]) -> None:
         length = max(map(len, mapping), default=0)
@@ -202,7 +231,7 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
 @app.command("schema")
 def schema_command() -> None:
     """Print the JSON Schema of a config's `acceptance` table."""
-    stdout_write(json.dumps(config.json_schema(), indent=2))
+    stdout_write(to_json(config.json_schema()))
 
 
 app.command("generate")(generate.command)

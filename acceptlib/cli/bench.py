@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from acceptlib import plots, registry
 from acceptlib.cli import format as table
-from acceptlib.cli import report
+from acceptlib.cli import models, report
 from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr, stdout
 from acceptlib.cli.format import Column, Format, check_ending
 from acceptlib.cli.options import FormatOption, MinPOption, TopKOption, TopPOption
@@ -124,6 +124,8 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
 
     check_ending(output, report.FILE_ENDINGS, "--output")
     report.check_plot(plot)
+    if rows is Source.pair:
+        models.prepare()
     strategies = _strategies(names, backend.value)
     found, absent = _peers(peers)
     where = _device(device)

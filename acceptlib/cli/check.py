@@ -48,15 +48,15 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     wanted = None if only is None else [name.strip() for name in only.split(",")]
     results: list[tuple[str, CheckResult]] = []
     suites = []
-    for name in names or registry.available():
+    for entry in {entry.strategy: entry for entry in map(registry.find, names or registry.available())}.values():
         try:
-            strategy = strategy_of(name, None, option or [], name)
+            strategy = strategy_of(entry.name, None, option or [], entry.name)
             checks = testing.checks_for(strategy)
         except Exception as error:
             if names or option:
                 raise
             # A third party's, or one whose options have no defaults, which must not cost the others their checks.
-            results.append((name, _not_created(error)))
+            results.append((entry.name, _not_created(error)))
             continue
         suites.append((make_subject(strategy, device=device, backend=choice), checks))
     # What one strategy does not have to prove another one may: unknown is what none of them has.

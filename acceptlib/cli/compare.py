@@ -142,7 +142,7 @@ def _cases(strategies: str | None, config: Path | None) -> list[Case]:
         strategy = configs.from_config(config)
         return [Case(strategy.name, strategy.traits.guarantee, lambda: strategy)]
     names = registry.available() if strategies is None else [name.strip() for name in strategies.split(",")]
-    entries = [registry.find(name) for name in dict.fromkeys(names)]
+    entries = {entry.strategy: entry for entry in map(registry.find, names)}.values()
     return [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.strategy) for entry in entries]
 
 

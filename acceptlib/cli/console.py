@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any, Final, NoReturn
 
 from rich.console import Console
@@ -38,6 +40,15 @@ class Group(TyperGroup):
         except KeyboardInterrupt:
             complain("interrupted")
             raise Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if error.filename is not None:  # a file's, not that of stdout
+                raise
+            complain(f"cannot write the output: {error.strerror}")
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or it would be tried once more at the end
+            raise Exit(FAILED) from None
 
 
 def stdout() -> Console:

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -74,7 +75,7 @@ def show(
         style = ("bold", "dim")[number] if number < HEADING_LINES else ""
         console.print(Text(line, style=style), soft_wrap=True)
     if left_out:
-        note(f"Left out at this width: {', '.join(left_out)}.")
+        note_left_out(left_out)
 
 
 def print_figures(
@@ -111,6 +112,11 @@ def note(text: str) -> None:
     paragraph(stdout(), Text(text, style="dim"))
 
 
+def note_left_out(headings: Sequence[str]) -> None:
+    """Say which columns of a table are not shown."""
+    note(f"Left out at this width: {', '.join(headings)}.")
+
+
 def paragraph(console: Console, text: Text) -> None:
     """Print prose, folded to the terminal and left as it is in a pipe."""
     console.print(text, soft_wrap=not console.is_terminal)
@@ -133,14 +139,15 @@ def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
     folded: list[int | None] = [None] * len(columns)
     while width is not None and sum(widths()) + GAP * (len(columns) - 1) > width:
         wrapping = [index for index, column in enumerate(columns) if column.wraps]
+        index = max(range(len(columns)), key=lambda index: columns[index].expendable)
         if wrapping:
             fixed = sum(length for index, length in enumerate(widths()) if index not in wrapping)
             room = (width - fixed - GAP * (len(columns) - 1)) // len(wrapping)
-            for index in wrapping:
-                folded[index] = max(room, NARROWEST_COLUMN)
-            break
-        index = max(range(len(columns)), key=lambda index: columns[index].expendable)
-        if not columns[index].expendable:
+            if room >= NARROWEST_COLUMN or not columns[index].expendable:
+                for index in wrapping:
+                    folded[index] = max(room, NARROWEST_COLUMN)
+                break
+        elif not columns[index].expendable:
             break
         left_out.append(columns.pop(index).header)
         for row in cells:
@@ -229,16 +236,25 @@ def check_ending(path: Path | None, endings: Sequence[str], option: str) -> None
     """Refuse a path of another format, before any work is done for it.
 
     Raises:
-        CommandError: The ending is unknown, or the folder does not exist.
+        CommandError: The ending is unknown, there is a folder of that name, or none that a file can be written into.
     """
     if path is None:
         return
     if path.suffix.lower() not in endings:
         msg = f"{option}: expected a file ending in {', '.join(endings)}, got {str(path)!r}"
         raise CommandError(msg)
-    if not path.absolute().parent.is_dir():
-        msg = f"{option}: folder {str(path.absolute().parent)!r} does not exist"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        msg = f"{option}: folder {str(folder)!r} does not exist"
         raise CommandError(msg)
+    if path.is_dir():
+        msg = f"{option}: {str(path)!r} is a folder: give the name of a file"
+        raise CommandError(msg)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        msg = f"{option}: folder {str(folder)!r} cannot be written: {error.strerror}"
+        raise CommandError(msg) from None
 
 
 def _finite(value: object) -> object:

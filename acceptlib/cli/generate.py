@@ -104,7 +104,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     """Continue a text and show which tokens were accepted, recovered and bonus."""
     chosen = strategy_of(strategy, config, option or [], "rejection")
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
     pair = models.load(target, draft)
     input_ids = models.encode(pair, text)
     console = stdout()
@@ -163,7 +163,11 @@ def _print_figures(console: Console, call: str, metrics: AcceptanceMetrics, toke
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
-    table.add_row("tau", f"{metrics.mean_acceptance_length:.2f}", f"emitted tokens a step, {metrics.num_steps} steps")
+    table.add_row(
+        "tau",
+        f"{metrics.mean_acceptance_length:.2f}",
+        f"emitted tokens a step, {metrics.num_steps} step{'s' * (metrics.num_steps != 1)}",
+    )
     if metrics.num_draft_tokens:
         counts = f"{metrics.num_accepted_tokens} of {metrics.num_draft_tokens} drafted tokens"
         table.add_row("accepted", f"{metrics.draft_acceptance_rate:.1%}", counts)

@@ -21,22 +21,36 @@ def load(target: str | None, draft: str | None) -> ModelPair:
         CommandError: transformers is not installed.
         InputError: A model cannot be loaded, or the two do not go together.
     """
+    prepare()
+    from acceptlib.demo import pair  # noqa: PLC0415 - as below
+
+    return pair.load_pair(target, draft)
+
+
+def prepare() -> None:
+    """Import transformers, whose progress bars would be drawn over ours.
+
+    Raises:
+        CommandError: It is not installed.
+    """
     try:
         from transformers.utils import logging  # noqa: PLC0415 - seconds of import that other commands do not need
     except ImportError as error:
         require("hf", error)
-    from acceptlib.demo import pair  # noqa: PLC0415 - as above
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would draw over ours
-    return pair.load_pair(target, draft)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def encode(pair: ModelPair, prompt: str) -> Any:
     """Return a prompt as token ids [1, n].
 
     Raises:
-        CommandError: It has no tokens.
+        CommandError: It has no tokens, or is no text.
     """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        msg = "the prompt is not valid UTF-8"
+        raise CommandError(msg) from None
     ids = pair.tokenizer(prompt, return_tensors="pt").input_ids
     if ids.shape[1] == 0:
         msg = "the prompt has no tokens: give at least one character"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 import tempfile
 from importlib import resources
@@ -48,13 +49,18 @@ def module_of(name: str) -> str:
     return f"acceptlib_{name.replace('-', '_')}"
 
 
+def class_of(name: str) -> str:
+    """Return the class of a strategy."""
+    return "".join(word.capitalize() for word in name.split("-"))
+
+
 def create(name: str, parent: Path) -> Path:
     """Write the package into `parent` and return its folder: all of it or nothing, and never over what is there.
 
     Raises:
         CommandError: The name cannot be used, the folder exists, or `parent` cannot be written.
     """
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) or keyword.iskeyword(class_of(name)):
         msg = f"NAME: expected lower-case words of letters and digits with '-' between them, as my-rule, got {name!r}"
         raise CommandError(msg)
     _check_free(name)
@@ -95,7 +101,7 @@ def _files(name: str) -> dict[str, str]:
         "name": name,
         "distribution": f"acceptlib-{name}",
         "module": module_of(name),
-        "class_name": "".join(word.capitalize() for word in name.split("-")),
+        "class_name": class_of(name),
         "version": version("acceptlib"),
         "interface_version": str(INTERFACE_VERSION),
     }

@@ -97,6 +97,6 @@ def request_streams(
     seeds = acceptlib.Rng.of(None, num_requests, device).seeds
     rng = acceptlib.Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
     for request, generator in generators.items():
-        if request < num_requests:
+        if 0 <= request < num_requests:
             rng.seeds[request].random_(generator=generator)
     return rng

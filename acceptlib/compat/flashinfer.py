@@ -10,6 +10,7 @@ import torch
 from acceptlib import Rng, VerifyResult
 from acceptlib.compat._common import as_rows, create, expect
 from acceptlib.errors import InputError
+from acceptlib.tensors import ID_DTYPES
 
 __all__ = ["chain_speculative_sampling"]
 
@@ -50,6 +51,8 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
         InputError: Shapes, dtypes or devices do not fit.
     """
     expect("draft_token_ids", draft_token_ids, ("B", "K"))
+    expect("draft_probs", draft_probs, ("B", "K", "V"))
+    expect("target_probs", target_probs, ("B", "K+1", "V"))
     num_requests, num_draft_tokens = draft_token_ids.shape
     device = target_probs.device
     for name, total in (
@@ -58,6 +61,12 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     ):
         if total is not None:
             expect(name, total, (num_requests,), device)
+            if total.dtype not in ID_DTYPES:
+                msg = f"{name}: expected int32 or int64, got {str(total.dtype).removeprefix('torch.')}"
+                raise InputError(msg)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        msg = f"generator: expected a torch.Generator or None, got {generator!r}"
+        raise InputError(msg)
     rng: Rng | torch.Generator | None = generator
     if seed is not None or offset is not None:
         rng = _streams(seed, offset, generator, num_requests, device)

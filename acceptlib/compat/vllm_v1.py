@@ -179,6 +179,7 @@ class RejectionSampler(torch.nn.Module):
         if sampling_metadata.all_greedy:
             return _verify_greedy(metadata, bonus_token_ids, target_logits)
         temperature = sampling_metadata.temperature
+        expect("sampling_metadata.temperature", temperature, (len(metadata.num_draft_tokens),))
         if not sampling_metadata.all_random:
             temperature = temperature.clamp(min=0)  # greedy requests have a negative one in vLLM, and 0 here
         return _verify(
@@ -417,12 +418,15 @@ _RECOVER = _Recover()
 
 
 def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
-    uniforms = unused_uniforms(len(bonus_token_ids), int(metadata.max_spec_len), target_logits.device)
+    uniforms = unused_uniforms(len(metadata.num_draft_tokens), int(metadata.max_spec_len), target_logits.device)
     return _verify("greedy", metadata, bonus_token_ids, target_logits=target_logits, uniforms=uniforms)
 
 
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
+    num_requests = len(metadata.num_draft_tokens)
+    expect("bonus_token_ids", bonus_token_ids, (num_requests, 1))
+    expect("cu_num_draft_tokens", metadata.cu_num_draft_tokens, (num_requests,))
     result = create(strategy).verify(
         metadata.draft_token_ids,
         cu_num_draft_tokens=metadata.cu_num_draft_tokens,
@@ -437,5 +441,5 @@ def _streams(
     num_draft_tokens: Sequence[int], generators: Mapping[int, torch.Generator], device: torch.device
 ) -> Rng | None:
     """Return `request_streams`; a request without drafted tokens draws nothing from its generator."""
-    drafting = {request: generator for request, generator in generators.items() if num_draft_tokens[request] > 0}
+    drafting = {b: generators[b] for b, count in enumerate(num_draft_tokens) if count > 0 and b in generators}
     return request_streams(drafting, len(num_draft_tokens), device)

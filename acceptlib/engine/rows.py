@@ -106,10 +106,9 @@ class Layout:
         request = as_tensor(self.request)
         if self.start is None:
             return request[:, None].expand(-1, self.shape[1] + self._has_bonus(model))
-        if not self._has_bonus(model):
-            return as_tensor(self.flat_request)
-        row = torch.arange(self.num_tokens + self.shape[0], device=request.device)
-        return torch.searchsorted(as_tensor(self.start) + request, row, right=True) - 1
+        bonus = self._has_bonus(model)
+        row = torch.arange(self.num_tokens + bonus * self.shape[0], device=request.device)
+        return (torch.searchsorted(as_tensor(self.start) + bonus * request, row, right=True) - 1).clamp(min=0)
 
     def _has_bonus(self, model: Model) -> bool:
         return model == "target" and self.has_bonus_rows

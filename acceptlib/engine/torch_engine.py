@@ -237,8 +237,9 @@ class _Step:
         p = self.target.rows(request, position)
         elements, draft_mass = {"p": p, "q": p}, 0.0
         if "is_drafted" in self.plan.reads or (self.plan.reads_draft and self.draft is None):
-            ids = as_tensor(self.layout.ids[request, ops.minimum(position, self.layout.shape[1] - 1)])
-            elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == ids[:, None]
+            at = request, ops.minimum(position, self.layout.shape[1] - 1)
+            ids = ops.where(self.layout.outside[at], -1, self.layout.ids[at])
+            elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == as_tensor(ids)[:, None]
         if self.draft is not None:
             q = self.draft.rows(request, position)
             if not self.draft.is_logits:

@@ -98,16 +98,18 @@ def law(
             `verify` whole.
         StrategyDefinitionError: A rule returns NaN.
     """
-    plan = plan_of(strategy)
-    num_draft_tokens = length_of(target, num_draft_tokens)
+    plan, given = plan_of(strategy), num_draft_tokens
+    num_draft_tokens = length_of(target, given)
     if draft is None and draft_token_ids is None:
         msg = "expected a draft, or draft_token_ids for a one-hot draft, got neither"
         raise InputError(msg)
     target_at = as_model(target)
     vocab_size = len(target_at(()))
     draft_at = None if draft is None else as_model(draft, vocab_size)
-    if isinstance(draft, torch.Tensor) and len(draft) < num_draft_tokens:
-        msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {list(draft.shape)}"
+    # Rows beyond a length that was given are left out. Without one they mean that the target's bonus row is missing.
+    num_rows = len(draft) if isinstance(draft, torch.Tensor) else num_draft_tokens
+    if num_rows < num_draft_tokens or (num_rows > num_draft_tokens and given is None):
+        msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {[*getattr(draft, 'shape', ())]}"
         raise InputError(msg)
     if draft_token_ids is not None and (
         len(draft_token_ids) != num_draft_tokens or not all(0 <= token < vocab_size for token in draft_token_ids)
@@ -355,8 +357,11 @@ def plan_of(strategy: AcceptanceStrategy) -> Plan:
     """Return a strategy's rules.
 
     Raises:
-        InputError: It overrides `verify` whole and has none.
+        InputError: It overrides `verify` whole and has none, or is no strategy.
     """
+    if not isinstance(strategy, AcceptanceStrategy):
+        msg = f"strategy: expected what acceptlib.create returns, got {strategy!r}"
+        raise InputError(msg)
     plan: Plan | None = getattr(strategy, "plan", None)
     if plan is None:
         msg = f"strategy {strategy.name!r} overrides verify whole: it has no rules whose law could be enumerated"

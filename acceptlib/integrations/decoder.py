@@ -15,7 +15,7 @@ from acceptlib.engine.draw import draw
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.inputs import VerifyResult
-from acceptlib.registry import create
+from acceptlib.registry import as_strategy
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategy import AcceptanceStrategy
@@ -37,6 +37,17 @@ def import_transformers() -> Any:
         msg = f"transformers cannot be imported ({error}). Install it: pip install acceptlib[hf]"
         raise InputError(msg) from error
     return transformers
+
+
+def check_length(num_draft_tokens: int) -> None:
+    """Check K.
+
+    Raises:
+        InputError: It is no number of tokens.
+    """
+    if not isinstance(num_draft_tokens, int) or num_draft_tokens < 0:
+        msg = f"num_draft_tokens: expected an int >= 0, got {num_draft_tokens!r}"
+        raise InputError(msg)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +118,7 @@ class SpeculativeDecoder:
                 a bitmask.
             UnknownStrategyError: No strategy has this name.
         """
-        if num_draft_tokens < 0:
-            msg = f"num_draft_tokens: expected an int >= 0, got {num_draft_tokens}"
-            raise InputError(msg)
+        check_length(num_draft_tokens)
         for role, model in (("target", target), ("draft", draft)):
             _check_model(role, model)
         for name, params in (("sampling", sampling), ("draft_sampling", draft_sampling)):
@@ -118,7 +127,7 @@ class SpeculativeDecoder:
                 raise InputError(msg)
         self.target = target
         self.draft = draft
-        self.strategy = create(strategy) if isinstance(strategy, str) else strategy
+        self.strategy = as_strategy(strategy)
         self.num_draft_tokens = num_draft_tokens
         self.sampling = sampling
         self.draft_sampling = draft_sampling or sampling

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from acceptlib.errors import InputError
-from acceptlib.integrations.decoder import SpeculativeDecoder, Step, import_transformers
-from acceptlib.registry import create
+from acceptlib.integrations.decoder import SpeculativeDecoder, Step, check_length, import_transformers
+from acceptlib.registry import as_strategy
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategy import AcceptanceStrategy
 
@@ -91,7 +91,8 @@ def custom_generate(
     """
     bound_assistant = assistant_model
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
-    chosen = create(strategy) if isinstance(strategy, str) else strategy
+    chosen = as_strategy(strategy)
+    check_length(num_draft_tokens)
 
     def decode(  # noqa: PLR0913, PLR0917 - the signature that `generate` calls
         model: Any,

@@ -66,6 +66,9 @@ class CheckResult:
 
 def checks_for(strategy: AcceptanceStrategy) -> list[Check]:
     """Return the checks that a strategy's declared guarantee asks for, in the order in which they run."""
+    if not isinstance(strategy, AcceptanceStrategy):
+        msg = f"strategy: expected what acceptlib.create returns, got {strategy!r}"
+        raise InputError(msg)
     return [Check.of(function) for function in checks.chosen(strategy.resolve_traits().guarantee)]
 
 
@@ -183,7 +186,7 @@ def select(available: Sequence[Check], names: Iterable[str] | None) -> list[Chec
     if names is None:
         return list(available)
     known = [check.name for check in available]
-    wanted = set(names)
+    wanted = {names} if isinstance(names, str) else set(names)
     for name in sorted(wanted.difference(known)):
         msg = f"Unknown check {name!r}.{suggest(name, known)} Available: {', '.join(known)}."
         raise InputError(msg)

@@ -197,7 +197,7 @@ def values(position, ids, inside, drafted, length, request, pair, CALL: tl.const
             found = found + (target_law.entropy,)
         else:
             scalar_ptr = request.scalars_ptr + i * request.num_positions + position
-            found = found + (tl.load(scalar_ptr, mask=inside, other=0.0, cache_modifier=".cg"),)
+            found = found + (tl.load(scalar_ptr, mask=position < length, other=0.0, cache_modifier=".cg"),)
     for i in tl.static_range(len(CALL.tables)):
         table_ptr = request.tables_ptr + i * request.table_size
         found = found + (tl.load(table_ptr + tl.minimum(position, request.table_size - 1)),)

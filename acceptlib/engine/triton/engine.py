@@ -150,6 +150,9 @@ DRAW_WARPS = 8
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
+MOST_ENTRIES = (1 << 19) - 1
+"""Entries of a row of logits, at most: as many exponentials of 1 overflow its sum."""
+
 RESERVED_COUNTERS = 1 << 20
 """Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
 
@@ -161,6 +164,8 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     if inputs.max_num_draft_tokens >= MOST_REQUESTS:
         most = inputs.max_num_draft_tokens
         return f"the fused kernels take at most {MOST_REQUESTS - 1} drafted tokens a request, and K is {most}"
+    if inputs.vocab_size > MOST_ENTRIES and (inputs.target.is_logits or (inputs.draft and inputs.draft.is_logits)):
+        return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {inputs.vocab_size}"
     return unknown(plan)
 
 
@@ -344,8 +349,12 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     )
-    for key, grid, warps, registers, first in launches:
-        launch(key, grid, warps, registers, (*arguments, first, num_programs))
+    try:
+        for key, grid, warps, registers, first in launches:
+            launch(key, grid, warps, registers, (*arguments, first, num_programs))
+    except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
+        memory.counters[: counters(num_requests, most)].zero_()
+        raise
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
     return out
@@ -465,13 +474,13 @@ def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
             # It belongs to the graph: no other call may find it.
             return _captured(num_counters, num_words, device)
         stream = torch.cuda.current_stream(device).cuda_stream
-    return _scratch(device, stream, num_counters.bit_length(), num_words.bit_length())
+    return _scratch(device, stream, threading.get_ident(), num_counters.bit_length(), num_words.bit_length())
 
 
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, counters_bits: int, words_bits: int) -> Workspace:
-    """Return memory for the calls on one stream; sizes in bits."""
-    del stream
+def _scratch(device: torch.device, stream: int, thread: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory for a thread's calls on one stream; sizes in bits."""
+    del stream, thread
     with _RESERVED_LOCK:
         if device not in _RESERVED:
             _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters

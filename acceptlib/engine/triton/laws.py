@@ -332,7 +332,8 @@ def prob(x, entry, model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
         if CALL.filtered[MODEL]:
             p = tl.where((x > law.cut) | ((x == law.cut) & (entry >= law.first_kept)), p, 0.0)
         if CALL.temperature[MODEL]:
-            p = tl.where(factor == 0, (entry == law.argmax).to(tl.float32), p)
+            zero = law.maximum - law.maximum  # NaN where the row has no law, as elsewhere
+            p = tl.where(factor == 0, tl.where(entry == law.argmax, zero + 1, zero), p)
         return p
     else:
         return x

@@ -27,6 +27,9 @@ RUN = tl.constexpr(4)
 FEW = tl.constexpr(32)
 """Ids of a bias that are looked at together."""
 
+BOUNDS = tl.constexpr(512)
+"""Bounds of requests that are looked at together."""
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -94,16 +97,18 @@ class Entries(NamedTuple):
 def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr):
     """Return the request's first drafted position among all, n_b before placeholders, and its `Status`."""
     if CALL.ragged:
-        if CALL.ends:
-            end_ptr = cu_ptr + request
-            start = tl.load(end_ptr - 1, mask=request > 0, other=0).to(tl.int64)
-            sane = start >= 0
-        else:
-            end_ptr = cu_ptr + request + 1
-            start = tl.load(cu_ptr + request).to(tl.int64)
-            sane = (start >= 0) & (tl.load(cu_ptr) == 0)
-        end = tl.load(end_ptr).to(tl.int64)
-        sane = sane & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
+        before = request if CALL.ends else request + 1  # bounds up to its start
+        start = tl.load(cu_ptr + before - 1, mask=before > 0, other=0).to(tl.int64)
+        end = tl.load(cu_ptr + before).to(tl.int64)
+        # Above one of them lie another request's rows.
+        largest = tl.full((), 0, tl.int64)
+        for base in range(0, before, BOUNDS):
+            index = base + tl.arange(0, BOUNDS)
+            bounds = tl.load(cu_ptr + index, mask=index < before, other=0)
+            largest = tl.maximum(largest, tl.max(bounds, 0).to(tl.int64))
+        sane = (start == largest) & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
+        if not CALL.ends:
+            sane = sane & (tl.load(cu_ptr) == 0)
         return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, 4)
     else:
         return request * max_num_draft_tokens, max_num_draft_tokens, tl.full((), 0, tl.int32)
