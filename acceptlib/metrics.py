@@ -49,7 +49,8 @@ class AcceptanceMetrics:
         counts = result.num_accepted.tolist()
         drafts = num_draft_tokens.tolist() if isinstance(num_draft_tokens, torch.Tensor) else None
         if not isinstance(drafts, list) or len(drafts) != len(counts) or any(map(operator.lt, drafts, counts)):
-            msg = f"num_draft_tokens: expected a tensor [{len(counts)}], each entry at least {counts}, got {num_draft_tokens}"
+            expected = f"a tensor [{len(counts)}], each entry at least {counts}"
+            msg = f"num_draft_tokens: expected {expected}, got {num_draft_tokens}"
             raise InputError(msg)
         for accepted, emitted, drafted in zip(counts, result.num_emitted.tolist(), drafts, strict=True):
             self.num_steps += 1

@@ -197,6 +197,42 @@ def test_an_error_consumes_no_randomness() -> None:
             **plain_call() | {"rng": rng, "bonus_token_ids": torch.zeros(3, dtype=torch.int64)}
         )
     assert rng.offsets.tolist() == [0, 0]
+    generator = torch.Generator().manual_seed(3)
+    state, logits = generator.get_state(), {"target_logits": torch.zeros(1, 2, 7)}
+    with pytest.raises(InputError, match="top_k"):
+        acceptlib.create("rejection").verify(
+            torch.zeros(1, 1, dtype=I64),
+            **logits,
+            sampling=SamplingParams(top_k=torch.ones(2, dtype=I64)),
+            rng=generator,
+        )
+    assert torch.equal(generator.get_state(), state)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"temperature": 0.7}, {"top_k": 3}])
+def test_drafts_beyond_the_longest_allowed_without_bonus_rows(parameters: dict[str, Any]) -> None:
+    """No position has a row then, and every row has a request nevertheless."""
+    result = acceptlib.create("rejection").verify(
+        torch.tensor([3]),
+        target_logits=torch.randn(1, 9),
+        cu_num_draft_tokens=torch.tensor([0, 1]),
+        max_num_draft_tokens=0,
+        bonus_token_ids=torch.tensor([2]),
+        sampling=SamplingParams(**parameters),
+    )
+    assert result.status.tolist() == [Status.INVALID_COUNT]
+
+
+def test_ends_below_zero() -> None:
+    """The longest draft that is found among them is none."""
+    result = acceptlib.create("rejection").verify(
+        torch.zeros(0, dtype=I64),
+        target_logits=torch.randn(2, 9),
+        cu_num_draft_tokens=torch.tensor([-3, -5]),
+        bonus_token_ids=torch.tensor([2, 3]),
+    )
+    assert result.output_token_ids.tolist() == [[-1], [-1]]
+    assert result.status.tolist() == [Status.INVALID_COUNT] * 2
 
 
 # Bad rows

@@ -39,9 +39,9 @@ def run(*arguments: str, code: int = 0, **options: Any) -> Any:
     return result
 
 
-def fails(*arguments: str) -> str:
+def fails(*arguments: str, **options: Any) -> str:
     """Return the one line of a command that is refused."""
-    result = run(*arguments, code=2)
+    result = run(*arguments, code=2, **options)
     assert not result.stdout
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("Error: ")
@@ -98,6 +98,13 @@ class TestLookingUp:
         assert not left_out
         assert max(map(len, lines)) <= 80
 
+    def test_columns_that_are_not_needed_make_room(self) -> None:
+        columns = [tables.Column("name"), tables.Column("origin", expendable=1), tables.Column("summary", wraps=True)]
+        lines, left_out = tables.plain(columns, [["a", "o" * 30, "word " * 40]], 50)
+        assert left_out == ["origin"]
+        assert max(map(len, lines)) <= 50
+        assert not tables.plain(columns, [["a", "o" * 30, "word " * 40]], 70)[1]
+
     @pytest.mark.parametrize("command", [["list"], ["plugins"], ["show", "typical"]], ids=lambda command: command[0])
     def test_every_format_parses_back(self, command: list[str]) -> None:
         assert json.loads(run(*command, "--format", "json").stdout)
@@ -142,6 +149,20 @@ class TestLookingUp:
 
     def test_unknown_name(self) -> None:
         assert "Did you mean 'rejection'?" in fails("show", "rejecton")
+
+    def test_output_that_cannot_be_written(self) -> None:
+        environment = os.environ | {"PYTHONWARNINGS": "error"}
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "acceptlib", "list"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                env=environment,
+            )
+        assert done.returncode == 1
+        assert done.stderr == "Error: cannot write the output: No space left on device\n"
 
     def test_unexpected_errors_keep_their_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def explode() -> None:
@@ -215,6 +236,18 @@ class TestGenerate:
         assert "acceptlib.create('lenience', lenience=0.25)" in text
 
     @pytest.mark.usefixtures("loaded")
+    def test_letters_that_the_terminal_has_not(self) -> None:
+        environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+        command = [sys.executable, "-m", "acceptlib", "generate", "π = ", "--max-new-tokens", "6"]
+        done = subprocess.run(command, capture_output=True, check=False, env=environment)  # noqa: S603 - ourselves
+        assert done.returncode == 0, done.stderr
+        assert b"? = " in done.stdout
+
+    @pytest.mark.parametrize("how", ["argument", "stdin"])
+    def test_a_prompt_that_is_no_text(self, how: str) -> None:
+        prompt, given = ("a\udcff", None) if how == "argument" else ("-", b"a\xff")
+        assert "not valid UTF-8" in fails("generate", prompt, input=given)
+
     def test_nothing_to_continue(self) -> None:
         assert "at least one character" in fails("generate", "")
 
@@ -409,6 +442,8 @@ class TestCompare:
             (["--strategies", "rejecton"], "Did you mean 'rejection'?"),
             (["--output", "rows.txt"], ".json, .csv, .md"),
             (["--output", "no/such/folder/rows.json"], "does not exist"),
+            (["--output", "."], ".json, .csv, .md"),
+            (["--output", "/proc/rows.json"], "cannot be written"),
             (["--plot", "rows.gif"], ".png, .svg, .pdf"),
             (["--num-draft-tokens", "2,x"], "integers >= 1"),
             (["--num-draft-tokens", "0"], "integers >= 1"),
@@ -420,6 +455,14 @@ class TestCompare:
     @pytest.mark.usefixtures("loaded")
     def test_refused_before_anything_runs(self, arguments: list[str], message: str) -> None:
         assert message in fails("compare", *arguments)
+
+    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
+        (tmp_path / "rows.json").mkdir()
+        assert "is a folder" in fails("compare", "--output", str(tmp_path / "rows.json"))
+
+    def test_a_strategy_is_compared_once(self) -> None:
+        strategies = [case.name for case in compare._cases("rejection,block,speculative", None)]
+        assert strategies == ["rejection", "block"]
 
     def test_without_matplotlib(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)

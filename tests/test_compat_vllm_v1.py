@@ -354,6 +354,33 @@ def test_parameters_of_another_batch_are_an_error(name: str) -> None:
         expand_batch_to_tokens(torch.tensor([7, 8, 9]), torch.tensor([2, 5]), 5)
 
 
+def test_bonus_tokens_and_counts_of_another_batch_are_an_error() -> None:
+    """They were taken for those of one request fewer, whose counts have a leading 0."""
+    given, greedy = batch([0, 3, 1]), SamplingMetadata(temperature=None, all_greedy=True, all_random=False)
+    for sampling in (greedy, random_sampling(3)):
+        with pytest.raises(InputError, match=r"bonus_token_ids: expected a tensor \[3, 1\], got \[2, 1\]"):
+            RejectionSampler()(**given | {"bonus_token_ids": given["bonus_token_ids"][:2]}, sampling_metadata=sampling)
+    given["metadata"].cu_num_draft_tokens = torch.tensor([0, 0, 3, 4], dtype=torch.int32)
+    with pytest.raises(InputError, match=r"cu_num_draft_tokens: expected a tensor \[3\], got \[4\]"):
+        RejectionSampler()(**given, sampling_metadata=greedy)
+    for all_random in (True, False):
+        sampling = SamplingMetadata(temperature=None, all_greedy=False, all_random=all_random)
+        with pytest.raises(InputError, match=r"sampling_metadata.temperature: expected a tensor \[3\], got NoneType"):
+            RejectionSampler()(**batch([0, 3, 1]), sampling_metadata=sampling)
+
+
+def test_a_generator_of_no_request_is_passed_over() -> None:
+    generators = [{row: support.generator(4) for row in rows} for rows in ((0,), (0, 7, -2))]
+    first, second = (
+        (
+            torch.manual_seed(1),
+            RejectionSampler()(**batch([3, 2]), sampling_metadata=random_sampling(2, generators=some)),
+        )[1]
+        for some in generators
+    )
+    assert torch.equal(first, second)
+
+
 def test_an_empty_batch_is_all_greedy_and_all_random() -> None:
     """As vLLM's input batch has it, which counts the requests of either kind."""
     metadata = SpecDecodeMetadata.make_dummy([], CPU)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 import torch
 
 import acceptlib
-from acceptlib import config
+from acceptlib import config, registry, strategy
+from acceptlib.cli.format import to_json
 from acceptlib.errors import BackendError, ConfigError, OptionError, UnknownStrategyError
 
 TOML = """
@@ -160,7 +164,9 @@ def test_bad_mapping(table: dict[str, Any], error: type[ConfigError], fragments:
         ("a.yaml", "", ["a.yaml", "'acceptance'", "nothing"]),
         ("a.toml", "[accept]\nstrategy = 'block'", ["table 'acceptance'", "['accept']"]),
         ("a.toml", "acceptance = 'block'", ["table 'acceptance'"]),
-        ("a.json", "[]", ["table 'acceptance'"]),
+        ("a.json", "[]", ["table 'acceptance'", "got a list"]),
+        ("a.yaml", "acceptance: block", ["table 'acceptance'", "got acceptance: 'block'"]),
+        ("a.json", "[" * 100000, ["a.json", "too deep"]),
         ("a.json", "5", ["table 'acceptance'"]),
         ("a.json", '[{"a": 1}, {"b": 2}]', ["table 'acceptance'"]),
         ("a.yaml", "block", ["table 'acceptance'"]),
@@ -210,6 +216,42 @@ def test_yaml_is_data(tmp_path: Path, tag: str) -> None:
 
 
 # Backends
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    assert acceptlib.from_config(written(tmp_path, "a.toml", "\ufeff" + minimal())).name == "rejection"
+
+
+@pytest.mark.parametrize("source", [None, 5, ["a.toml"]])
+def test_no_config_at_all(source: Any) -> None:
+    with pytest.raises(ConfigError, match="config: expected a path or a mapping, got"):
+        acceptlib.from_config(source)
+
+
+def test_schema_of_options_that_are_types_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their definitions are found from the root, and those of strategies do not mix."""
+    strategies = {}
+    for name, values in (("gentle", ["low", "high"]), ("rough", ["on"])):
+        mode = Enum("Mode", {value: value for value in values}, type=str)  # type: ignore[misc]
+        options = pydantic.create_model(
+            "Options", __base__=strategy.Options, mode=(mode, mode(values[0])), cap=(float, math.inf)
+        )
+        body = {
+            "name": name,
+            "traits": acceptlib.Traits(guarantee="lossy"),
+            "Options": options,
+            "accept": acceptlib.create("rejection").accept,
+        }
+        strategies[name] = registry.Entry(name, type("Own", (acceptlib.AcceptanceStrategy,), body), "test")
+    monkeypatch.setattr(registry, "available", lambda: [*strategies])
+    monkeypatch.setattr(registry, "find", strategies.__getitem__)
+    schema = json.loads(to_json(config.json_schema()))
+    for branch, (name, values) in zip(schema["allOf"], (("gentle", ["low", "high"]), ("rough", ["on"])), strict=True):
+        options = branch["then"]["properties"]["options"]
+        assert options["properties"]["mode"]["$ref"] == f"#/$defs/{name}.Mode"
+        mode = schema["$defs"][f"{name}.Mode"]
+        assert mode.get("enum", [mode.get("const")]) == values
+        assert options["properties"]["cap"]["default"] is None  # JSON has no infinity
 
 
 def test_backend_that_cannot_run_says_why() -> None:

@@ -295,6 +295,17 @@ def test_expected_failures_are_reported_and_must_fail() -> None:
         check_strategy(Rejection(), only=["padding"], expected_failures={"padding": "0 is our padding"})
 
 
+@pytest.mark.parametrize("strategy", ["rejection", Rejection, None])
+def test_what_is_no_strategy(strategy: Any) -> None:
+    with pytest.raises(InputError, match=r"strategy: expected what acceptlib\.create returns, got"):
+        check_strategy(strategy)
+
+
+def test_one_name_is_one_check() -> None:
+    (result,) = check_strategy(Rejection(), only="neighbours")
+    assert result.name == "neighbours"
+
+
 @pytest.mark.parametrize("argument", ["only", "expected_failures"])
 def test_unknown_check_is_an_error_with_a_suggestion(argument: str) -> None:
     with pytest.raises(InputError, match=r"Unknown check 'pading'\. Did you mean 'padding'"):

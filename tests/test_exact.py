@@ -215,6 +215,12 @@ def test_a_law_of_what_does_not_fit_is_a_clear_error(case: str) -> None:
         exact.law(acceptlib.create("rejection"), **arguments)
 
 
+@pytest.mark.parametrize("strategy", ["rejection", type(acceptlib.create("rejection")), None])
+def test_a_law_of_no_strategy_is_a_clear_error(strategy: Any) -> None:
+    with pytest.raises(InputError, match=r"strategy: expected what acceptlib\.create returns, got"):
+        exact.law(strategy, HALF, HALF[:1])
+
+
 class ZeroByZero(AcceptanceStrategy):
     name = "zero-by-zero"
     traits = Traits(guarantee="lossy", bound="none")

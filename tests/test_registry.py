@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,12 @@ def test_unknown_name_suggests_and_lists() -> None:
     assert ", ".join(BUILT_IN[:3]) in message
     assert isinstance(caught.value, ConfigError)
     assert isinstance(caught.value, LookupError)
+
+
+@pytest.mark.parametrize("name", [None, 5, ["rejection"], acceptlib.AcceptanceStrategy])
+def test_what_is_no_name(name: Any) -> None:
+    with pytest.raises(UnknownStrategyError, match="expected the name of a strategy, a str, got"):
+        acceptlib.create(name)
 
 
 def test_unknown_name_far_from_all_suggests_nothing() -> None:

@@ -54,7 +54,7 @@ def test_suggests_a_path_that_pip_takes_for_one(tmp_path: Path, monkeypatch: pyt
     assert "pip install ./acceptlib-demo\n" in new_plugin("demo")
 
 
-@pytest.mark.parametrize("name", ["Demo", "my_rule", "2fast", "a--b", "-a", "a-", "", "../a", "a b", "é"])
+@pytest.mark.parametrize("name", ["Demo", "my_rule", "2fast", "a--b", "-a", "a-", "", "../a", "a b", "é", "none"])
 def test_refuses_a_name(name: str, tmp_path: Path) -> None:
     said = new_plugin("--path", str(tmp_path), "--", name, code=2)
     assert said.startswith("Error: NAME: expected lower-case words")

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import acceptlib
-from acceptlib import exact
+from acceptlib import AcceptanceStrategy, exact
 from acceptlib.demo import DRAFT, TARGET, prompts
 from acceptlib.demo.pair import ModelPair, load_pair
 from acceptlib.errors import InputError, UnknownStrategyError
@@ -655,6 +655,18 @@ def test_assistant_model_is_required(target: Any) -> None:
 def test_default_mask_of_ones_is_fine(target: Any, draft: Any) -> None:
     mask = torch.ones_like(PROMPT)
     assert generate(target, draft, attention_mask=mask, do_sample=False, max_new_tokens=4).shape == (1, 9)
+
+
+@pytest.mark.parametrize("strategy", [5, None, AcceptanceStrategy])
+def test_what_is_no_strategy_shows_at_once(strategy: Any) -> None:
+    with pytest.raises(InputError, match=r"strategy: expected a name or what acceptlib\.create returns, got"):
+        custom_generate(strategy)
+
+
+@pytest.mark.parametrize("length", [-1, 2.5, None])
+def test_what_is_no_length_shows_at_once(length: Any) -> None:
+    with pytest.raises(InputError, match="num_draft_tokens: expected an int >= 0, got"):
+        custom_generate(num_draft_tokens=length)
 
 
 def test_unknown_strategy_shows_at_once() -> None:

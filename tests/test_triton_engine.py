@@ -8,6 +8,7 @@ import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -73,6 +74,29 @@ def test_auto_says_why_it_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("rejection").reason == "Triton runs on GPUs, and the rows are not on one"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert call("rejection").name == "triton"
+
+
+def test_a_row_whose_sum_would_overflow_takes_torch() -> None:
+    rows, plan = torch.empty(1, 2, 1 << 19, device="meta"), acceptlib.create("greedy").plan
+    for kind, why in (("target_logits", "at most 524287 entries of logits"), ("target_probs", "None")):
+        call = {kind: rows, "uniforms": acceptlib.Uniforms(accept=rows[0, :1, :1].double(), emit=rows[0, 0, :1].long())}
+        inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64, device="meta"), **call)
+        assert why in str(engine.unsupported(plan, inputs))
+
+
+def test_a_call_that_fails_between_launches_leaves_no_counts() -> None:
+    workspace = acceptlib.Workspace.allocate(100, 10000, "cpu")
+    inputs = cases.inputs(
+        torch.zeros(1, 2, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 3, 9), workspace=workspace
+    )
+
+    def interrupted(*_: object) -> None:
+        workspace.counters.fill_(7)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):
+        engine.verify(acceptlib.create("rejection").plan, inputs)
+    assert not workspace.counters[: engine.counters(1, 2)].any()
 
 
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:

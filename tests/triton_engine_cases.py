@@ -64,7 +64,11 @@ LONG = ("padded", "ragged")  # calls of the longest shape, which takes the inter
 # Calls that every strategy goes through; "rejection" goes through all.
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
-SPECIAL = ("bad-counts-logits", "lanes")  # which such rows have alone: two strategies go through them
+SPECIAL = (
+    "bad-counts-logits",
+    "overlapping-counts",
+    "lanes",
+)  # which such rows have alone: two strategies go through them
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -84,10 +88,12 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("fly", "padded"),
     ("deferred", "padded"),
 )
+MASSES = ("block",)  # that go through "outside", whose ids are above the vocabulary behind others
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
 SLOW = ("deferred", "cascade", "relaxed")  # not of many positions: every row is reduced, or summed up several times
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
+OFTEN = 6  # so that among requests that differ in their streams alone some are decided by what is wrong
 COMPILED = ("padded", "ragged-logits")
 GROUPS = (*COMPILED, "more")
 EVERYTHING = "cuda:90"  # the target that all cases are compiled for
@@ -318,7 +324,10 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         }
         bad_logits = logits.clone()
         bad_logits[0, 0, 0], bad_logits[-1] = math.nan, -math.inf
-        found["bad-logits"] = {**both_logits, "target_logits": bad_logits}
+        found |= outside(ids, p, q) | {
+            "bad-logits": {**both_logits, "target_logits": bad_logits},
+            "lawless-draft": lawless(ids, logits, draft_logits),
+        }
         found["bad-counts"] = {**ragged, "ids": ids[kept], "draft_probs": q[kept], "max_num_draft_tokens": most - 1}
         wrong = {"cu_num_draft_tokens": cu[-1] - cu[:-1], "max_num_draft_tokens": most - 1}
         found["bad-ends"] = {**given, "draft_probs": q[kept], **wrong}
@@ -327,6 +336,30 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
+
+
+def outside(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> dict[str, dict[str, object]]:
+    """Return calls whose drafted tokens but the first are above the vocabulary: the first's decision is its own."""
+    ids, p, q = ids.repeat(OFTEN, 1), p.repeat(OFTEN, 1, 1), q.repeat(OFTEN, 1, 1)
+    ids[:, 1:] += p.shape[2]
+    # The last entry is what such a token could be taken for.
+    last, heavy = ids.clone(), 0.2 * p
+    last[:, 0] = p.shape[2] - 1
+    heavy[..., -1] += 0.8
+    return {
+        "outside": {"ids": ids, "target_probs": p, "draft_probs": q},
+        "outside-one-hot": {"ids": last, "target_probs": heavy},
+    }
+
+
+def lawless(ids: torch.Tensor, logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, object]:
+    """Return a call that rejects every token, and has nothing to take away: no greedy draft row has a law."""
+    return {
+        "ids": ids,
+        "target_logits": logits.scatter(2, ids[..., None], -math.inf),
+        "draft_logits": torch.full_like(draft_logits, -math.inf),
+        "draft_sampling": acceptlib.SamplingParams(temperature=0.0),
+    }
 
 
 def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[str, object]]:
@@ -345,6 +378,15 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
             "cu_num_draft_tokens": torch.tensor([0, 3, 9, 3]),
             "max_num_draft_tokens": 6,
             "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
+        },
+        # The last request begins where the first one's rows are.
+        "overlapping-counts": {
+            "ids": first[:3].argmax(1),
+            "target_logits": first[:6],
+            "draft_logits": first[:3],
+            "cu_num_draft_tokens": torch.tensor([0, 3, 1, 3]),
+            "max_num_draft_tokens": 3,
+            "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 1.0, 0.2])),
         },
         "lanes": {
             "ids": draft.argmax(1),
@@ -597,7 +639,8 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
-    return name == "rejection" or call in CORE or (call == "bad-entry" and name in SUMS)
+    more = {"bad-entry": SUMS, "outside": MASSES, "outside-one-hot": MASSES}
+    return name == "rejection" or call in CORE or name in more.get(call, ())
 
 
 def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Sizes]]:
