@@ -449,9 +449,11 @@ def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
         (["rejection", "--backend", "triton"], "backend='triton' cannot run on cpu"),
         (["rejection", "--only", "paddin"], "Did you mean 'padding'"),
         (["rejection", "-o", "speed=1"], "has no option 'speed'"),
-        (["rejection", "--device", "abacus"], "device 'abacus': Expected one of cpu"),
+        (["rejection", "--device", "abacus"], "--device: expected cpu, cuda or cuda:N, got 'abacus'"),
+        (["rejection", "--device", "meta"], "--device: expected cpu, cuda or cuda:N, got 'meta'"),
+        (["rejection", "--device", "cuda:99"], "cuda:99 does not exist"),
     ],
-    ids=["name", "backend", "cannot-run", "check", "option", "device"],
+    ids=["name", "backend", "cannot-run", "check", "option", "device", "no-values", "no-such-gpu"],
 )
 def test_command_refuses_what_it_cannot_do(arguments: list[str], message: str) -> None:
     result = run("check", *arguments, code=2)

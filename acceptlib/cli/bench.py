@@ -17,7 +17,7 @@ from acceptlib.cli import format as table
 from acceptlib.cli import models, report
 from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr, stdout
 from acceptlib.cli.format import Column, Format, check_ending
-from acceptlib.cli.options import FormatOption, MinPOption, TopKOption, TopPOption
+from acceptlib.cli.options import FormatOption, MinPOption, TopKOption, TopPOption, device_of
 
 if TYPE_CHECKING:
     from acceptlib.benchmarks.measure import Make, Row
@@ -128,7 +128,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         models.prepare()
     strategies = _strategies(names, backend.value)
     found, absent = _peers(peers)
-    where = _device(device)
+    where = device_of(device)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
         workloads.Workload(
@@ -329,18 +329,3 @@ def _shapes(text: str) -> list[tuple[int, int]]:
         msg = f"--shapes: expected BxK separated by commas, as in {DEFAULT_SHAPES}, got {text!r}"
         raise CommandError(msg)
     return sorted({(int(match[1]), int(match[2])) for match in found if match})
-
-
-def _device(name: str | None) -> Any:
-    import torch  # noqa: PLC0415 - as above
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        msg = f"--device: expected cpu, cuda or cuda:N, got {name!r}"
-        raise CommandError(msg)
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        msg = f"--device: {name} does not exist; this machine has {torch.cuda.device_count()} GPUs that torch can use"
-        raise CommandError(msg)
-    return device

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from acceptlib import registry
 from acceptlib.cli.console import FAILED, INTERRUPTED, complain, stderr
 from acceptlib.cli.format import Column, Format, note, show
-from acceptlib.cli.options import FormatOption, OptionOption, strategy_of
+from acceptlib.cli.options import FormatOption, OptionOption, device_of, strategy_of
 from acceptlib.engine.backends import Choice
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
 
     torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
     choice: Choice | None = None if backend is None else backends.check(backend)
+    where = device_of(device)
     wanted = None if only is None else [name.strip() for name in only.split(",")]
     results: list[tuple[str, CheckResult]] = []
     suites = []
@@ -58,7 +59,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             # A third party's, or one whose options have no defaults, which must not cost the others their checks.
             results.append((entry.name, _not_created(error)))
             continue
-        suites.append((make_subject(strategy, device=device, backend=choice), checks))
+        suites.append((make_subject(strategy, device=where, backend=choice), checks))
     # What one strategy does not have to prove another one may: unknown is what none of them has.
     chosen = select(list({check.name: check for _, checks in suites for check in checks}.values()), wanted)
     jobs = [(subject, check) for subject, checks in suites for check in checks if check in chosen]

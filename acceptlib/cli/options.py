@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,3 +97,23 @@ def _without_backend(options: dict[str, Any]) -> dict[str, Any]:
         msg = "-o: 'backend' is no option of a strategy: set it in a --config file"
         raise CommandError(msg)
     return options
+
+
+def device_of(name: str | None) -> Any:
+    """Return the device of a command line; a GPU if it names none and there is one.
+
+    Raises:
+        CommandError: It does not exist.
+    """
+    import torch  # noqa: PLC0415 - seconds of import that other commands do not need
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        msg = f"--device: expected cpu, cuda or cuda:N, got {name!r}"
+        raise CommandError(msg)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        msg = f"--device: {name} does not exist; this machine has {torch.cuda.device_count()} GPUs that torch can use"
+        raise CommandError(msg)
+    return device
