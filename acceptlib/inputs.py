@@ -34,7 +34,9 @@ EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_ROW: "the target's row has NaN, an infinity, or no entry above zero probability",
     Status.UNNORMALIZED_ROW: "a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4",
     Status.INVALID_TOKEN_ID: "a drafted or bonus token id is outside the vocabulary",
-    Status.INVALID_COUNT: "cu_num_draft_tokens does not begin at 0, decreases, leaves [0, T], or exceeds K",
+    Status.INVALID_COUNT: (
+        "cu_num_draft_tokens does not begin at 0, decreases, leaves [0, T], or exceeds max_num_draft_tokens"
+    ),
     Status.INVALID_PARAMETER: "a sampling parameter is out of range",
 }
 

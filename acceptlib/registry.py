@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from acceptlib import plugins
-from acceptlib.errors import InputError, PluginError, UnknownStrategyError, suggest
+from acceptlib.errors import PluginError, UnknownStrategyError, suggest
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -147,10 +147,7 @@ def as_strategy(strategy: str | AcceptanceStrategy) -> AcceptanceStrategy:
         InputError: `strategy` is neither a name nor a strategy.
         UnknownStrategyError: No strategy has this name.
     """
-    from acceptlib.strategy import AcceptanceStrategy  # noqa: PLC0415 - which packages import while they are loaded
+    from acceptlib.strategy import expect_strategy  # noqa: PLC0415 - a module that packages import as they are loaded
 
     found = create(strategy) if isinstance(strategy, str) else strategy
-    if not isinstance(found, AcceptanceStrategy):
-        msg = f"strategy: expected a name or what acceptlib.create returns, got {strategy!r}"
-        raise InputError(msg)
-    return found
+    return expect_strategy(found, "a name or what acceptlib.create returns")

@@ -11,7 +11,7 @@ import torch
 
 from acceptlib.engine import backends, custom_op
 from acceptlib.engine.plan import Constant, Plan, Traits
-from acceptlib.errors import OptionError, StrategyDefinitionError, suggest
+from acceptlib.errors import InputError, OptionError, StrategyDefinitionError, suggest
 from acceptlib.inputs import VerifyResult, prepare
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
 from acceptlib.workspace import Workspace
@@ -300,6 +300,18 @@ class AcceptanceStrategy:
         """Show the call that makes this strategy."""
         options = "".join(f", {name}={value!r}" for name, value in self.options.model_dump().items())
         return f"acceptlib.create({self.name!r}{options})"
+
+
+def expect_strategy(strategy: object, expected: str = "what acceptlib.create returns") -> AcceptanceStrategy:
+    """Return a strategy as it is.
+
+    Raises:
+        InputError: It is none; `expected` says what would be.
+    """
+    if not isinstance(strategy, AcceptanceStrategy):
+        msg = f"strategy: expected {expected}, got {strategy!r}"
+        raise InputError(msg)
+    return strategy
 
 
 def _explain(name: str, options: type[Options], error: pydantic.ValidationError) -> str:

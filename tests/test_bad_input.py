@@ -71,7 +71,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "max-negative": ({"max_num_draft_tokens": -1}, ["max_num_draft_tokens", ">= 0", "-1"]),
     "max-type": ({"max_num_draft_tokens": 2.0}, ["max_num_draft_tokens", "int", "2.0"]),
-    "bonus-shape": ({"bonus_token_ids": torch.zeros(3, dtype=I64)}, ["bonus_token_ids", "[2]", "[3]"]),
+    "bonus-shape": ({"bonus_token_ids": torch.zeros(3, dtype=I64)}, ["bonus_token_ids", "leading 0", "[2]", "[3]"]),
     "bonus-dtype": ({"bonus_token_ids": torch.zeros(2)}, ["bonus_token_ids", "int32 or int64", "float32"]),
     "rng-type": ({"rng": "seed"}, ["rng", "acceptlib.Rng", "str"]),
     "rng-shape": ({"rng": support.streams([1, 2, 3])}, ["rng", "[2]", "[3]"]),

@@ -335,6 +335,10 @@ class TestCommand:
         assert "V = 500, float32" in text
         assert "Not measured" not in text
 
+    def test_rows_of_the_pair_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "transformers.utils", None)
+        assert "acceptlib[hf]" in run("greedy", *TINY, "--rows", "pair", code=2).stderr
+
     def test_every_strategy_without_names(self) -> None:
         rows = json.loads(run(*TINY, "--format", "json").stdout)["rows"]
         assert [row["name"] for row in rows] == acceptlib.available()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,25 @@ def test_counts_that_do_not_fit_are_errors_before_anything_is_drawn(name: str, v
     with pytest.raises(InputError, match=rf"{name}: expected a tensor \[4\] on cpu"):
         chain_speculative_sampling(**batch(4), generator=source, **{name: value})
     assert torch.equal(source.get_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"generator": 5}, "generator: expected a torch.Generator or None, got 5"),
+        (
+            {"maybe_output_accepted_token_num": torch.zeros(4)},
+            "expected int32 or int64, got float32",
+        ),
+        ({"maybe_output_emitted_draft_token_num": torch.zeros(4).bool()}, "expected int32 or int64, got bool"),
+        ({"draft_probs": None}, "draft_probs: expected a tensor [B, K, V], got NoneType"),
+        ({"target_probs": [0.5]}, "target_probs: expected a tensor [B, K+1, V], got list"),
+    ],
+    ids=["generator", "float", "bool", "draft", "target"],
+)
+def test_what_is_of_another_kind_is_an_error(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        chain_speculative_sampling(**batch(4) | wrong)
 
 
 def test_ids_without_a_batch_are_an_error() -> None:

@@ -370,15 +370,12 @@ def test_bonus_tokens_and_counts_of_another_batch_are_an_error() -> None:
 
 
 def test_a_generator_of_no_request_is_passed_over() -> None:
-    generators = [{row: support.generator(4) for row in rows} for rows in ((0,), (0, 7, -2))]
-    first, second = (
-        (
-            torch.manual_seed(1),
-            RejectionSampler()(**batch([3, 2]), sampling_metadata=random_sampling(2, generators=some)),
-        )[1]
-        for some in generators
-    )
-    assert torch.equal(first, second)
+    results = []
+    for rows in ((0,), (0, 7, -2)):
+        torch.manual_seed(1)
+        sampling = random_sampling(2, generators={row: support.generator(4) for row in rows})
+        results.append(RejectionSampler()(**batch([3, 2]), sampling_metadata=sampling))
+    assert torch.equal(*results)
 
 
 def test_an_empty_batch_is_all_greedy_and_all_random() -> None:

@@ -301,6 +301,11 @@ def test_what_is_no_strategy(strategy: Any) -> None:
         check_strategy(strategy)
 
 
+def test_command_checks_a_strategy_once() -> None:
+    result = run("check", "rejection", "speculative", "rejection", "--only", "padding", "--format", "json")
+    assert [record["strategy"] for record in json.loads(result.stdout)] == ["rejection"]
+
+
 def test_one_name_is_one_check() -> None:
     (result,) = check_strategy(Rejection(), only="neighbours")
     assert result.name == "neighbours"

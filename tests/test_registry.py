@@ -253,6 +253,12 @@ def test_broken_hook_is_reported_and_harms_nobody(install: Install, case: str) -
         acceptlib.create("bad-coin")
 
 
+def test_a_problem_that_is_a_sentence_ends_once(install: Install) -> None:
+    install("bad-coin", "raise RuntimeError('no licence.')")
+    with pytest.raises(UnknownStrategyError, match=r"no licence\. See `acceptlib plugins`\.$"):
+        acceptlib.create("bad-coin")
+
+
 def test_error_gives_the_problems_of_the_name_asked_for(install: Install) -> None:
     """Of an entry point or a strategy of that name; of any other name, who might have brought it."""
     install("bad-coin", "raise RuntimeError('no licence')")

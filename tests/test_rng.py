@@ -7,13 +7,14 @@ import math
 import random
 from collections import Counter
 from statistics import NormalDist
+from unittest import mock
 
 import pytest
 import torch
 
 from acceptlib import AcceptlibError, Rng
 from acceptlib.errors import InputError
-from acceptlib.rng import Purpose, counters, join, philox, to_uniform
+from acceptlib.rng import Purpose, counters, join, philox, resolve, to_uniform
 
 MASK = 0xFFFFFFFF
 
@@ -330,3 +331,16 @@ def test_of_rejects() -> None:
         Rng.of(Rng(seeds=LONG, offsets=LONG.clone()), 4, torch.device("cpu"))
     with pytest.raises(InputError, match="got str"):
         Rng.of("7", 3, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def test_a_generator_on_a_gpu_is_no_int(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeded alike, their streams differ, and the next call's do too."""
+    device, offset = torch.device("cuda", 0), [0]
+    generator = mock.Mock(spec=torch.Generator, device=device)
+    generator.initial_seed.return_value = 5
+    generator.get_offset.side_effect = lambda: offset[0]
+    generator.set_offset.side_effect = lambda value: offset.__setitem__(0, value)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    roots = [resolve(5, 3, device), *(resolve(generator, 3, device) for _ in range(2))]
+    seeds = [tuple(root.streams(3, torch.device("cpu")).seeds.tolist()) for root in roots]
+    assert len({*itertools.chain(*seeds)}) == 9

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -97,6 +98,15 @@ def test_a_call_that_fails_between_launches_leaves_no_counts() -> None:
     with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):
         engine.verify(acceptlib.create("rejection").plan, inputs)
     assert not workspace.counters[: engine.counters(1, 2)].any()
+
+
+def test_threads_share_no_memory() -> None:
+    """Their launches on one stream may take turns."""
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
+    memory = functools.partial(engine._memory, inputs, 3, 5)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(memory).result() is not memory()
+    assert memory() is memory()
 
 
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:

@@ -64,11 +64,8 @@ LONG = ("padded", "ragged")  # calls of the longest shape, which takes the inter
 # Calls that every strategy goes through; "rejection" goes through all.
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
-SPECIAL = (
-    "bad-counts-logits",
-    "overlapping-counts",
-    "lanes",
-)  # which such rows have alone: two strategies go through them
+# Calls that such rows have alone: two strategies go through them.
+SPECIAL = ("bad-counts-logits", "overlapping-counts", "lanes")
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {

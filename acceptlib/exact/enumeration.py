@@ -22,7 +22,7 @@ from acceptlib.engine import decide
 from acceptlib.engine.plan import Plan, call
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
 from acceptlib.rules import Rule
-from acceptlib.strategy import AcceptanceStrategy
+from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 
 Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
 """Maps the tokens emitted or drafted so far to the next row [V]."""
@@ -107,9 +107,10 @@ def law(
     vocab_size = len(target_at(()))
     draft_at = None if draft is None else as_model(draft, vocab_size)
     # Rows beyond a length that was given are left out. Without one they mean that the target's bonus row is missing.
-    num_rows = len(draft) if isinstance(draft, torch.Tensor) else num_draft_tokens
-    if num_rows < num_draft_tokens or (num_rows > num_draft_tokens and given is None):
-        msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {[*getattr(draft, 'shape', ())]}"
+    if isinstance(draft, torch.Tensor) and (
+        len(draft) < num_draft_tokens or (given is None and len(draft) > num_draft_tokens)
+    ):
+        msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {list(draft.shape)}"
         raise InputError(msg)
     if draft_token_ids is not None and (
         len(draft_token_ids) != num_draft_tokens or not all(0 <= token < vocab_size for token in draft_token_ids)
@@ -359,10 +360,7 @@ def plan_of(strategy: AcceptanceStrategy) -> Plan:
     Raises:
         InputError: It overrides `verify` whole and has none, or is no strategy.
     """
-    if not isinstance(strategy, AcceptanceStrategy):
-        msg = f"strategy: expected what acceptlib.create returns, got {strategy!r}"
-        raise InputError(msg)
-    plan: Plan | None = getattr(strategy, "plan", None)
+    plan: Plan | None = getattr(expect_strategy(strategy), "plan", None)
     if plan is None:
         msg = f"strategy {strategy.name!r} overrides verify whole: it has no rules whose law could be enumerated"
         raise InputError(msg)

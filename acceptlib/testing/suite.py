@@ -12,7 +12,7 @@ import torch
 
 from acceptlib.engine.backends import Choice
 from acceptlib.errors import BackendError, InputError, suggest
-from acceptlib.strategy import AcceptanceStrategy
+from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 from acceptlib.testing import checks
 from acceptlib.testing.batches import mixed
 from acceptlib.testing.subject import ConformanceError, Skipped, Subject, VerifyArguments, no_arguments
@@ -66,10 +66,8 @@ class CheckResult:
 
 def checks_for(strategy: AcceptanceStrategy) -> list[Check]:
     """Return the checks that a strategy's declared guarantee asks for, in the order in which they run."""
-    if not isinstance(strategy, AcceptanceStrategy):
-        msg = f"strategy: expected what acceptlib.create returns, got {strategy!r}"
-        raise InputError(msg)
-    return [Check.of(function) for function in checks.chosen(strategy.resolve_traits().guarantee)]
+    guarantee = expect_strategy(strategy).resolve_traits().guarantee
+    return [Check.of(function) for function in checks.chosen(guarantee)]
 
 
 def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, str] = NOTHING_EXPECTED) -> CheckResult:
