@@ -6,6 +6,7 @@ mean number of emitted tokens. Run with `make bench`. Both sides are timed in tu
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from acceptlib.exact import oracle
 NUM_DRAFT_TOKENS = 5
 TEMPERATURE = 0.8
 Emitted = tuple[torch.Tensor, ...]
+Step = Callable[[], list[Emitted]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Batch:
     p: torch.Tensor
     q: torch.Tensor
     bonus: torch.Tensor
+
+    @functools.cached_property
+    def requests(self) -> list[Batch]:
+        """Return each request by itself, for functions that take one."""
+        parts = zip(*(tensor.split(1) for tensor in (self.ids, self.logits, self.p, self.q, self.bonus)), strict=True)
+        return [Batch(*part) for part in parts]
 
     @property
     def metadata(self) -> vllm_v1.SpecDecodeMetadata:
@@ -194,7 +202,7 @@ class Pair:
         strategy: The oracle's rule.
         num_requests: B.
         vocab_size: V.
-        unbatched: Whether both take one request and return two scalars.
+        unbatched: Whether both take one request and return two scalars; a step is then a call for each.
         given_bonus: Whether the bonus token is the caller's.
         goal: How many times faster the drop-in has to be.
     """
@@ -208,16 +216,26 @@ class Pair:
     given_bonus: bool = False
     goal: float = 1.0
 
-    def num_emitted(self, result: Emitted) -> torch.Tensor:
+    def parts(self, rows: Batch) -> list[Batch]:
+        """Return what one call takes at a time."""
+        return rows.requests if self.unbatched else [rows]
+
+    def steps(self, rows: Batch) -> tuple[Step, Step]:
+        """Return the drop-in's step and the plain one."""
+        parts = self.parts(rows)
+        calls = [self.dropin(part) for part in parts]
+        return lambda: [call() for call in calls], lambda: [self.plain(part) for part in parts]
+
+    def num_emitted(self, results: list[Emitted]) -> torch.Tensor:
         """Return emitted tokens a request."""
-        return result[0][None] + 1 if self.unbatched else (result[0] >= 0).sum(1)
+        return torch.cat([result[0][None] + 1 if self.unbatched else (result[0] >= 0).sum(1) for result in results])
 
 
 PAIRS = {
     "flashinfer": Pair(dropin_flashinfer, plain_flashinfer, "rejection"),
-    "naive-speculate": Pair(dropin_naive, plain_naive, "rejection", num_requests=1, unbatched=True),
+    "naive-speculate": Pair(dropin_naive, plain_naive, "rejection", unbatched=True),
     "naive-speculate-V128256": Pair(dropin_naive, plain_naive, "rejection", 1, 128256, unbatched=True, goal=3.0),
-    "naive-speculate-greedy": Pair(dropin_greedy_match, plain_greedy_match, "greedy", num_requests=1, unbatched=True),
+    "naive-speculate-greedy": Pair(dropin_greedy_match, plain_greedy_match, "greedy", unbatched=True),
     "vllm-v0-typical": Pair(dropin_typical, plain_typical, "typical", given_bonus=True),
     "vllm-v0-rejection": Pair(dropin_rejection, plain_rejection, "rejection", given_bonus=True),
     "vllm-v1": Pair(dropin_v1, plain_v1, "rejection", given_bonus=True),
@@ -228,29 +246,25 @@ PAIRS = {
 def check_dropin(pair: Pair, rows: Batch) -> None:
     """Assert that a drop-in takes the oracle's tokens, for the numbers that torch's generator gives it."""
     torch.manual_seed(5)
-    uniforms = Rng.of(None, len(rows.ids), torch.device("cpu")).uniforms(NUM_DRAFT_TOKENS)
+    drawn = [Rng.of(None, len(part.ids), torch.device("cpu")).uniforms(NUM_DRAFT_TOKENS) for part in pair.parts(rows)]
+    accept, bits = torch.cat([part.accept for part in drawn]), torch.cat([part.emit for part in drawn])
     torch.manual_seed(5)
-    result = pair.dropin(rows)()
+    results = pair.steps(rows)[0]()
     for b in range(min(3, len(rows.ids))):
-        accept, bits = uniforms.accept[b].tolist(), int(uniforms.emit[b])
-        tokens, accepted = oracle.verify(pair.strategy, rows.ids[b].tolist(), rows.p[b], rows.q[b], accept, bits)
+        numbers = accept[b].tolist(), int(bits[b])
+        tokens, accepted = oracle.verify(pair.strategy, rows.ids[b].tolist(), rows.p[b], rows.q[b], *numbers)
         if pair.unbatched:
-            assert [int(value) for value in result] == [accepted, tokens[-1]]
+            assert [int(value) for value in results[b]] == [accepted, tokens[-1]]
             continue
         if accepted == NUM_DRAFT_TOKENS and pair.given_bonus:
             tokens[-1] = int(rows.bonus[b])
-        assert result[0][b, : len(tokens)].tolist() == tokens
+        assert results[0][0][b, : len(tokens)].tolist() == tokens
 
 
 def check_plain(pair: Pair) -> None:
     """Assert that both sides emit as many tokens in the mean, over 4000 requests of a small vocabulary."""
-    rows = batch(1 if pair.unbatched else 4000, 50)
-    repeats = 4000 if pair.unbatched else 1
     torch.manual_seed(6)
-    sides = [
-        torch.cat([pair.num_emitted(step()) for _ in range(repeats)]).double()
-        for step in (pair.dropin(rows), lambda: pair.plain(rows))
-    ]
+    sides = [pair.num_emitted(step()).double() for step in pair.steps(batch(4000, 50))]
     spread = sum(float(side.var()) / len(side) for side in sides) ** 0.5
     assert abs(float(sides[0].mean() - sides[1].mean())) <= 6 * spread
 
@@ -268,13 +282,13 @@ def median_times(*functions: Callable[[], Any], rounds: int = 31) -> list[float]
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_dropin(benchmark: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A drop-in beside its documented algorithm, B = 32 where there is a batch, K = 5, V = 32000."""
+    """A drop-in beside its documented algorithm: B = 32, K = 5, V = 32000 but where the name says otherwise."""
     pair = PAIRS[name]
     rows = batch(pair.num_requests, pair.vocab_size)
     check_dropin(pair, rows)
     check_plain(pair)
-    step = pair.dropin(rows)
-    dropin, plain = median_times(step, lambda: pair.plain(rows))
+    step, plain_step = pair.steps(rows)
+    dropin, plain = median_times(step, plain_step)
     benchmark.group = f"compat-B{pair.num_requests}-K{NUM_DRAFT_TOKENS}-V{pair.vocab_size}"
     benchmark.extra_info["times faster than plain"] = plain / dropin
     with capsys.disabled():

@@ -335,6 +335,14 @@ class TestCommand:
         assert "V = 500, float32" in text
         assert "Not measured" not in text
 
+    def test_what_a_peer_does_not_run_is_said(self) -> None:
+        given = ["--vocab-size", "500", "--inputs", "logits,probs", "--peers", "transformers"]
+        text = run("rejection", "--shapes", "1x2,2x2", *given).stdout
+        expected = "transformers in 3 of 4 workloads, since it takes at most 1 request and takes logits."
+        assert f"Not measured: {expected}" in " ".join(text.split())
+        text = run("rejection", "--shapes", "1x2", *given[:2], "--inputs", "logits", *given[-2:]).stdout
+        assert "Not measured" not in text
+
     def test_rows_of_the_pair_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "transformers.utils", None)
         assert "acceptlib[hf]" in run("greedy", *TINY, "--rows", "pair", code=2).stderr

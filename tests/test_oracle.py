@@ -476,16 +476,18 @@ def test_given_bonus_tokens(setting: str, layout: str) -> None:
 
 def test_counts_without_the_leading_zero() -> None:
     """Counts that are as many as the bonus tokens begin with the first request's end, K found or given."""
-    requests = sorted(make_requests(Case(7, 4, 13, "ragged", seed=2)), key=lambda request: -len(request.ids))
+    first, *rest = sorted(make_requests(Case(7, 4, 13, "ragged", seed=2)), key=lambda request: -len(request.ids))
+    requests = [first, *(request for request in rest if len(request.ids) < len(first.ids))]
+    assert len(requests) > 3
     tensors = lay_out(requests, "ragged") | {"cu_num_draft_tokens": None, "max_num_draft_tokens": None}
     ends = torch.tensor([*itertools.accumulate(len(request.ids) for request in requests)])
-    bonus = torch.arange(7) % 13
+    bonus = torch.arange(len(requests)) % 13
     for most in (None, 5):
         results = [
             call(
                 "rejection",
                 {**tensors, "cu_num_draft_tokens": counts, "max_num_draft_tokens": most},
-                rng=rng_of(7),
+                rng=rng_of(len(requests)),
                 bonus_token_ids=bonus,
             )
             for counts in (ends, torch.cat((torch.tensor([0]), ends)))

@@ -201,7 +201,7 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
         )
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
-    words = torch.zeros(engine.words(call, len(rows), 0, num_blocks, 0), dtype=torch.int64)
+    words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
     given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     parameters = (rows if value is None else value for value in given)  # what is not given is not read
     law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
@@ -239,6 +239,7 @@ def law_kernel(
     """Store the law of one row, found as a row of the target is."""
     number = tl.program_id(0).to(tl.int64)
     zero = (number * 0).to(tl.int32)
+    cut_words = CALL.tile_words + num_blocks * CALL.block_words
     model = kernel_rows.open_model(
         kernel_rows.Given(
             rows_ptr=rows_ptr,
@@ -265,8 +266,8 @@ def law_kernel(
         num_rows=num_rows,
         num_blocks=num_blocks,
         partials_ptr=workspace_ptr,
-        cuts_ptr=workspace_ptr + 2 * num_rows * num_blocks,
-        cut_words=CALL.tile_words + num_blocks * CALL.block_words,
+        cuts_ptr=workspace_ptr + 2 * num_rows * num_blocks + number * cut_words,
+        cut_words=cut_words,
         extra_ptr=workspace_ptr,
         CALL=CALL,
         MODEL=kernel_rows.TARGET,

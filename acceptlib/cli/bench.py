@@ -127,7 +127,6 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     if rows is Source.pair:
         models.prepare()
     strategies = _strategies(names, backend.value)
-    found, absent = _peers(peers)
     where = device_of(device)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
@@ -143,6 +142,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         )
         for kind, (num_requests, num_draft_tokens) in itertools.product(_kinds(inputs), _shapes(shapes))
     ]
+    found, absent = _peers(peers, todo, where)
     measured: list[Row] = []
     interrupted = False
     try:
@@ -286,8 +286,8 @@ def _strategies(names: Sequence[str] | None, backend: Choice) -> dict[str, Make]
     return {entry.strategy.name: (lambda entry=entry: entry.strategy(backend=backend)) for entry in entries}  # type: ignore[misc]
 
 
-def _peers(names: str | None) -> tuple[list[Peer], list[str]]:
-    """Return the other libraries to measure, and why others are not.
+def _peers(names: str | None, todo: Sequence[Workload], device: Any) -> tuple[list[Peer], list[str]]:
+    """Return the other libraries to measure, and which of all are not, or not everywhere, and why.
 
     Raises:
         CommandError: One that was asked for does not exist or cannot be imported.
@@ -301,8 +301,14 @@ def _peers(names: str | None) -> tuple[list[Peer], list[str]]:
     if names is not None and missing:
         msg = "--peers: " + "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise CommandError(msg)
-    found = [PEERS[name] for name in wanted if name not in missing]
-    return found, [f"{name}, since {reason}" for name, reason in missing.items()]
+    found = {name: PEERS[name] for name in wanted if name not in missing}
+    absent = [f"{name}, since {reason}" for name, reason in missing.items()]
+    for name, peer in found.items():
+        reasons = [reason for workload in todo if (reason := peer.unsupported(workload, device)) is not None]
+        if reasons:
+            why = " and ".join(dict.fromkeys(reasons))
+            absent.append(f"{name} in {len(reasons)} of {len(todo)} workloads, since it {why}")
+    return [*found.values()], absent
 
 
 def _kinds(text: str) -> list[Any]:

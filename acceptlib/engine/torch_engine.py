@@ -32,7 +32,10 @@ PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
 
 SCRATCH_BYTES = 2 << 20
-"""Size of one chunk of float32 rows: a few of them fit into a core's cache."""
+"""Size of float32 rows that are processed at a time on the CPU: a few times as much fits into a core's cache."""
+
+DEVICE_SCRATCH_BYTES = 64 << 20
+"""The same on other devices, where every chunk of rows is some dozens of launches."""
 
 SUM_SCALE = 2.0**44
 """Fixed-point scale of row sums: magnitudes below 2^19 in steps of 2^-44."""
@@ -70,12 +73,14 @@ class _Step:
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
         self.plan = plan
         self.inputs = inputs
-        self.chunk = max(1, SCRATCH_BYTES // (4 * inputs.vocab_size))
+        size = SCRATCH_BYTES if inputs.target.data.is_cpu else DEVICE_SCRATCH_BYTES
+        chunk = max(1, size // (4 * inputs.vocab_size))
+        self.chunk = max(1, chunk // 2)  # of rows that temporaries of the same size are made of
         self.layout = Layout(inputs, reads_draft=plan.reads_draft)
-        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, self.chunk, "target")
+        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, chunk, "target")
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
-            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
+            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, chunk, "draft")
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)

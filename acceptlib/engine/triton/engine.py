@@ -308,11 +308,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ends=cu is not None and len(cu) == num_requests,
     )
     call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
-    num_positions = ids.shape[0] if ragged else num_requests * most
+    num_tokens = ids.numel()
     memory = _memory(
         inputs,
         counters(num_requests, most),
-        words(call, num_requests, num_positions, num_blocks, num_emit_blocks),
+        words(call, num_requests, most, num_tokens, num_blocks, num_emit_blocks),
     )
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
     arguments = (
@@ -341,8 +341,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         tables.shape[1],
         _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else None,
         num_requests,
-        num_positions if ragged else 0,
-        num_positions,
+        num_tokens,
         most,
         target.vocab_size,
         target.vocab_size if draft is None else draft.vocab_size,
@@ -418,9 +417,9 @@ def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def words(call: Call, num_requests: int, num_positions: int, num_blocks: int, num_emit_blocks: int) -> int:
+def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks: int, num_emit_blocks: int) -> int:
     """Return how many 64-bit words of its workspace a call uses: the kernels' layout, and behind it the state."""
-    end: int = layout_of.fn(num_positions, num_requests, num_blocks, num_emit_blocks, call).end
+    end: int = layout_of.fn(num_requests, most, num_tokens, num_blocks, num_emit_blocks, call).end
     return end + len(call.state) * num_requests
 
 
@@ -451,7 +450,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     num_blocks, num_words = -(-vocab_size // BLOCK), 0
     for tuning in map(globals().__getitem__, TUNINGS):
         call = compiled_for(rules, form, tuning, BLOCK, 0, 0, TILE)
-        sizes = num_requests, num_requests * most, num_blocks, -(-vocab_size // tuning.emit_block)
+        sizes = num_requests, most, num_requests * most, num_blocks, -(-vocab_size // tuning.emit_block)
         num_words = max(num_words, words(call, *sizes))
     return Workspace.allocate(counters(num_requests, most), num_words, device)
 

@@ -36,7 +36,6 @@ VARYING = [
     "table_size",
     "num_requests",
     "num_tokens",
-    "num_positions",
     "max_num_draft_tokens",
     "num_blocks",
     "num_emit_blocks",
@@ -118,8 +117,7 @@ def verify_kernel(
     table_size,
     state_ptr,  # [num_state, B] float64
     num_requests,  # B
-    num_tokens,  # T, of the ragged layout
-    num_positions,  # T or B * K
+    num_tokens,  # T or B * K
     max_num_draft_tokens,  # K
     vocab_size,  # V
     draft_vocab_size,  # V'
@@ -143,13 +141,14 @@ def verify_kernel(
         position = first_position + tl.num_programs(2) - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, CALL)
-
-    num_rows = (num_positions + num_requests).to(tl.int64)
-    layout = layout_of(num_positions.to(tl.int64), num_requests.to(tl.int64), num_blocks, num_emit_blocks, CALL)
-    draws_at = number
-    if CALL.mass_scalar >= 0:
-        draws_at = tl.where(fault == 0, start + number, num_rows + number)  # without counts it has none of the rows
+    # What is found of rows is in places of the request's own, but for cuts, which would take too many.
+    checks: tl.constexpr = STAGE == "decide" or STAGE == "emit" or CALL.filters  # noqa: PLR1714 - what Triton compiles
+    start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, checks, CALL)
+    first = number * max_num_draft_tokens
+    num_positions = num_requests.to(tl.int64) * max_num_draft_tokens
+    layout = layout_of(
+        num_requests.to(tl.int64), max_num_draft_tokens, num_tokens.to(tl.int64), num_blocks, num_emit_blocks, CALL
+    )
     target = rows.open_model(
         rows.Given(
             target_ptr,
@@ -170,13 +169,13 @@ def verify_kernel(
             target_num_biases,
         ),
         request=number,
-        first=start + number,
+        first=first + number,
         first_row=start + number if CALL.has_bonus_rows else start,
         rows_here=count + 1 if CALL.has_bonus_rows else count,
-        num_rows=num_rows,
+        num_rows=num_positions + num_requests,
         num_blocks=num_blocks,
         partials_ptr=workspace_ptr,
-        cuts_ptr=workspace_ptr + layout.cuts,
+        cuts_ptr=workspace_ptr + layout.cuts + (start + number) * layout.cut_words,
         cut_words=layout.cut_words,
         extra_ptr=workspace_ptr + layout.extra,
         CALL=CALL,
@@ -202,13 +201,13 @@ def verify_kernel(
             draft_num_biases,
         ),
         request=number,
-        first=start,
+        first=first,
         first_row=start,
         rows_here=count,
-        num_rows=num_positions.to(tl.int64),
+        num_rows=num_positions,
         num_blocks=num_blocks,
         partials_ptr=workspace_ptr + layout.draft_partials,
-        cuts_ptr=workspace_ptr + layout.draft_cuts,
+        cuts_ptr=workspace_ptr + layout.draft_cuts + start * layout.cut_words,
         cut_words=layout.cut_words,
         extra_ptr=workspace_ptr + layout.extra,
         CALL=CALL,
@@ -235,9 +234,9 @@ def verify_kernel(
         draft=draft,
         stream=decide.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset),
         bonus_ptr=bonus_ptr + number,
-        scalars_ptr=scalars_ptr + start,
+        scalars_ptr=scalars_ptr + first,
         num_positions=num_positions,
-        sums_ptr=workspace_ptr + layout.sums + start * num_blocks,
+        sums_ptr=workspace_ptr + layout.sums + first * num_blocks,
         tables_ptr=tables_ptr,
         table_size=table_size,
         state_ptr=state_ptr,
@@ -254,7 +253,7 @@ def verify_kernel(
     if decides:
         # On its way before parameters are looked at, and while the stage before ends.
         fetched = decide.fetch_first(count, request, CALL)
-    # A request without counts has no rows to reduce: those that it would point at are another's.
+    # A request without counts has no rows to reduce.
     num_read = tl.where(fault == 0, count, -1)
     own_fault = tl.maximum(
         rows.fault_of(target, vocab_size, CALL, TARGET), rows.fault_of(draft, vocab_size, CALL, DRAFT)
@@ -306,7 +305,7 @@ def verify_kernel(
             fault,
             request,
             prepared_ptr,
-            workspace_ptr + layout.draws + draws_at * layout.draw_words,
+            workspace_ptr + layout.draws + (first + number if CALL.mass_scalar >= 0 else number) * layout.draw_words,
             out,
             CALL,
         )

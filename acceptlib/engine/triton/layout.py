@@ -39,26 +39,26 @@ class Layout(NamedTuple):
 
 
 @triton.jit
-def layout_of(num_positions, num_requests, num_blocks, num_emit_blocks, CALL: tl.constexpr):
-    """Return the layout for a call; `layout_of.fn` does so for numbers."""
+def layout_of(num_requests, most, num_tokens, num_blocks, num_emit_blocks, CALL: tl.constexpr):
+    """Return the layout for a call of B requests, K and T; `layout_of.fn` does so for numbers."""
+    num_positions = num_requests * most
     num_rows = num_positions + num_requests
     draft_partials = 2 * num_rows * num_blocks
     scalars = draft_partials + 2 * num_positions * num_blocks
     sums = scalars + len(CALL.scalars) * num_positions
     draws = sums + (len(CALL.sums) + CALL.top_k) * num_positions * num_blocks
     draw_words = CALL.emit_words * num_emit_blocks
-    prepared = draws + num_requests * draw_words
+    prepared = draws + (num_rows if CALL.mass_scalar >= 0 else num_requests) * draw_words
     cuts = prepared
     if CALL.mass_scalar >= 0:
-        prepared += num_rows * draw_words
-        cuts = prepared + 3 * num_requests
+        cuts += 3 * num_requests
     cut_words = CALL.tile_words + num_blocks * CALL.block_words
     draft_cuts = cuts
     if CALL.filtered[0]:
-        draft_cuts += num_rows * cut_words
+        draft_cuts += (num_tokens + num_requests) * cut_words
     extra = draft_cuts
     if CALL.filtered[1]:
-        extra += num_positions * cut_words
+        extra += num_tokens * cut_words
     end = extra + CALL.extra_words * num_rows * num_blocks
     return Layout(
         draft_partials,

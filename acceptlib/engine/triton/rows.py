@@ -94,21 +94,26 @@ class Entries(NamedTuple):
 
 
 @triton.jit
-def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CALL: tl.constexpr):
-    """Return the request's first drafted position among all, n_b before placeholders, and its `Status`."""
+def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CHECKS: tl.constexpr, CALL: tl.constexpr):
+    """Return the request's first drafted position among all, n_b before placeholders, and its `Status`.
+
+    What it is told to read is there, whatever the counts are. `CHECKS` says whether its status depends on those of the
+    requests before too: its rows must not be theirs.
+    """
     if CALL.ragged:
         before = request if CALL.ends else request + 1  # bounds up to its start
         start = tl.load(cu_ptr + before - 1, mask=before > 0, other=0).to(tl.int64)
         end = tl.load(cu_ptr + before).to(tl.int64)
-        # Above one of them lie another request's rows.
-        largest = tl.full((), 0, tl.int64)
-        for base in range(0, before, BOUNDS):
-            index = base + tl.arange(0, BOUNDS)
-            bounds = tl.load(cu_ptr + index, mask=index < before, other=0)
-            largest = tl.maximum(largest, tl.max(bounds, 0).to(tl.int64))
-        sane = (start == largest) & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
-        if not CALL.ends:
-            sane = sane & (tl.load(cu_ptr) == 0)
+        sane = (start >= 0) & (end >= start) & (end <= num_tokens) & (end - start <= max_num_draft_tokens)
+        if CHECKS:
+            largest = tl.full((), 0, tl.int64)
+            for base in range(0, before, BOUNDS):
+                index = base + tl.arange(0, BOUNDS)
+                bounds = tl.load(cu_ptr + index, mask=index < before, other=0)
+                largest = tl.maximum(largest, tl.max(bounds, 0).to(tl.int64))
+            sane = sane & (start == largest)
+            if not CALL.ends:
+                sane = sane & (tl.load(cu_ptr) == 0)
         return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, 4)
     else:
         return request * max_num_draft_tokens, max_num_draft_tokens, tl.full((), 0, tl.int32)
@@ -136,12 +141,12 @@ def open_model(
         given: All requests' rows.
         request: Its number.
         first: The number of its first row among what is found of rows.
-        first_row: The same among the rows given, which differs where bonus rows are left out.
+        first_row: The same among the rows given.
         rows_here: How many rows it has.
-        num_rows: Rows of all requests.
+        num_rows: Rows of all requests among what is found.
         num_blocks: Of a row.
         partials_ptr: Two words for each block of each row.
-        cuts_ptr: `cut_words` for each row.
+        cuts_ptr: `cut_words` for each of the request's rows.
         cut_words: See `Layout`.
         extra_ptr: `CALL.extra_words` for each block of each row.
         CALL: The call.
@@ -178,7 +183,7 @@ def open_model(
         sums_ptr=partials_ptr + at,
         maxima_ptr=maxima_ptr + at,
         best_ptr=best_ptr + at,
-        cuts_ptr=cuts_ptr + first * cut_words,
+        cuts_ptr=cuts_ptr,
         cut_words=cut_words,
         extra_ptr=extra_ptr + first * CALL.extra_words * num_blocks,
     )
