@@ -125,6 +125,7 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     parameters = {"temperature": 0.65, "top_k": 7, "top_p": 0.75, "min_p": 0.015625}
     with torch.inference_mode():
         assert filled(parameters) == len(parameters)
+    assert not any(kept.is_inference() for kept in tensors._FILLED.values())
     assert filled(parameters) == 0
     assert filled(parameters | {"temperature": 0.66}) == 1
     monkeypatch.setattr(tensors, "MOST_FILLED", 0)

@@ -65,7 +65,7 @@ LONG = ("padded", "ragged")  # calls of the longest shape, which takes the inter
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
 # Calls that such rows have alone: two strategies go through them.
-SPECIAL = ("bad-counts-logits", "overlapping-counts", "lanes")
+SPECIAL = ("bad-counts-logits", "overlapping-counts", "overlapping-counts-filtered", "counts-far-below", "lanes")
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -367,6 +367,14 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
     same = torch.cat((logits, logits)).flatten(0, 1)[:21]
     draft = same[torch.tensor([*range(8), *range(9, 18), 19])]
     draft[-1] = draft_logits[0, 0]
+    # The last request begins where the first one's rows are.
+    overlapping: dict[str, object] = {
+        "ids": first[:3].argmax(1),
+        "target_logits": first[:6],
+        "draft_logits": first[:3],
+        "cu_num_draft_tokens": torch.tensor([0, 3, 1, 3]),
+        "max_num_draft_tokens": 3,
+    }
     return {
         "bad-counts-logits": {
             "ids": first[:4].argmax(1),
@@ -376,15 +384,16 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
             "max_num_draft_tokens": 6,
             "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 0.0, 1000.0])),
         },
-        # The last request begins where the first one's rows are.
         "overlapping-counts": {
-            "ids": first[:3].argmax(1),
-            "target_logits": first[:6],
-            "draft_logits": first[:3],
-            "cu_num_draft_tokens": torch.tensor([0, 3, 1, 3]),
-            "max_num_draft_tokens": 3,
+            **overlapping,
             "sampling": acceptlib.SamplingParams(temperature=torch.tensor([1.0, 1.0, 0.2])),
         },
+        "overlapping-counts-filtered": {
+            **overlapping,
+            "sampling": acceptlib.SamplingParams(top_k=torch.tensor([9, 9, 1])),
+        },
+        # Nothing is there to read.
+        "counts-far-below": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, -(2**40), 2 - 2**40, 3])},
         "lanes": {
             "ids": draft.argmax(1),
             "target_logits": same,
