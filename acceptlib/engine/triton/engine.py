@@ -342,6 +342,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else None,
         num_requests,
         num_tokens,
+        num_requests * most,
         most,
         target.vocab_size,
         target.vocab_size if draft is None else draft.vocab_size,
@@ -419,7 +420,7 @@ def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks: int, num_emit_blocks: int) -> int:
     """Return how many 64-bit words of its workspace a call uses: the kernels' layout, and behind it the state."""
-    end: int = layout_of.fn(num_requests, most, num_tokens, num_blocks, num_emit_blocks, call).end
+    end: int = layout_of.fn(num_requests * most, num_tokens, num_requests, num_blocks, num_emit_blocks, call).end
     return end + len(call.state) * num_requests
 
 

@@ -36,6 +36,7 @@ VARYING = [
     "table_size",
     "num_requests",
     "num_tokens",
+    "num_positions",
     "max_num_draft_tokens",
     "num_blocks",
     "num_emit_blocks",
@@ -118,6 +119,7 @@ def verify_kernel(
     state_ptr,  # [num_state, B] float64
     num_requests,  # B
     num_tokens,  # T or B * K
+    num_positions: tl.int64,  # B * K
     max_num_draft_tokens,  # K
     vocab_size,  # V
     draft_vocab_size,  # V'
@@ -145,9 +147,8 @@ def verify_kernel(
     checks: tl.constexpr = STAGE == "decide" or STAGE == "emit" or CALL.filters  # noqa: PLR1714 - what Triton compiles
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, checks, CALL)
     first = number * max_num_draft_tokens
-    num_positions = num_requests.to(tl.int64) * max_num_draft_tokens
     layout = layout_of(
-        num_requests.to(tl.int64), max_num_draft_tokens, num_tokens.to(tl.int64), num_blocks, num_emit_blocks, CALL
+        num_positions, num_tokens.to(tl.int64), num_requests.to(tl.int64), num_blocks, num_emit_blocks, CALL
     )
     target = rows.open_model(
         rows.Given(

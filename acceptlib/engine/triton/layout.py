@@ -39,9 +39,8 @@ class Layout(NamedTuple):
 
 
 @triton.jit
-def layout_of(num_requests, most, num_tokens, num_blocks, num_emit_blocks, CALL: tl.constexpr):
-    """Return the layout for a call of B requests, K and T; `layout_of.fn` does so for numbers."""
-    num_positions = num_requests * most
+def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_blocks, CALL: tl.constexpr):
+    """Return the layout for a call; `layout_of.fn` does so for numbers."""
     num_rows = num_positions + num_requests
     draft_partials = 2 * num_rows * num_blocks
     scalars = draft_partials + 2 * num_positions * num_blocks
