@@ -26,7 +26,10 @@ bench: $(STAMP)  ## every strategy and installed peer on every workload, and the
 	$(BIN)/pytest bench --benchmark-only --benchmark-columns=median,iqr,rounds --benchmark-sort=name --benchmark-max-time=0.3
 
 record: $(STAMP)  ## the CPU's records, four runs of the ratios, and the pages that show them
-	for run in 1 2 3 4; do $(BIN)/pytest bench/test_cpu.py --quiet --benchmark-only --record bench/results/cpu.json || exit 1; done
+	for run in 1 2 3 4; do \
+		$(BIN)/pytest bench/test_cpu.py --quiet --benchmark-only --record bench/results/cpu.json || exit 1; \
+		$(BIN)/pytest bench/test_compat.py --quiet --benchmark-only --record bench/results/cpu-dropins.json || exit 1; \
+	done
 	$(BIN)/acceptlib compare --output bench/results/compare.json
 	$(BIN)/python bench/render.py
 

@@ -131,8 +131,8 @@ def _ratios(ratios: list[Record]) -> str:
     lines = []
     for entry in ratios:
         runs = sorted(entry["runs"])
-        spread = f"{runs[0]:.1f} to {runs[-1]:.1f}, {len(runs)} runs"
-        lines.append([entry["name"], entry["goal"], f"{statistics.median(runs):.1f}", spread])
+        spread = f"{runs[0]:.3g} to {runs[-1]:.3g}, {len(runs)} runs"
+        lines.append([entry["name"], entry["goal"], f"{statistics.median(runs):.3g}", spread])
     return _table(["figure", "goal", "median", "runs"], lines)
 
 

@@ -1,20 +1,20 @@
 """Drop-ins on the CPU beside the algorithm that each original documents, written plainly in torch.
 
 Nothing is timed that is not right first: the drop-in takes the oracle's tokens, and the plain version has the drop-in's
-mean number of emitted tokens. Run with `make bench`. Both sides are timed in turns, and ratios are what is quoted.
+mean number of emitted tokens. Both sides are timed in turns. `make bench` prints the ratios beside their goals, and
+`make record` adds them to the record of the page. Functions that take no batch are called once a request.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from ratios import Figure, median_times, publish
 
 from acceptlib import Rng
 from acceptlib.compat import flashinfer, naive_speculate, vllm_v0, vllm_v1
@@ -214,7 +214,7 @@ class Pair:
     vocab_size: int = 32000
     unbatched: bool = False
     given_bonus: bool = False
-    goal: float = 1.0
+    goal: int = 1
 
     def parts(self, rows: Batch) -> list[Batch]:
         """Return what one call takes at a time."""
@@ -232,14 +232,16 @@ class Pair:
 
 
 PAIRS = {
-    "flashinfer": Pair(dropin_flashinfer, plain_flashinfer, "rejection"),
+    "FlashInfer": Pair(dropin_flashinfer, plain_flashinfer, "rejection"),
     "naive-speculate": Pair(dropin_naive, plain_naive, "rejection", unbatched=True),
-    "naive-speculate-V128256": Pair(dropin_naive, plain_naive, "rejection", 1, 128256, unbatched=True, goal=3.0),
-    "naive-speculate-greedy": Pair(dropin_greedy_match, plain_greedy_match, "greedy", unbatched=True),
-    "vllm-v0-typical": Pair(dropin_typical, plain_typical, "typical", given_bonus=True),
-    "vllm-v0-rejection": Pair(dropin_rejection, plain_rejection, "rejection", given_bonus=True),
-    "vllm-v1": Pair(dropin_v1, plain_v1, "rejection", given_bonus=True),
-    "vllm-v1-greedy": Pair(dropin_v1_greedy, plain_v1_greedy, "greedy", given_bonus=True),
+    "naive-speculate, V = 128256, one request": Pair(
+        dropin_naive, plain_naive, "rejection", 1, 128256, unbatched=True, goal=3
+    ),
+    "naive-speculate, `greedy_match`": Pair(dropin_greedy_match, plain_greedy_match, "greedy", unbatched=True),
+    "vLLM V0, typical": Pair(dropin_typical, plain_typical, "typical", given_bonus=True),
+    "vLLM V0, rejection": Pair(dropin_rejection, plain_rejection, "rejection", given_bonus=True),
+    "vLLM V1": Pair(dropin_v1, plain_v1, "rejection", given_bonus=True),
+    "vLLM V1, greedy": Pair(dropin_v1_greedy, plain_v1_greedy, "greedy", given_bonus=True),
 }
 
 
@@ -269,28 +271,16 @@ def check_plain(pair: Pair) -> None:
     assert abs(float(sides[0].mean() - sides[1].mean())) <= 6 * spread
 
 
-def median_times(*functions: Callable[[], Any], rounds: int = 31) -> list[float]:
-    """Return the median seconds of each function, taken in turns so that a slow moment hits all alike."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, column in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            column.append(time.perf_counter() - start)
-    return [statistics.median(column) for column in times]
-
-
 @pytest.mark.parametrize("name", PAIRS)
-def test_dropin(benchmark: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropin(benchmark: Any, name: str, request: pytest.FixtureRequest) -> None:
     """A drop-in beside its documented algorithm: B = 32, K = 5, V = 32000 but where the name says otherwise."""
     pair = PAIRS[name]
     rows = batch(pair.num_requests, pair.vocab_size)
     check_dropin(pair, rows)
     check_plain(pair)
     step, plain_step = pair.steps(rows)
-    dropin, plain = median_times(step, plain_step)
+    dropin, plain = median_times(step, plain_step, rounds=31)
     benchmark.group = f"compat-B{pair.num_requests}-K{NUM_DRAFT_TOKENS}-V{pair.vocab_size}"
     benchmark.extra_info["times faster than plain"] = plain / dropin
-    with capsys.disabled():
-        print(f"\n{plain / dropin:6.2f} times faster than plain: {name} (goal: at least {pair.goal})")
+    publish([Figure(f"{name}, times faster than plain", f"at least {pair.goal}", plain / dropin)], request)
     benchmark(step)

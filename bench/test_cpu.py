@@ -5,19 +5,17 @@ Run with `make bench`, which prints them beside their goals; `make record` adds 
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from ratios import Figure, median_times, publish
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.utils import _speculative_sampling
 
 import acceptlib
 from acceptlib import exact
-from acceptlib.benchmarks import gate, measure, timing, workloads
+from acceptlib.benchmarks import gate, measure, workloads
 from acceptlib.benchmarks.peers import PEERS
 from acceptlib.benchmarks.workloads import Batch, Kind, Workload
 from acceptlib.exact import oracle
@@ -25,7 +23,6 @@ from acceptlib.exact import oracle
 if TYPE_CHECKING:
     import pytest
 
-CPU = torch.device("cpu")
 FILTERS: dict[str, Any] = {"temperature": 0.7, "top_k": 50, "top_p": 0.9}
 PATHS: dict[Kind, str] = {"logits": "from logits", "probs": "from probabilities"}
 
@@ -76,54 +73,25 @@ def one_row(batch: Batch) -> Callable[[], Any]:
     return lambda: torch.searchsorted((p - q).clamp(min=0).cumsum(-1), u)
 
 
-def median_times(*functions: Callable[[], Any], rounds: int = 41) -> list[float]:
-    """Return the median seconds of each function, taken in turns so that a slow moment hits all alike."""
-    now = timing.clock(CPU)
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, column in zip(functions, times, strict=True):
-            start = now()
-            function()
-            column.append(now() - start)
-    return [statistics.median(column) for column in times]
-
-
-def test_ratios(benchmark: Any, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratios(benchmark: Any, request: pytest.FixtureRequest) -> None:
     """Print how the step compares with transformers, with one row's search, and with a larger batch."""
     one, many = ({kind: step("rejection", kind, size) for kind in PATHS} for size in (1, 64))
     logits, probs, peer, row = median_times(
-        one["logits"], one["probs"], transformers(), one_row(workloads.make(Workload(kind="probs")))
+        one["logits"], one["probs"], transformers(), one_row(workloads.make(Workload(kind="probs"))), rounds=41
     )
     ours, theirs = median_times(*filtered(workloads.make(Workload())), rounds=15)
     # Both from memory: a larger batch leaves nothing of a smaller one's rows in the cache.
     one_logits, many_logits = median_times(one["logits"], many["logits"], rounds=9)
     one_probs, many_probs = median_times(one["probs"], many["probs"], rounds=9)
+    faster = "B = 1 from logits, times faster than transformers' `_speculative_sampling`"
+    in_rows = "B = 1 from probabilities, in units of one row's clamp, cumulative sum and search"
     figures = [
-        ("B = 1 from logits, times faster than transformers' `_speculative_sampling`", "at least 3", peer / logits),
-        ("the same with its processors: temperature 0.7, top-k 50, top-p 0.9", "at least 10", theirs / ours),
-        ("B = 1 from probabilities, in units of one row's clamp, cumulative sum and search", "at most 4", probs / row),
-        ("B = 64 from logits, in units of B = 1", "at most 40", many_logits / one_logits),
-        ("B = 64 from probabilities, in units of B = 1", "at most 40", many_probs / one_probs),
+        Figure(faster, "at least 3", peer / logits),
+        Figure("the same with its processors: temperature 0.7, top-k 50, top-p 0.9", "at least 10", theirs / ours),
+        Figure(in_rows, "at most 4", probs / row),
+        Figure("B = 64 from logits, in units of B = 1", "at most 40", many_logits / one_logits),
+        Figure("B = 64 from probabilities, in units of B = 1", "at most 40", many_probs / one_probs),
     ]
-    benchmark.extra_info |= {name: value for name, _, value in figures}
-    with capsys.disabled():
-        print("\n" + "\n".join(f"{value:6.2f} {name} (goal: {goal})" for name, goal, value in figures))
-    if (path := request.config.getoption("--record")) is not None:
-        add_to(path, figures)
+    benchmark.extra_info |= {figure.name: figure.value for figure in figures}
+    publish(figures, request)
     benchmark.pedantic(one["logits"], rounds=5)
-
-
-def add_to(path: Path, figures: list[tuple[str, str, float]]) -> None:
-    """Add one run to the record, or start it anew where machine, versions or commit are others."""
-    record = {
-        **measure.environment(CPU),
-        "ratios": [{"name": name, "goal": goal, "runs": []} for name, goal, _ in figures],
-    }
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if {**before, "ratios": None} == {**record, "ratios": None}:
-            record = before
-    for entry, (name, _, value) in zip(record["ratios"], figures, strict=True):
-        assert entry["name"] == name
-        entry["runs"].append(round(value, 3))
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
