@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from acceptlib.benchmarks import measure, timing
+from acceptlib.cli.format import write_whole
 
 if TYPE_CHECKING:
     import pytest
@@ -57,4 +58,4 @@ def add_to(path: Path, figures: Sequence[Figure]) -> None:
     ratios = {entry["name"]: entry for entry in record["ratios"]}
     for name, goal, value in figures:
         ratios.setdefault(name, {"name": name, "goal": goal, "runs": []})["runs"].append(round(value, 3))
-    path.write_text(json.dumps({**record, "ratios": [*ratios.values()]}, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps({**record, "ratios": [*ratios.values()]}, indent=2) + "\n")
