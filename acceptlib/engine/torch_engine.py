@@ -186,14 +186,14 @@ class _Step:
             values |= {f"{reader.model}_prob": reader.probs(request, position, ids) for reader in readers}
         elif self.wanted:
             parts = [self._reductions(request[c], position[c], ids[c]) for c in self._chunks(len(ids))]
-            values |= {name: as_words(torch.cat([part[name] for part in parts])) for name in self.wanted}
+            values |= {name: library(ids).concatenate([part[name] for part in parts]) for name in self.wanted}
         if "draft_prob" in values:
             values["draft_prob"] = ops.where(values["draft_prob"] > 0, values["draft_prob"], 0.0)
         elif "draft_prob" in self.wanted:
             values["draft_prob"] = full(ids.shape, 1.0, ids)
         return values
 
-    def _reductions(self, request: Words, position: Words, ids: Words) -> dict[str, torch.Tensor]:
+    def _reductions(self, request: Words, position: Words, ids: Words) -> decide.Values:
         """Return scalars that need whole rows, for drafted tokens at some positions: [n] float64 by name."""
         elements, _ = self._elements(request, position)
         p, q, column = elements["p"], elements["q"], as_tensor(ids)[:, None]
@@ -202,24 +202,25 @@ class _Step:
             for name, rows in (("target_prob", p), ("draft_prob", q))
             if name in self.wanted
         }
-        found = {name: prob[:, 0].to(torch.float64) for name, prob in probs.items()}
+        found = {name: float64(as_words(prob[:, 0])) for name, prob in probs.items()}
         if "target_max_prob" in self.wanted:
-            largest = p.amax(1).to(torch.float64)
-            found["target_max_prob"] = largest.masked_fill(~((largest > 0) & (largest < torch.inf)), torch.nan)
+            largest = float64(as_words(p.amax(1)))
+            found["target_max_prob"] = ops.where((largest > 0) & (largest < torch.inf), largest, torch.nan)
         if "draft_max_prob" in self.wanted:
-            found["draft_max_prob"] = q.amax(1).to(torch.float64)
+            found["draft_max_prob"] = float64(as_words(q.amax(1)))
         if "target_entropy" in self.wanted:
-            found["target_entropy"] = _entropy(p)
+            found["target_entropy"] = as_words(_entropy(p))
         if "target_top_entropy" in self.wanted:
             top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
             top = top / top.sum(1, keepdim=True)
-            found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
+            found["target_top_entropy"] = as_words(-torch.xlogy(top, top).sum(1))
         if "position" in self.plan.reads:
             elements["position"] = as_tensor(position)[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(call(row_sum, {**elements, **probs}, self.numbers), p).to(torch.float32)
-            total = to_fixed(terms, SUM_SCALE).sum(1).to(torch.float64) / SUM_SCALE
-            found[name] = total.masked_fill(~terms.sum(1).isfinite(), torch.nan)  # integers have no NaN
+            total = float64(as_words(to_fixed(terms, SUM_SCALE).sum(1))) / SUM_SCALE
+            # Integers have no NaN.
+            found[name] = ops.where(abs(as_words(terms.sum(1))) < torch.inf, total, torch.nan)
         return found
 
     def _next_residual_mass(self) -> Words:
