@@ -57,5 +57,6 @@ def add_to(path: Path, figures: Sequence[Figure]) -> None:
             record = before
     ratios = {entry["name"]: entry for entry in record["ratios"]}
     for name, goal, value in figures:
-        ratios.setdefault(name, {"name": name, "goal": goal, "runs": []})["runs"].append(round(value, 3))
+        runs = ratios[name]["runs"] if name in ratios else []
+        ratios[name] = {"name": name, "goal": goal, "runs": [*runs, round(value, 3)]}
     write_whole(path, json.dumps({**record, "ratios": [*ratios.values()]}, indent=2) + "\n")

@@ -131,8 +131,9 @@ def _ratios(ratios: list[Record]) -> str:
     lines = []
     for entry in ratios:
         runs = sorted(entry["runs"])
-        spread = f"{runs[0]:.3g} to {runs[-1]:.3g}, {len(runs)} runs"
-        lines.append([entry["name"], entry["goal"], f"{statistics.median(runs):.3g}", spread])
+        how = ".2f" if runs[-1] < 10 else ".1f"
+        spread = f"{_number(runs[0], how)} to {_number(runs[-1], how)}, {len(runs)} runs"
+        lines.append([entry["name"], entry["goal"], _number(statistics.median(runs), how), spread])
     return _table(["figure", "goal", "median", "runs"], lines)
 
 

@@ -530,6 +530,7 @@ def test_placeholder_ends_the_chain(setting: str, layout: str, form: str, at: in
 BAD_COUNTS: dict[str, tuple[list[int], int | None, list[int]]] = {
     "decreases": ([0, 5, 3, 8], 5, [0, 4, 4]),
     "above-T": ([0, 3, 9, 8], 5, [0, 4, 4]),
+    "behind-one-above-T": ([0, 9, 8, 8], 5, [4, 4, 4]),
     "last-above-T": ([0, 3, 5, 20], 5, [0, 0, 4]),
     "below-zero": ([0, -1, 3, 8], 5, [4, 4, 0]),
     "far-outside": ([0, 2**31 - 1, -(2**31), 8], 5, [4, 4, 4]),

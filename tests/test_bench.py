@@ -338,8 +338,11 @@ class TestCommand:
     def test_what_a_peer_does_not_run_is_said(self) -> None:
         given = ["--vocab-size", "500", "--inputs", "logits,probs", "--peers", "transformers"]
         text = run("rejection", "--shapes", "1x2,2x2", *given).stdout
-        expected = "transformers in 3 of 4 workloads, since it takes at most 1 request and takes logits."
-        assert f"Not measured: {expected}" in " ".join(text.split())
+        for expected in (
+            "1 of 4 workloads, since it takes at most 1 request",
+            "2 of 4 workloads, since it takes logits",
+        ):
+            assert f"Not measured: transformers in {expected}." in " ".join(text.split())
         text = run("rejection", "--shapes", "1x2", *given[:2], "--inputs", "logits", *given[-2:]).stdout
         assert "Not measured" not in text
 

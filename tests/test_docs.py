@@ -304,7 +304,8 @@ def test_rendering() -> None:
     with pytest.raises(AssertionError, match="wrong results"):
         RENDER.section("x", {"machine": "GPU", "rows": [{**rows[0], "match": False}]})
     ratios = [{"name": "a", "goal": "at most 4", "runs": [3.0, 5.0, 3.5]}]
-    assert "| a | at most 4 | 3.5 | 3 to 5, 3 runs |" in RENDER.section("x", {"machine": "CPU", "ratios": ratios})
+    text = RENDER.section("x", {"machine": "CPU", "ratios": ratios})
+    assert "| a | at most 4 | 3.50 | 3.00 to 5.00, 3 runs |" in text
 
 
 def test_figures_are_drawn() -> None:

@@ -65,7 +65,14 @@ LONG = ("padded", "ragged")  # calls of the longest shape, which takes the inter
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
 # Calls that such rows have alone: two strategies go through them.
-SPECIAL = ("bad-counts-logits", "overlapping-counts", "overlapping-counts-filtered", "counts-far-below", "lanes")
+SPECIAL = (
+    "bad-counts-logits",
+    "overlapping-counts",
+    "overlapping-counts-filtered",
+    "counts-far-below",
+    "counts-behind-too-many",
+    "lanes",
+)
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -392,8 +399,9 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
             **overlapping,
             "sampling": acceptlib.SamplingParams(top_k=torch.tensor([9, 9, 1])),
         },
-        # Nothing is there to read.
+        # The second request's rows would lie far below the tensors.
         "counts-far-below": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, -(2**40), 2 - 2**40, 3])},
+        "counts-behind-too-many": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, 4, 3, 3])},
         "lanes": {
             "ids": draft.argmax(1),
             "target_logits": same,
@@ -597,10 +605,12 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
         run(engine.verify, strategy, arguments)
     names, problems = kernels.verify_kernel.arg_names, []
+    annotated = [parameter.annotation_type or "i32" for parameter in kernels.verify_kernel.params]
     for (*key, _), _, warps, _, values in launched:
         assert isinstance(values, tuple)
         typed = [values[0] if v is None else v for v in values]  # as `launch` has it compiled
-        signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else "i32" for v in typed]
+        kinds = zip(typed, annotated, strict=False)  # constants follow
+        signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else kind for v, kind in kinds]
         overlap = target == EVERYTHING  # where kernels may start before the one that they depend on ends
         constants = (*key, overlap)
         positions = {(len(values) + index,): value for index, value in enumerate(constants)}

@@ -260,7 +260,7 @@ def law_kernel(
             num_biases=zero,
         ),
         request=number,
-        first=number,
+        slot=number,
         first_row=zero,
         rows_here=1,
         num_rows=num_rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -287,7 +288,7 @@ def _strategies(names: Sequence[str] | None, backend: Choice) -> dict[str, Make]
 
 
 def _peers(names: str | None, todo: Sequence[Workload], device: Any) -> tuple[list[Peer], list[str]]:
-    """Return the other libraries to measure, and which of all are not, or not everywhere, and why.
+    """Return the other libraries to measure, and why some are not, or not for all workloads.
 
     Raises:
         CommandError: One that was asked for does not exist or cannot be imported.
@@ -304,10 +305,12 @@ def _peers(names: str | None, todo: Sequence[Workload], device: Any) -> tuple[li
     found = {name: PEERS[name] for name in wanted if name not in missing}
     absent = [f"{name}, since {reason}" for name, reason in missing.items()]
     for name, peer in found.items():
-        reasons = [reason for workload in todo if (reason := peer.unsupported(workload, device)) is not None]
-        if reasons:
-            why = " and ".join(dict.fromkeys(reasons))
-            absent.append(f"{name} in {len(reasons)} of {len(todo)} workloads, since it {why}")
+        reasons = Counter(peer.unsupported(workload, device) for workload in todo)
+        absent += [
+            f"{name} in {count} of {len(todo)} workloads, since it {reason}"
+            for reason, count in reasons.items()
+            if reason
+        ]
     return [*found.values()], absent
 
 

@@ -65,9 +65,11 @@ class Layout:
             given = inputs.cu_num_draft_tokens.to(torch.int64)
             given = functional.pad(given, (num_requests + 1 - len(given), 0))
             # Bounds that decrease or leave the tensor are faults; made monotone, they give no index out of range.
-            bounds = given.cummax(0).values.clamp(0, self.num_tokens)
+            largest = given.cummax(0).values
+            bounds = largest.clamp(0, self.num_tokens)
             count = bounds.diff()
-            sane = (given == bounds)[:-1] & (given == bounds)[1:] & (count <= most) & (given[0] == 0)
+            sound = (given == largest) & (given <= self.num_tokens)
+            sane = sound[:-1] & sound[1:] & (count <= most) & (given[0] == 0)
             flat = torch.arange(self.num_tokens if most else 0, device=inputs.device)
             request = torch.searchsorted(bounds[1:].contiguous(), flat, right=True).clamp(max=num_requests - 1)
             position = (flat - bounds[request]).clamp(0, max(most - 1, 0))

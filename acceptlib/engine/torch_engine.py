@@ -32,7 +32,10 @@ PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
 
 SCRATCH_BYTES = 2 << 20
-"""Size of float32 rows that are processed at a time on the CPU: a few times as much fits into a core's cache."""
+"""Size of float32 rows of logits that are processed at a time on the CPU, into memory that stays in a core's cache.
+
+Of rows that temporaries of the same size are made of there are half as many.
+"""
 
 DEVICE_SCRATCH_BYTES = 64 << 20
 """The same on other devices, where every chunk of rows is some dozens of launches."""
@@ -74,13 +77,13 @@ class _Step:
         self.plan = plan
         self.inputs = inputs
         size = SCRATCH_BYTES if inputs.target.data.is_cpu else DEVICE_SCRATCH_BYTES
-        chunk = max(1, size // (4 * inputs.vocab_size))
-        self.chunk = max(1, chunk // 2)  # of rows that temporaries of the same size are made of
+        processed = max(1, size // (4 * inputs.vocab_size))
+        self.chunk = max(1, processed // 2)
         self.layout = Layout(inputs, reads_draft=plan.reads_draft)
-        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, chunk, "target")
+        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, processed, "target")
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
-            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, chunk, "draft")
+            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, processed, "draft")
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)

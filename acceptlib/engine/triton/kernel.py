@@ -143,10 +143,11 @@ def verify_kernel(
         position = first_position + tl.num_programs(2) - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    # What is found of rows is in places of the request's own, but for cuts, which would take too many.
+    # Who writes the result has to know whether the counts before are sound, and who finds cuts: only these are kept
+    # where the rows are among those given, which may be another request's, for they would take too many words by K.
     checks: tl.constexpr = STAGE == "decide" or STAGE == "emit" or CALL.filters  # noqa: PLR1714 - what Triton compiles
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, checks, CALL)
-    first = number * max_num_draft_tokens
+    slot = number * max_num_draft_tokens
     layout = layout_of(
         num_positions, num_tokens.to(tl.int64), num_requests.to(tl.int64), num_blocks, num_emit_blocks, CALL
     )
@@ -170,7 +171,7 @@ def verify_kernel(
             target_num_biases,
         ),
         request=number,
-        first=first + number,
+        slot=slot + number,
         first_row=start + number if CALL.has_bonus_rows else start,
         rows_here=count + 1 if CALL.has_bonus_rows else count,
         num_rows=num_positions + num_requests,
@@ -202,7 +203,7 @@ def verify_kernel(
             draft_num_biases,
         ),
         request=number,
-        first=first,
+        slot=slot,
         first_row=start,
         rows_here=count,
         num_rows=num_positions,
@@ -235,9 +236,9 @@ def verify_kernel(
         draft=draft,
         stream=decide.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset),
         bonus_ptr=bonus_ptr + number,
-        scalars_ptr=scalars_ptr + first,
+        scalars_ptr=scalars_ptr + slot,
         num_positions=num_positions,
-        sums_ptr=workspace_ptr + layout.sums + first * num_blocks,
+        sums_ptr=workspace_ptr + layout.sums + slot * num_blocks,
         tables_ptr=tables_ptr,
         table_size=table_size,
         state_ptr=state_ptr,
@@ -254,7 +255,7 @@ def verify_kernel(
     if decides:
         # On its way before parameters are looked at, and while the stage before ends.
         fetched = decide.fetch_first(count, request, CALL)
-    # A request without counts has no rows to reduce.
+    # Bad counts leave no rows to go through; bad parameters leave them as they are.
     num_read = tl.where(fault == 0, count, -1)
     own_fault = tl.maximum(
         rows.fault_of(target, vocab_size, CALL, TARGET), rows.fault_of(draft, vocab_size, CALL, DRAFT)
@@ -306,7 +307,7 @@ def verify_kernel(
             fault,
             request,
             prepared_ptr,
-            workspace_ptr + layout.draws + (first + number if CALL.mass_scalar >= 0 else number) * layout.draw_words,
+            workspace_ptr + layout.draws + (slot + number if CALL.mass_scalar >= 0 else number) * layout.draw_words,
             out,
             CALL,
         )

@@ -40,7 +40,10 @@ class Layout(NamedTuple):
 
 @triton.jit
 def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_blocks, CALL: tl.constexpr):
-    """Return the layout for a call; `layout_of.fn` does so for numbers."""
+    """Return the layout for a call; `layout_of.fn` does so for numbers.
+
+    There are `num_positions` = B * K places, whatever was drafted; only cuts are kept of the `num_tokens` that were.
+    """
     num_rows = num_positions + num_requests
     draft_partials = 2 * num_rows * num_blocks
     scalars = draft_partials + 2 * num_positions * num_blocks

@@ -107,7 +107,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
     if counters.needed(position, position < count, request, CALL):
         num_blocks = request.num_blocks
         partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
-        size = request.num_positions.to(tl.int64) * num_blocks
+        size = request.num_positions * num_blocks
         length = decide.length_of(request, count)
         entries = rows.entries_from(block * CALL.block, CALL.block)
         raw = load_block(entries, position, position < length, KEEP, request, CALL)

@@ -97,8 +97,8 @@ class Entries(NamedTuple):
 def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CHECKS: tl.constexpr, CALL: tl.constexpr):
     """Return the request's first drafted position among all, n_b before placeholders, and its `Status`.
 
-    What it is told to read is there, whatever the counts are. `CHECKS` says whether its status depends on those of the
-    requests before too: its rows must not be theirs.
+    The rows that they point at exist, whatever the counts are. Without `CHECKS`, a request behind bad counts may come
+    back as sound, with rows that are another's too: it may read them, and write where no other request does.
     """
     if CALL.ragged:
         before = request if CALL.ends else request + 1  # bounds up to its start
@@ -123,7 +123,7 @@ def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CHECKS: tl.constex
 def open_model(
     given,
     request,
-    first,
+    slot,
     first_row,
     rows_here,
     num_rows,
@@ -140,10 +140,10 @@ def open_model(
     Args:
         given: All requests' rows.
         request: Its number.
-        first: The number of its first row among what is found of rows.
-        first_row: The same among the rows given.
+        slot: Where what is found of its first row is kept, among rows.
+        first_row: The number of that row among those given.
         rows_here: How many rows it has.
-        num_rows: Rows of all requests among what is found.
+        num_rows: Rows of all requests that something may be kept of.
         num_blocks: Of a row.
         partials_ptr: Two words for each block of each row.
         cuts_ptr: `cut_words` for each of the request's rows.
@@ -163,7 +163,7 @@ def open_model(
         mask_ptr += first_row * given.mask_row_stride if CALL.ragged else request * given.mask_request_stride
     maxima_ptr = (partials_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.float32))
     best_ptr = (maxima_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.int32))
-    at = first * num_blocks
+    at = slot * num_blocks
     return Model(
         rows_ptr=given.rows_ptr + start,
         row_stride=given.row_stride,
@@ -185,7 +185,7 @@ def open_model(
         best_ptr=best_ptr + at,
         cuts_ptr=cuts_ptr,
         cut_words=cut_words,
-        extra_ptr=extra_ptr + first * CALL.extra_words * num_blocks,
+        extra_ptr=extra_ptr + slot * CALL.extra_words * num_blocks,
     )
 
 
