@@ -735,7 +735,7 @@ def test_chunks_change_nothing(setting: str, form: str, monkeypatch: pytest.Monk
         tensors = lay_out(requests, layout)
         whole = call(setting, tensors, form=form, uniforms=uniforms, sampling=sampling)
         for rows in (1, 3):
-            monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", 2 * rows * 4 * 101)  # half of it for temporaries' rows
+            monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", rows * 4 * 101)
             same(whole, call(setting, tensors, form=form, uniforms=uniforms, sampling=sampling))
             monkeypatch.undo()
 

@@ -375,7 +375,7 @@ def test_memory_does_not_matter(setting: str, monkeypatch: pytest.MonkeyPatch) -
     wanted = support.verify(setting, requests, "padded", "logits", **sampling, logprobs=True)
     for module in ("rows", "torch_engine"):
         monkeypatch.setattr(f"acceptlib.engine.{module}.KEPT_BYTES", 0)
-    monkeypatch.setattr("acceptlib.engine.torch_engine.SCRATCH_BYTES", 6 * 4 * VOCAB)
+    monkeypatch.setattr("acceptlib.engine.torch_engine.SCRATCH_BYTES", 3 * 4 * VOCAB)
     support.same(support.verify(setting, requests, "padded", "logits", **sampling, logprobs=True), wanted)
     arguments = support.lay_out(requests, "padded", "logits")
     for name in ("target_logits", "draft_logits"):

@@ -32,10 +32,7 @@ PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
 
 SCRATCH_BYTES = 2 << 20
-"""Size of float32 rows of logits that are processed at a time on the CPU, into memory that stays in a core's cache.
-
-Of rows that temporaries of the same size are made of there are half as many.
-"""
+"""Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
 
 DEVICE_SCRATCH_BYTES = 64 << 20
 """The same on other devices, where every chunk of rows is some dozens of launches."""
@@ -77,13 +74,12 @@ class _Step:
         self.plan = plan
         self.inputs = inputs
         size = SCRATCH_BYTES if inputs.target.data.is_cpu else DEVICE_SCRATCH_BYTES
-        processed = max(1, size // (4 * inputs.vocab_size))
-        self.chunk = max(1, processed // 2)
+        self.chunk = max(1, size // (4 * inputs.vocab_size))
         self.layout = Layout(inputs, reads_draft=plan.reads_draft)
-        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, processed, "target")
+        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, self.chunk, "target")
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
-            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, processed, "draft")
+            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
