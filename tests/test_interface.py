@@ -189,12 +189,35 @@ class Distance(AcceptanceStrategy):
         return 1.0 - distance
 
 
-def test_row_sum_of_ones_own() -> None:
+class DistanceBesideElements(Distance):
+    """Also sums what it is given, each of which is 1: rows as they are, and one number of each."""
+
+    name = "distance-beside-elements"
+
+    @row_sum
+    def a_mass(p: Any) -> Any:
+        return p
+
+    @row_sum
+    def b_repeated(target_prob: Any) -> Any:
+        return target_prob
+
+    @row_sum
+    def c_mass(p: Any) -> Any:
+        return p
+
+    @rule
+    def accept(distance: Any, target_prob: Any, a_mass: Any, b_repeated: Any, c_mass: Any) -> Any:
+        return (1.0 - distance) * a_mass * c_mass * b_repeated / (997 * target_prob)
+
+
+@pytest.mark.parametrize("strategy", [Distance(), DistanceBesideElements()], ids=lambda strategy: strategy.name)
+def test_row_sum_of_ones_own(strategy: AcceptanceStrategy) -> None:
     requests = [support.ordinary(3, 997, seed) for seed in range(30)]
     overlap = torch.stack([1 - 0.5 * (r.p[:3] - r.q).double().abs().sum(-1) for r in requests if r.q is not None])
     for offset, stood in ((-1e-6, 3), (1e-6, 0)):
         uniforms = acceptlib.Uniforms(accept=overlap + offset, emit=torch.zeros(30, dtype=torch.int64))
-        assert run(Distance(), requests, uniforms=uniforms).num_accepted.tolist() == [stood] * 30
+        assert run(strategy, requests, uniforms=uniforms).num_accepted.tolist() == [stood] * 30
 
 
 class EveryQuantity(AcceptanceStrategy):

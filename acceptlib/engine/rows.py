@@ -255,17 +255,21 @@ class RowReader:
         has_law = library(best).isfinite(best)
         return token, has_law if self.is_logits else has_law & (best > 0)
 
-    def argmax(self, request: Words, position: Words, *, every_row: bool) -> tuple[Words, Words]:
+    def argmax(
+        self, request: Words, position: Words, *, every_row: bool, rows: torch.Tensor | None = None
+    ) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
 
         Taken from the caller's own values, after bias and mask: rounding to probabilities could tie what was not.
-        `every_row` finds it for all rows at once, and keeps it.
+        `every_row` finds it for all rows at once, and keeps it. `rows` are what `rows` returned, if that is at hand.
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
             row = _row_number(self.raw, index)
             token, has_law = self.best
             return token[row], has_law[row]
+        if rows is not None and not self.is_logits:
+            return self._best(rows)
         return self._best(constrain(self._rows_at(request, index)))
 
 

@@ -43,13 +43,15 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
     return latest
 
 
-def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1) -> torch.Tensor:
+def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place: bool = False) -> torch.Tensor:
     """Return `values` [n, V] float32 times `scale` as int64, truncated, in scratch memory.
 
-    Rows are padded with zeros to a multiple of a length.
+    Rows are padded with zeros to a multiple of a length. With `in_place`, `values` are scaled where they are, which
+    leaves more of the cache to what comes after.
     """
     rows, length = values.shape
-    scaled = torch.mul(values, scale, out=scratch("scaled", values.shape, torch.float32, values.device))
+    scaled = values if in_place else scratch("scaled", values.shape, torch.float32, values.device)
+    torch.mul(values, scale, out=scaled)
     fixed = scratch("fixed", (rows, -(-length // multiple) * multiple), torch.int64, values.device)
     if fixed.shape[1] == length:
         return fixed.copy_(scaled)

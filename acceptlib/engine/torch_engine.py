@@ -216,10 +216,12 @@ class _Step:
         if "position" in self.plan.reads:
             elements["position"] = as_tensor(position)[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
-            terms = decide.broadcast(call(row_sum, {**elements, **probs}, self.numbers), p).to(torch.float32)
-            total = float64(as_words(to_fixed(terms, SUM_SCALE).sum(1))) / SUM_SCALE
-            # Integers have no NaN.
-            found[name] = ops.where(abs(as_words(terms.sum(1))) < torch.inf, total, torch.nan)
+            read = {**elements, **probs}
+            terms = decide.broadcast(call(row_sum, read, self.numbers), p).to(torch.float32)
+            finite = abs(as_words(terms.sum(1))) < torch.inf  # integers have no NaN
+            is_own = terms.is_contiguous() and all(terms is not value for value in read.values())
+            total = float64(as_words(to_fixed(terms, SUM_SCALE, in_place=is_own).sum(1))) / SUM_SCALE
+            found[name] = ops.where(finite, total, torch.nan)
         return found
 
     def _next_residual_mass(self) -> Words:
@@ -230,7 +232,8 @@ class _Step:
             request, position = layout.flat_request[chunk], layout.flat_position[chunk]
             elements, _ = self._elements(request, position)
             residual = self._residual(request, position, elements)
-            masses.append(to_fixed(residual.clamp(min=0).nan_to_num_(0.0, posinf=0.0), WEIGHT_SCALE).sum(1))
+            weights = residual.clamp(min=0).nan_to_num_(0.0, posinf=0.0)
+            masses.append(to_fixed(weights, WEIGHT_SCALE, in_place=True).sum(1))
         mass = full(layout.shape, 0.0, self.carry)
         if masses:
             own = layout.to_grid(as_words(torch.cat(masses))) * layout.valid
@@ -316,7 +319,7 @@ class _Step:
             takes_given = is_bonus & self.layout.reached_end[chunk]
             draws = draws & ~takes_given
         status = token = position * 0
-        prob = None
+        p = prob = None
         # Where bonus tokens are given and nothing was drafted there may be no row at all.
         has_rows = self.inputs.target.data.numel() > 0
         if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
@@ -327,7 +330,7 @@ class _Step:
                 token = as_words(draw(weights, bits[chunk]))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
-            best, has_law = self.target.argmax(request, position, every_row=every_row)
+            best, has_law = self.target.argmax(request, position, every_row=every_row, rows=p)
             if plan.residual is None:
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
@@ -338,7 +341,7 @@ class _Step:
             outside = (given < 0) | (given >= self.inputs.vocab_size)
             token = ops.where(takes_given, given * ~outside, token)
             status = ops.where(takes_given, outside * INVALID_TOKEN_ID, status)
-        if self.inputs.logprobs:
+        if self.inputs.logprobs and p is not None:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
