@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -106,8 +106,7 @@ class VerifyResult:
             raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows of one model as the caller gave them, with the sampling parameters that make their law.
 
     A parameter is None where it is off for every request. Entries of a tensor may be off too, or out of range: no
@@ -153,8 +152,7 @@ class Rows:
         return self.temperature is None and not self.is_constrained and not self.is_filtered
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(NamedTuple):
     """One validated `verify` call.
 
     Attributes:
@@ -308,15 +306,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
 
     target, draft = make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits), None
     if draft_data is not None:
-        shares = draft_sampling is None  # all but the bitmask, whose rows are the target's
-        draft = make_rows(
-            "draft_sampling",
-            sampling if shares else draft_sampling,
-            draft_data,
-            num_requests,
-            is_logits=draft_is_logits,
-            masked=not shares,
-        )
+        draft = _draft_rows(target, draft_data, sampling, draft_sampling, num_requests, is_logits=draft_is_logits)
     return Inputs(
         draft_token_ids=draft_token_ids,
         target=target,
@@ -480,6 +470,23 @@ def make_rows(
         expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
         found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": bias.values.contiguous()}
     return Rows(data, is_logits, **found)
+
+
+def _draft_rows(
+    target: Rows,
+    data: torch.Tensor,
+    sampling: SamplingParams | None,
+    draft_sampling: SamplingParams | None,
+    num_requests: int,
+    *,
+    is_logits: bool,
+) -> Rows:
+    """Return the draft's rows: with parameters of their own, or all of the target's but its bitmask."""
+    if draft_sampling is not None:
+        return make_rows("draft_sampling", draft_sampling, data, num_requests, is_logits=is_logits)
+    if is_logits == target.is_logits and data.shape[-1] == target.data.shape[-1]:
+        return target._replace(data=data, bitmask=None)  # looked at already
+    return make_rows("sampling", sampling, data, num_requests, is_logits=is_logits, masked=False)
 
 
 def _check_state(

@@ -7,7 +7,6 @@ the next eleven and the last ten pick the logit. On the CPU and with a small k, 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -73,7 +72,7 @@ def take(rows: Rows, request: torch.Tensor | slice, data: torch.Tensor, bitmask:
         bitmask: [n, ceil(V/32)] or None.
     """
     found = {name: value[request] for name in PARAMETERS if (value := getattr(rows, name)) is not None}
-    return replace(rows, data=data, bitmask=bitmask, **found)
+    return rows._replace(data=data, bitmask=bitmask, **found)
 
 
 def in_range(rows: Rows, vocab_size: int) -> Words:
