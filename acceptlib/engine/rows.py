@@ -39,7 +39,8 @@ class Layout:
         reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
         has_bonus_rows: Whether the target's rows include bonus rows.
         faults: [B] int64, a `Status` that holds for the whole request; None where nothing was given that could be bad.
-        flat_request, flat_position, flat_ids: [N] int64; N is T, or B * K in the padded layout.
+        flat_request, flat_position, flat_ids: [N] int64. N is T, or B * K in the padded layout, position by position:
+            rows that lie evenly need no copy.
     """
 
     def __init__(self, inputs: Inputs, *, reads_draft: bool) -> None:
@@ -86,12 +87,12 @@ class Layout:
         if may_hold(self.outside | ~self.valid):
             ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
         self.ids = ids
-        self.flat_ids = ids.reshape(-1) if self.start is None else ids[self.flat_request, self.flat_position]
+        self.flat_ids = ids.T.reshape(-1) if self.start is None else ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: Words) -> Words:
         """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
         if self.start is None:
-            return flat.reshape(self.shape)
+            return flat.reshape(self.shape[::-1]).T
         if not self.num_tokens or not self.shape[1]:
             return as_words(as_tensor(flat).new_zeros(self.shape))
         return flat[ops.minimum(self.start[:, None] + self.position, self.num_tokens - 1)]
@@ -277,7 +278,7 @@ class RowReader:
 def _grid(num_requests: int, most: int, device: torch.device | None) -> tuple[Words, Words]:
     """Return request and position [B * K] of every position of a grid. They are shared: never write to them."""
     like = torch.empty(0, device=device) if device else np.empty(0)
-    request, position = arange(num_requests, like)[:, None], arange(most, like)
+    request, position = arange(num_requests, like), arange(most, like)[:, None]
     # A tensor made in inference mode could not be used outside of it.
     with torch.inference_mode(mode=False):
         return (request + 0 * position).reshape(-1), (0 * request + position).reshape(-1)
@@ -292,14 +293,16 @@ def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
 
 
 def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Tensor:
-    """Return rows [n, V] of `data`, never to be written: one row is a view, more are in scratch memory."""
+    """Return rows [n, V] of `data`, never to be written: a view if they lie evenly, else in scratch memory."""
     if len(index) > 1 and not data.is_contiguous():
         return data[tuple(map(as_tensor, index))]
     # Several times quicker than indexing, but for one dimension only.
     row = _row_number(data, index)
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
-    if isinstance(row, np.ndarray) and row[-1] - row[0] == len(row) - 1 and (np.diff(row) == 1).all():
-        return flat[row[0] : row[-1] + 1]
+    if isinstance(row, np.ndarray):
+        step = row[1] - row[0] if len(row) > 1 else 1
+        if step > 0 and row[-1] - row[0] == step * (len(row) - 1) and (np.diff(row) == step).all():
+            return flat[row[0] : row[-1] + 1 : step]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
     if not data.is_cpu or data.shape[-1] < SHARED_ROW or torch.get_num_threads() == 1:
         return torch.index_select(flat, 0, as_tensor(row), out=rows)
