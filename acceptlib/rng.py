@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-from acceptlib.arrays import Words, as_tensor, as_words, float64
+from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
 from acceptlib.errors import InputError
 
 ROUNDS = 10
@@ -140,11 +140,9 @@ class Root:
     def streams(self, num_requests: int, device: torch.device) -> Rng:
         """Return the streams of `num_requests` requests."""
         offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
-        rows = torch.arange(num_requests, device=device)
-        return Rng(
-            seeds=join(philox(counters(rows, Purpose.SEED, offsets + self.offset), offsets + self.seed)),
-            offsets=offsets,
-        )
+        words = as_words(offsets)
+        counter = counters(arange(num_requests, words), Purpose.SEED, words + self.offset)
+        return Rng(seeds=as_tensor(join(philox(counter, words + self.seed))), offsets=offsets)
 
 
 def resolve(source: Rng | torch.Generator | int | None, num_requests: int, device: torch.device) -> Rng | Root:

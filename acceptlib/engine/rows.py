@@ -301,7 +301,7 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
     if isinstance(row, np.ndarray):
         step = row[1] - row[0] if len(row) > 1 else 1
-        if step > 0 and row[-1] - row[0] == step * (len(row) - 1) and (np.diff(row) == step).all():
+        if len(row) == 1 or (step > 0 and (row[1:] - row[:-1] == step).all()):
             return flat[row[0] : row[-1] + 1 : step]
     rows = scratch(name, (len(row), data.shape[-1]), data.dtype, data.device)
     if not data.is_cpu or data.shape[-1] < SHARED_ROW or torch.get_num_threads() == 1:
