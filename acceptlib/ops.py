@@ -63,6 +63,11 @@ def log(a: Value) -> Value:
     return _library(a).log(a)
 
 
+def log2(a: Value) -> Value:
+    """Return the logarithm of `a` to base 2, on a CPU the quicker one."""
+    return _library(a).log2(a)
+
+
 def sqrt(a: Value) -> Value:
     """Return the square root of `a`, correctly rounded; NaN below 0."""
     if not isinstance(a, torch.Tensor) or not a.is_cpu:

@@ -30,6 +30,7 @@ from triton.compiler import ASTSource
 
 import acceptlib
 from acceptlib import ops as vocabulary
+from acceptlib.compat import vllm_v0
 from acceptlib.engine import plan as plans
 from acceptlib.engine.triton.binding import bind, call
 from acceptlib.rules import ELEMENTS, SCALARS, Rule
@@ -170,6 +171,7 @@ def cases() -> dict[str, Case]:
         "acme": Acme(),
         "acme-harsh": Acme(harsh=True, cap=0.2),
         "constant": Constant(),
+        "guarded-typical": vllm_v0.TypicalAcceptanceSampler()._strategy,
     }
     found = {}
     for label, strategy in strategies.items():

@@ -239,15 +239,16 @@ class _GuardedTypical(AcceptanceStrategy):
 
     @row_sum
     def guarded_negentropy(p: Value) -> Value:
-        """Sum to sum_x p(x) log(p(x) + 1e-5); a minus here would be one more pass over the row."""
-        return p * ops.log(p + 1e-5)
+        """Sum to sum_x p(x) log2(p(x) + 1e-5); a factor here would be one more pass over the row."""
+        return p * ops.log2(p + 1e-5)
 
     @rule
     def accept(
         target_prob: Value, guarded_negentropy: Value, posterior_threshold: Value, posterior_alpha: Value
     ) -> Value:
         """Return h."""
-        threshold = ops.minimum(posterior_alpha * ops.exp(guarded_negentropy), posterior_threshold)
+        typical = posterior_alpha * ops.exp(ops.log(2.0) * guarded_negentropy)
+        threshold = ops.minimum(typical, posterior_threshold)
         return ops.where(target_prob > threshold, 1.0, 0.0)
 
 

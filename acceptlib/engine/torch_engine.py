@@ -357,6 +357,10 @@ class _Step:
             elements, draft_mass = self._elements(request, position)
             p, residual = elements["p"], self._residual(request, position, elements)
             draft_mass = ops.where(is_bonus, 0.0, draft_mass)  # the row is another position's there
+        mass = self.target.mass(p)
+        # The target's row is weighed as it is where nothing in it is below 0.
+        if residual is p and (self.target.is_logits or not may_hold(as_words(p.amin(1)) < 0)):
+            return p, p, from_target, _row_status(mass, mass, draft_mass)
         weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
         drawn_mass = as_words(weights.sum(1))
         if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
@@ -366,7 +370,7 @@ class _Step:
             from_target = as_words(takes_p)
             weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
             drawn_mass = as_words(weights.clamp_(min=0).sum(1))
-        return p, weights, from_target, _row_status(self.target.mass(p), drawn_mass, draft_mass)
+        return p, weights, from_target, _row_status(mass, drawn_mass, draft_mass)
 
     def _write(
         self, out: VerifyResult, stop: Words, status: Words | int, token: Words, row_status: Words, prob: Words | None

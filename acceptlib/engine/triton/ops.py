@@ -7,7 +7,7 @@ Three things differ from `triton.language`:
 - Division and square root are IEEE in float32 too, where Triton's own are approximations.
 - The minimum and maximum of a NaN are NaN.
 
-`exp` and `log` are the device's, and may differ from torch in the last digits.
+`exp`, `log` and `log2` are the device's, and may differ from torch in the last digits.
 """
 
 # ruff: noqa: RET505 - jit functions; their branches are on what is known when compiling
@@ -49,6 +49,12 @@ def exp(a):
 def log(a):
     """Return the natural logarithm of `a`."""
     return tl.log(like(a, a))
+
+
+@triton.jit
+def log2(a):
+    """Return the logarithm of `a` to base 2."""
+    return tl.log2(like(a, a))
 
 
 @triton.jit
