@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from acceptlib import VerifyResult
 from acceptlib.compat._common import as_rows, create, expect, unused_uniforms
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["greedy_match", "speculative_sampling"]
 
@@ -60,5 +63,5 @@ def speculative_sampling(
 
 
 def _scalars(result: VerifyResult) -> tuple[torch.Tensor, torch.Tensor]:
-    rejected_idx = result.num_accepted[0].to(torch.int64)
-    return rejected_idx, result.output_token_ids.take(rejected_idx).to(torch.int64)
+    rejected_idx = result.num_accepted[0].long()
+    return rejected_idx, result.output_token_ids.take(rejected_idx).long()
