@@ -4,8 +4,8 @@ from acceptlib import ops
 from acceptlib.config import from_config
 from acceptlib.errors import AcceptlibError
 from acceptlib.hookspecs import hookimpl
-from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.registry import available, create
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.rules import row_sum, rule
 from acceptlib.sampling import LogitBias, SamplingParams

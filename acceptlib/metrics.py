@@ -12,7 +12,7 @@ import torch
 from acceptlib.errors import InputError
 
 if TYPE_CHECKING:
-    from acceptlib.inputs import VerifyResult
+    from acceptlib.result import VerifyResult
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ import torch
 from acceptlib.engine import backends, custom_op
 from acceptlib.engine.plan import Constant, Plan, Traits
 from acceptlib.errors import InputError, OptionError, StrategyDefinitionError, suggest
-from acceptlib.inputs import VerifyResult, prepare
+from acceptlib.inputs import prepare
+from acceptlib.result import VerifyResult
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
 from acceptlib.workspace import Workspace
 

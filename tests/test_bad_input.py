@@ -17,8 +17,8 @@ from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, set
 import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, row_sum, rule
 from acceptlib.errors import InputError, StatusError
-from acceptlib.inputs import EXPLANATIONS, Status
 from acceptlib.ops import Value
+from acceptlib.result import EXPLANATIONS, Status
 
 # Errors at the call
 

@@ -9,8 +9,8 @@ import torch
 
 import acceptlib
 from acceptlib.errors import InputError
-from acceptlib.inputs import VerifyResult
 from acceptlib.metrics import AcceptanceMetrics
+from acceptlib.result import VerifyResult
 
 
 def result(accepted: list[int], emitted: list[int]) -> VerifyResult:

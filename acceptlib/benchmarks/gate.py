@@ -18,7 +18,7 @@ from acceptlib.benchmarks.workloads import Batch
 from acceptlib.engine import decide
 from acceptlib.errors import AcceptlibError
 from acceptlib.exact import oracle
-from acceptlib.inputs import VerifyResult
+from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from acceptlib import exact
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
-from acceptlib.inputs import VerifyResult
+from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategy import AcceptanceStrategy

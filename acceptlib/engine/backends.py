@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from acceptlib.engine.plan import Plan
-    from acceptlib.inputs import Inputs, VerifyResult
+    from acceptlib.inputs import Inputs
+    from acceptlib.result import VerifyResult
 
 Choice: TypeAlias = Literal["auto", "torch", "triton"]
 

@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 import torch
 
 from acceptlib.errors import InputError
-from acceptlib.inputs import VerifyResult, count_requests
+from acceptlib.inputs import count_requests
+from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms, wrap
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.workspace import Workspace

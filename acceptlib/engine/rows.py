@@ -14,7 +14,8 @@ from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, leading, library, may_hold
 from acceptlib.engine.process import constrain, in_range, max_and_log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
-from acceptlib.inputs import Rows, Status
+from acceptlib.inputs import Rows
+from acceptlib.result import Status
 
 if TYPE_CHECKING:
     from acceptlib.inputs import Inputs

@@ -20,7 +20,8 @@ from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader
 from acceptlib.engine.scratch import scratch, to_fixed
-from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Inputs, Status, VerifyResult
+from acceptlib.inputs import Inputs
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
 from acceptlib.rng import Root
 
 OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID = map(
@@ -358,8 +359,8 @@ class _Step:
             p, residual = elements["p"], self._residual(request, position, elements)
             draft_mass = ops.where(is_bonus, 0.0, draft_mass)  # the row is another position's there
         mass = self.target.mass(p)
-        # The target's row is weighed as it is where nothing in it is below 0.
-        if residual is p and (self.target.is_logits or not may_hold(as_words(p.amin(1)) < 0)):
+        # The target's row is weighed as it is where nothing in it is below 0; only on the CPU may the host look.
+        if residual is p and (self.target.is_logits or (p.is_cpu and not may_hold(as_words(p.amin(1)) < 0))):
             return p, p, from_target, _row_status(mass, mass, draft_mass)
         weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
         drawn_mass = as_words(weights.sum(1))

@@ -14,8 +14,8 @@ from torch.nn import functional
 from acceptlib.engine.draw import draw
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
-from acceptlib.inputs import VerifyResult
 from acceptlib.registry import as_strategy
+from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategy import AcceptanceStrategy

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from acceptlib.errors import ConformanceError
-from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng, Uniforms
 
 ALMOST_ONE: Final = 1 - 2**-53

@@ -14,7 +14,7 @@ from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
 from acceptlib.errors import ConformanceError
-from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
 from acceptlib.testing.batches import Request, generator, lay_out, streams

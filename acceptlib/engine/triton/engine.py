@@ -15,7 +15,8 @@ from acceptlib.engine.triton.plans import Rules, bound, unknown
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
 from acceptlib.errors import InputError
-from acceptlib.inputs import Inputs, VerifyResult
+from acceptlib.inputs import Inputs
+from acceptlib.result import VerifyResult
 from acceptlib.rng import Root
 from acceptlib.workspace import Workspace
 

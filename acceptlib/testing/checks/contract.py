@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect

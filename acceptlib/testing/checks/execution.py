@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.errors import BackendError, ConformanceError
-from acceptlib.inputs import VerifyResult
+from acceptlib.result import VerifyResult
 from acceptlib.testing.batches import Request, lay_out, mixed, same
 from acceptlib.testing.subject import Skipped, Subject, expect
 

@@ -9,7 +9,7 @@ import torch
 
 from acceptlib.engine import decide
 from acceptlib.exact import acceptance
-from acceptlib.inputs import PLACEHOLDER_TOKEN_ID, Status
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status
 from acceptlib.rng import Uniforms
 from acceptlib.testing.batches import ALMOST_ONE, fixed, generator, mixed, ordinary, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect

@@ -1,0 +1,101 @@
+"""What a `verify` call returns: tokens, counts, and why a request emitted none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import torch
+
+from acceptlib.errors import StatusError
+
+PLACEHOLDER_TOKEN_ID: Final = -1
+"""Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
+
+
+class Status(IntEnum):
+    """Why a request emitted no token."""
+
+    OK = 0
+    INVALID_ROW = 1
+    UNNORMALIZED_ROW = 2
+    INVALID_TOKEN_ID = 3
+    INVALID_COUNT = 4
+    INVALID_PARAMETER = 5
+
+
+EXPLANATIONS: Final[dict[Status, str]] = {
+    Status.INVALID_ROW: "the target's row has NaN, an infinity, or no entry above zero probability",
+    Status.UNNORMALIZED_ROW: "a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4",
+    Status.INVALID_TOKEN_ID: "a drafted or bonus token id is outside the vocabulary",
+    Status.INVALID_COUNT: (
+        "cu_num_draft_tokens does not begin at 0, decreases, leaves [0, T], or exceeds max_num_draft_tokens"
+    ),
+    Status.INVALID_PARAMETER: "a sampling parameter is out of range",
+}
+
+NAMED_REQUESTS: Final = 8
+"""In a `StatusError`: enough to see what is wrong, few enough to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What one `verify` call decided, for B requests of at most K drafted tokens.
+
+    Attributes:
+        output_token_ids: [B, K+1] int32: accepted tokens, then the recovered or bonus token, then -1.
+        num_accepted: [B] int32, accepted drafted prefix, 0..n_b.
+        num_emitted: [B] int32, `num_accepted + 1`; `num_accepted` where status is not 0.
+        status: [B] int8, a `Status`; 0 where all is well.
+        logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN
+            beyond them; None unless asked for.
+        raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; NaN where a row
+            has none, and equal to `logprobs` from probabilities.
+        num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
+            value; None unless a result with this tensor was given as `out`.
+    """
+
+    output_token_ids: torch.Tensor
+    num_accepted: torch.Tensor
+    num_emitted: torch.Tensor
+    status: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    raw_logprobs: torch.Tensor | None = None
+    num_passed: torch.Tensor | None = None
+
+    @classmethod
+    def empty(
+        cls,
+        num_requests: int,
+        max_num_draft_tokens: int,
+        device: torch.device,
+        *,
+        logprobs: bool = False,
+        num_passed: bool = False,
+    ) -> VerifyResult:
+        """Allocate a result to pass as `out`."""
+        shape = (num_requests, max_num_draft_tokens + 1)
+        return cls(
+            output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),
+            num_accepted=torch.empty(num_requests, dtype=torch.int32, device=device),
+            num_emitted=torch.empty(num_requests, dtype=torch.int32, device=device),
+            status=torch.empty(num_requests, dtype=torch.int8, device=device),
+            logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+            raw_logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
+            num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed else None,
+        )
+
+    def raise_for_status(self) -> None:
+        """Raise if any request met bad values. Waits for the device.
+
+        Raises:
+            StatusError: Names the first such requests, the position each stopped at, and what was wrong there.
+        """
+        marked = self.status.nonzero()[:, 0].tolist()
+        named = [(index, int(self.num_accepted[index]), int(self.status[index])) for index in marked[:NAMED_REQUESTS]]
+        problems = [f"request {index}, position {at}: {EXPLANATIONS[Status(code)]}" for index, at, code in named]
+        if len(marked) > NAMED_REQUESTS:
+            problems.append(f"and {len(marked) - NAMED_REQUESTS} requests more")
+        if problems:
+            raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")
