@@ -11,11 +11,24 @@ import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import LogitBias, Rng, SamplingParams, Uniforms, VerifyResult, arrays
+from acceptlib import (
+    AcceptanceStrategy,
+    LogitBias,
+    Rng,
+    SamplingParams,
+    Traits,
+    Uniforms,
+    VerifyResult,
+    arrays,
+    ops,
+    rule,
+)
 from acceptlib import rng as streams
 from acceptlib.engine import draw, process, rows, torch_engine
+from acceptlib.engine.rows import RowReader
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.inputs import Rows
+from acceptlib.ops import Value
 from acceptlib.testing.checks.execution import NoWaiting
 
 POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "typical", "typical-sample"]
@@ -564,6 +577,115 @@ def test_rejected_requests_have_no_later_rows_read(monkeypatch: pytest.MonkeyPat
         result = support.verify("rejection", [request], "padded", "logits", sampling=sampling)
         assert result.num_accepted.tolist() == [0]
     assert processed == [1, 1, 1, 1]
+
+
+class Halfway(AcceptanceStrategy):
+    """Reads nothing but argmaxes, and still accepts half of the others."""
+
+    name = "halfway"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(is_target_argmax: Value) -> Value:
+        """Return h."""
+        return ops.where(is_target_argmax, 1.0, 0.5)
+
+
+class Warm(AcceptanceStrategy):
+    """Takes what is no argmax where it is likely."""
+
+    name = "warm"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value) -> Value:
+        """Return h."""
+        return ops.where(is_target_argmax | (target_prob > 0.1), 1.0, 0.0)
+
+
+class Last(AcceptanceStrategy):
+    """Stands up to the last argmax."""
+
+    name = "last"
+    traits = Traits(guarantee="lossy", bound="none", stop="last_acceptance")
+
+    @rule
+    def accept(is_target_argmax: Value) -> Value:
+        """Return h."""
+        return ops.where(is_target_argmax, 1.0, 0.0)
+
+
+@forms
+@layouts
+@pytest.mark.parametrize("strategy", [acceptlib.create("greedy"), Halfway(), Warm(), Last()], ids=lambda s: s.name)
+def test_argmaxes_found_row_by_row_change_nothing(
+    strategy: AcceptanceStrategy, layout: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = mixed(60)
+    for number, request in enumerate(requests[:40]):  # chains of argmaxes, most of them with another token at the end
+        request.ids[:] = request.p.argmax(1)[: request.n]
+        if number % 3 and request.n:
+            request.ids[-1] = (request.ids[-1] + 1) % 11
+    requests[1].p[0, 4] = torch.nan
+    requests[2].p[1] = 0 * requests[2].p[1]
+    requests[3].p[:] = 1 / 11  # ties
+    requests[4].ids[1] = 11
+    requests[7].ids[0] = -1
+    requests[-1].ids[:] = requests[-1].p.argmax(1)[:-1]  # and no row behind them where there are no bonus rows
+    arguments = support.lay_out(requests, layout, form)
+    if layout == "ragged":
+        arguments["cu_num_draft_tokens"][-3] = 10**6
+    bonus = {"bonus_token_ids": torch.arange(60) % 11}
+    no_bonus_rows = {**bonus, f"target_{form}": _without_bonus_rows(arguments[f"target_{form}"], requests)}
+
+    def results() -> list[VerifyResult]:
+        out = VerifyResult.empty(60, 4, torch.device("cpu"), num_passed=True)
+        nothing = torch.empty(60, 0, dtype=torch.int64), {f"target_{form}": torch.empty(60, 0, 11)}
+        return [
+            strategy.verify(nothing[0], **nothing[1], **bonus, rng=support.streams(range(60))),
+            *(
+                strategy.verify(**{**arguments, **more}, rng=support.streams(range(60)))
+                for more in ({}, {"logprobs": True}, bonus, no_bonus_rows, {"out": out})
+            ),
+        ]
+
+    wanted = results()
+    monkeypatch.setattr(rows, "LONG_ROW", 0)
+    found = results()
+    for one, other in zip(found, wanted, strict=True):
+        support.same(one, other)
+    assert found[-1].num_passed is not None
+    assert torch.equal(found[-1].num_passed, wanted[-1].num_passed)
+
+
+def _without_bonus_rows(target: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    if target.ndim > 2:
+        return target[:, :-1].contiguous()
+    kept = torch.cat([torch.arange(request.n + 1) < request.n for request in requests])
+    return target[kept]
+
+
+def test_rows_behind_a_miss_have_no_argmax_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy reads rows as far as chains reach, and one more: 1 of 5, 3 of 5, all 5, and 2 of 5 where 1 was drafted."""
+    requests = [support.ordinary(4, 11, seed) for seed in range(4)]
+    for request, stands in zip(requests, (0, 2, 4, 1), strict=True):
+        request.p[1] = request.p[1].sort(descending=True).values  # the argmax is 0, as a placeholder counts
+        request.ids[:] = request.p.argmax(1)[:4]
+        request.ids[stands:] = (request.ids[stands:] + 1) % 11
+    requests[3].ids[1:] = -1
+    found = []
+
+    def spied(reader: RowReader, given: Any) -> Any:
+        found.append(in_chains(reader, given))
+        return found[-1]
+
+    in_chains = RowReader._best_in_chains
+    monkeypatch.setattr(RowReader, "_best_in_chains", spied)
+    monkeypatch.setattr(rows, "LONG_ROW", 11)
+    result = support.verify("greedy", requests, "padded")
+    assert result.num_accepted.tolist() == [0, 2, 4, 1]
+    ((token, _),) = found
+    assert (token.reshape(4, 5) >= 0).sum(1).tolist() == [1, 3, 5, 2]
 
 
 # The device is never waited for

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from acceptlib.errors import StrategyDefinitionError, suggest
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
@@ -139,6 +141,13 @@ class Plan:
     def looks_ahead(self) -> bool:
         """Whether rows after a position have a say in what is emitted there."""
         return self.traits.stop != "first_rejection" or not self.reads.isdisjoint(AFTER_CARRY)
+
+    @cached_property
+    def follows_argmax(self) -> bool:
+        """Whether a chain ends at the first drafted token that is not the target's argmax, whatever else there is."""
+        if self.traits.stop != "first_rejection" or self.accept.names != ("is_target_argmax",):
+            return False
+        return not np.any(call(self.accept, {"is_target_argmax": np.zeros(1, dtype=bool)}, {}))
 
     @property
     def samples(self) -> bool:

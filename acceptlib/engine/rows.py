@@ -29,6 +29,10 @@ SHARED_ROW = 1 << 15
 """Entries from which on threads share in `index_select`'s copy of one row."""
 
 
+LONG_ROW = 1 << 13
+"""Entries from which on an argmax takes so long that rows go one by one, and those that do not matter are left out."""
+
+
 class Layout:
     """Positions of a batch: as a grid [B, K], and flat, [N], without the holes of the ragged layout.
 
@@ -121,7 +125,9 @@ class Layout:
 class RowReader:
     """Rows of one model as probabilities, processed when they are asked for, and kept if there are few."""
 
-    def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model) -> None:
+    def __init__(
+        self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model, *, in_chains: bool = False
+    ) -> None:
         """Wrap the caller's rows.
 
         Args:
@@ -130,6 +136,7 @@ class RowReader:
             vocab_size: V; a draft's rows are padded with zeros or cut to it.
             chunk: Number of rows that may be processed at a time.
             model: Whose rows they are.
+            in_chains: Whether argmaxes matter no longer than drafted tokens are these.
         """
         self.given = rows
         self.raw = rows.data
@@ -138,6 +145,7 @@ class RowReader:
         self.vocab_size = vocab_size
         self.chunk = chunk
         self.model = model
+        self.in_chains = in_chains
         self.num_processed = 0
 
     @functools.cached_property
@@ -187,10 +195,9 @@ class RowReader:
     def rows(self, request: Words, position: Words) -> torch.Tensor:
         """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
         index = self.layout.index(self.model, request, position)
-        row = _row_number(self.raw, index)
         if not self.is_logits:
             rows = _select(self.raw, index, self.model).to(torch.float32)
-        elif (probs := self._processed(row)) is not None:
+        elif (probs := self._processed(row := _row_number(self.raw, index))) is not None:
             rows = _select(probs, (row,), self.model)
         else:
             given = self._rows_at(request, index)
@@ -241,7 +248,9 @@ class RowReader:
         """Argmax of every row, counted through, and whether it has a law: both [R]."""
         as_given = not self.given.is_constrained and (self.raw.dtype == torch.float32 or not self.raw.is_cpu)
         if as_given and self.raw.is_contiguous():
-            return self._best(self.raw.view(-1, self.raw.shape[-1]))
+            rows = self.raw.view(-1, self.raw.shape[-1])
+            by_row = self.in_chains and rows.is_cpu and rows.shape[1] >= LONG_ROW
+            return self._best_in_chains(rows.numpy()) if by_row else self._best(rows)
         parts = [self._best(constrain(rows)) for rows in self._spans()]
         if len(parts) == 1:
             return parts[0]
@@ -253,9 +262,28 @@ class RowReader:
         # NumPy is ten times quicker than torch, and takes no halves.
         found = as_words(rows.to(torch.float32)) if rows.is_cpu else rows
         token = found.argmax(1)
-        best = found[arange(len(found), found), token]
-        has_law = library(best).isfinite(best)
-        return token, has_law if self.is_logits else has_law & (best > 0)
+        return token, self._have_law(found[arange(len(found), found), token])
+
+    def _best_in_chains(self, rows: Words) -> tuple[Words, Words]:
+        """Return the same, but -1 and True for rows behind the first drafted token that is no argmax: not read."""
+        layout = self.layout
+        token, largest = np.full(len(rows), -1), np.ones(len(rows))
+        first = _row_number(self.raw, layout.index(self.model, layout.request, 0 * layout.request))
+        chains = zip(first.tolist(), layout.ids.tolist(), layout.num_draft_tokens.tolist(), strict=True)
+        for start, ids, count in chains:
+            for row, drafted in enumerate([*ids[:count], None], start):  # None for the row behind them all
+                if not 0 <= row < len(rows):
+                    break
+                best = rows[row].argmax()
+                token[row], largest[row] = best, rows[row, best]
+                if best != drafted:
+                    break
+        return token, self._have_law(largest)
+
+    def _have_law(self, largest: Words) -> Words:
+        """Return whether rows have a law, given the largest entry [n] of each."""
+        finite = library(largest).isfinite(largest)
+        return finite if self.is_logits else finite & (largest > 0)
 
     def argmax(
         self, request: Words, position: Words, *, every_row: bool, rows: torch.Tensor | None = None

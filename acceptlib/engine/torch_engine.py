@@ -3,7 +3,8 @@
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
-looking costs nothing, rows that have to be processed are read as far as chains reach.
+looking costs nothing, rows that have to be processed, or searched for their largest entry, are read as far as chains
+reach.
 """
 
 from __future__ import annotations
@@ -77,10 +78,13 @@ class _Step:
         size = SCRATCH_BYTES if inputs.target.data.is_cpu else DEVICE_SCRATCH_BYTES
         self.chunk = max(1, size // (4 * inputs.vocab_size))
         self.layout = Layout(inputs, reads_draft=plan.reads_draft)
-        self.target = RowReader(inputs.target, self.layout, inputs.vocab_size, self.chunk, "target")
+        # A result that counts what passes counts positions behind the stop too.
+        in_chains = plan.follows_argmax and (inputs.out is None or inputs.out.num_passed is None)
+        sizes = (self.layout, inputs.vocab_size, self.chunk)
+        self.target = RowReader(inputs.target, *sizes, "target", in_chains=in_chains)
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
-            self.draft = RowReader(inputs.draft, self.layout, inputs.vocab_size, self.chunk, "draft")
+            self.draft = RowReader(inputs.draft, *sizes, "draft")
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
@@ -181,48 +185,67 @@ class _Step:
             values["draft_token_id"] = float64(ids)
         if not len(ids):
             values |= {name: float64(ids) for name in self.wanted}
-        elif self.wanted and self.wanted <= PROBS:
-            readers = (reader for reader in (self.target, self.draft) if reader is not None)
-            values |= {f"{reader.model}_prob": reader.probs(request, position, ids) for reader in readers}
         elif self.wanted:
-            parts = [self._reductions(request[c], position[c], ids[c]) for c in self._chunks(len(ids))]
-            values |= {name: library(ids).concatenate([part[name] for part in parts]) for name in self.wanted}
+            entries_only = self.wanted <= PROBS
+            by_entry = {
+                name: reader
+                for name, reader in (("target_prob", self.target), ("draft_prob", self.draft))
+                if reader is not None and name in self.wanted and (entries_only or not reader.is_logits)
+            }
+            values |= {name: reader.probs(request, position, ids) for name, reader in by_entry.items()}
+            if not entries_only:
+                values |= self._reductions(request, position, ids, self.wanted.difference(by_entry))
         if "draft_prob" in values:
             values["draft_prob"] = ops.where(values["draft_prob"] > 0, values["draft_prob"], 0.0)
         elif "draft_prob" in self.wanted:
             values["draft_prob"] = full(ids.shape, 1.0, ids)
         return values
 
-    def _reductions(self, request: Words, position: Words, ids: Words) -> decide.Values:
+    def _reductions(self, request: Words, position: Words, ids: Words, wanted: frozenset[str]) -> decide.Values:
         """Return scalars that need whole rows, for drafted tokens at some positions: [n] float64 by name."""
+        read = {name for row_sum in self.plan.used_row_sums.values() for name in row_sum.names}
+        parts = [
+            self._reduced(request[chunk], position[chunk], ids[chunk], PROBS & (wanted | read))
+            for chunk in self._chunks(len(ids))
+        ]
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        values = {name: float64(as_words(value)) for name, value in found.items()}
+        if "target_max_prob" in wanted:
+            largest = values["target_max_prob"]
+            values["target_max_prob"] = ops.where((largest > 0) & (largest < torch.inf), largest, torch.nan)
+        for name in self.plan.used_row_sums:
+            finite = abs(values[f"{name} in float32"]) < torch.inf  # integers have no NaN
+            values[name] = ops.where(finite, values[name] / SUM_SCALE, torch.nan)
+        return {name: values[name] for name in wanted}
+
+    def _reduced(
+        self, request: Words, position: Words, ids: Words, gathered: frozenset[str]
+    ) -> dict[str, torch.Tensor]:
+        """Return what `_reductions` makes its scalars of, for one chunk of rows, and the `gathered` of `PROBS`: [n]."""
         elements, _ = self._elements(request, position)
         p, q, column = elements["p"], elements["q"], as_tensor(ids)[:, None]
-        probs = {
-            name: rows.gather(1, column)
-            for name, rows in (("target_prob", p), ("draft_prob", q))
-            if name in self.wanted
+        found = {
+            name: rows.gather(1, column) for name, rows in (("target_prob", p), ("draft_prob", q)) if name in gathered
         }
-        found = {name: float64(as_words(prob[:, 0])) for name, prob in probs.items()}
+        read = {**elements, **found}
+        found = {name: prob[:, 0] for name, prob in found.items()}
         if "target_max_prob" in self.wanted:
-            largest = float64(as_words(p.amax(1)))
-            found["target_max_prob"] = ops.where((largest > 0) & (largest < torch.inf), largest, torch.nan)
+            found["target_max_prob"] = p.amax(1)
         if "draft_max_prob" in self.wanted:
-            found["draft_max_prob"] = float64(as_words(q.amax(1)))
+            found["draft_max_prob"] = q.amax(1)
         if "target_entropy" in self.wanted:
-            found["target_entropy"] = as_words(_entropy(p))
+            found["target_entropy"] = _entropy(p)
         if "target_top_entropy" in self.wanted:
             top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
             top = top / top.sum(1, keepdim=True)
-            found["target_top_entropy"] = as_words(-torch.xlogy(top, top).sum(1))
+            found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
         if "position" in self.plan.reads:
-            elements["position"] = as_tensor(position)[:, None].to(torch.float32)
+            read["position"] = as_tensor(position)[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
-            read = {**elements, **probs}
             terms = decide.broadcast(call(row_sum, read, self.numbers), p).to(torch.float32)
-            finite = abs(as_words(terms.sum(1))) < torch.inf  # integers have no NaN
+            found[f"{name} in float32"] = terms.sum(1)
             is_own = terms.is_contiguous() and all(terms is not value for value in read.values())
-            total = float64(as_words(to_fixed(terms, SUM_SCALE, in_place=is_own).sum(1))) / SUM_SCALE
-            found[name] = ops.where(finite, total, torch.nan)
+            found[name] = to_fixed(terms, SUM_SCALE, in_place=is_own).sum(1)
         return found
 
     def _next_residual_mass(self) -> Words:
