@@ -579,6 +579,29 @@ def test_rejected_requests_have_no_later_rows_read(monkeypatch: pytest.MonkeyPat
     assert processed == [1, 1, 1, 1]
 
 
+@layouts
+def test_given_tokens_have_no_row_read(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From probabilities `rejection` reads rows for the draw alone: here of the second of four requests."""
+    requests = [support.standing(3, 11, seed) for seed in range(4)]
+    support.mask_drafted(requests[1], 2)
+    read = []
+
+    def spied(reader: RowReader, request: Any, position: Any) -> torch.Tensor:
+        read.append((reader.model, request.tolist(), position.tolist()))
+        return whole(reader, request, position)
+
+    whole = RowReader.rows
+    monkeypatch.setattr(RowReader, "rows", spied)
+    given = torch.tensor([4, 5, 6, 7])
+    result = support.verify("rejection", requests, layout, bonus_token_ids=given)
+    assert read == [("target", [1], [2]), ("draft", [1], [2])]
+    assert result.num_accepted.tolist() == [3, 2, 3, 3]
+    assert result.output_token_ids[[0, 2, 3], 3].tolist() == [4, 6, 7]
+    assert result.output_token_ids[1, 3] == -1
+    support.verify("rejection", requests[2:], layout, bonus_token_ids=given[2:])
+    assert len(read) == 2
+
+
 class Halfway(AcceptanceStrategy):
     """Reads nothing but argmaxes, and still accepts half of the others."""
 

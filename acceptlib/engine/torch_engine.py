@@ -323,25 +323,38 @@ class _Step:
 
     def _emit(self, stop: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
-        parts = [self._emit_some(chunk, stop[chunk], bits) for chunk in self._chunks(len(stop))]
+        request = self.layout.request
+        if self.inputs.bonus_token_ids is None or self.inputs.logprobs or not isinstance(stop, np.ndarray):
+            return self._emit_from_rows(request, stop, bits)
+        takes_given, token, status = self._given(request, stop)
+        rest = np.flatnonzero(~takes_given)  # no row has a say in what the others emit
+        if len(rest):
+            token[rest], status[rest], _ = self._emit_from_rows(rest, stop[rest], bits[as_tensor(rest)])
+        return token, status, None
+
+    def _emit_from_rows(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+        parts = [self._emit_some(request[c], position[c], bits[c]) for c in self._chunks(len(request))]
         if len(parts) == 1:
             return parts[0]
         token, status, prob = zip(*parts, strict=True)
-        join = library(stop).concatenate
+        join = library(request).concatenate
         return join(token), join(status), join(prob) if self.inputs.logprobs else None
 
-    def _emit_some(self, chunk: slice, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+    def _given(self, request: Words, position: Words) -> tuple[Words, Words, Words]:
+        """Return which of some requests take their given bonus tokens, these, and what `Status` comes with them."""
+        assert self.inputs.bonus_token_ids is not None  # noqa: S101 - for the type checker
+        layout, given = self.layout, as_words(self.inputs.bonus_token_ids.to(torch.int64))[request]
+        outside = (given < 0) | (given >= self.inputs.vocab_size)
+        takes = (position == layout.num_draft_tokens[request]) & layout.reached_end[request]
+        return takes, given * ~outside, outside * INVALID_TOKEN_ID
+
+    def _emit_some(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         plan, traits = self.plan, self.plan.traits
-        request = self.layout.request[chunk]
-        is_bonus = position == self.layout.num_draft_tokens[chunk]
-        bonus_token_ids = self.inputs.bonus_token_ids
+        is_bonus = position == self.layout.num_draft_tokens[request]
         # Plain booleans where recovered and bonus tokens are taken alike.
         differ = traits.recovered != traits.bonus
         takes_best = (is_bonus == (traits.bonus == "argmax")) if differ else traits.bonus == "argmax"
         draws = (is_bonus == (traits.bonus == "sample")) if differ else traits.bonus == "sample"
-        if bonus_token_ids is not None:
-            takes_given = is_bonus & self.layout.reached_end[chunk]
-            draws = draws & ~takes_given
         status = token = position * 0
         p = prob = None
         # Where bonus tokens are given and nothing was drafted there may be no row at all.
@@ -351,7 +364,7 @@ class _Step:
             if plan.samples or plan.residual is not None:
                 status = row_status
             if plan.samples and may_hold(draws):
-                token = as_words(draw(weights, bits[chunk]))
+                token = as_words(draw(weights, bits))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
             best, has_law = self.target.argmax(request, position, every_row=every_row, rows=p)
@@ -360,11 +373,10 @@ class _Step:
             else:
                 best = ops.where(from_target, best, as_words(weights).argmax(1))
             token = ops.where(takes_best, best, token)
-        if bonus_token_ids is not None:
-            given = as_words(bonus_token_ids[chunk].to(torch.int64))
-            outside = (given < 0) | (given >= self.inputs.vocab_size)
-            token = ops.where(takes_given, given * ~outside, token)
-            status = ops.where(takes_given, outside * INVALID_TOKEN_ID, status)
+        if self.inputs.bonus_token_ids is not None:
+            takes_given, given, given_status = self._given(request, position)
+            token = ops.where(takes_given, given, token)
+            status = ops.where(takes_given, given_status, status)
         if self.inputs.logprobs and p is not None:
             prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
