@@ -27,7 +27,7 @@ from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS, Peer, vllm
 from acceptlib.benchmarks.workloads import Batch, Workload
 from acceptlib.cli.format import write_whole
-from acceptlib.compat import flashinfer, vllm_v1
+from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
 from acceptlib.ops import Value
 
 SHAPES: Final = ((1, 3), (8, 3), (32, 3), (64, 5), (128, 7), (256, 7))
@@ -106,6 +106,12 @@ def from_a_generator(batch: Batch) -> Callable[[], torch.Tensor]:
     return lambda: strategy.verify(batch.draft_token_ids, **rows, out=batch.out).output_token_ids
 
 
+def vllm_v0_dropin(batch: Batch, sampler: Callable[[], torch.nn.Module]) -> Callable[[], torch.Tensor]:
+    """Return a call of a sampler of vLLM V0, which is given bonus tokens, and counts."""
+    bonus = torch.zeros(len(batch.draft_token_ids), 1, dtype=torch.int64, device=batch.device)
+    return functools.partial(sampler(), batch.target, bonus, batch.draft, batch.draft_token_ids)
+
+
 def vllm_dropin(batch: Batch, *, greedy: bool) -> Callable[[], torch.Tensor]:
     """Return a call of the sampler of vLLM V1, whose bonus tokens are sampled before."""
     size, device, heat = len(batch.draft_token_ids), batch.device, batch.workload.temperature
@@ -166,6 +172,17 @@ PATHS: Final = {
     ),
     "probabilities, FlashInfer's function": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))
+    ),
+    "probabilities, vLLM V0's rejection sampler": Case(
+        named("rejection"),
+        {"kind": "probs"},
+        through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.RejectionSampler)),
+    ),
+    # Its rule differs from the strategy's in a guard of the logarithm.
+    "probabilities, vLLM V0's typical sampler": Case(
+        named("typical"),
+        {"kind": "probs"},
+        through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.TypicalAcceptanceSampler)),
     ),
     # The sampler is always given a temperature, so the engine is too.
     "logits, one-hot draft, T = 0.7, vLLM V1's sampler": Case(
