@@ -411,7 +411,7 @@ def _check_state(
 
 
 def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
-    expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), (torch.int32,), device)
+    expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), ID_DTYPES, device)
     expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
     expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
     expect("out.status", out.status, (num_requests,), (torch.int8,), device)

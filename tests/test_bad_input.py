@@ -114,6 +114,10 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"out": result_like(output_token_ids=torch.zeros(2, 2, dtype=torch.int32))},
         ["out.output_token_ids", "[2, 3]", "[2, 2]"],
     ),
+    "out-tokens-dtype": (
+        {"out": result_like(output_token_ids=torch.zeros(2, 3, dtype=torch.int16))},
+        ["out.output_token_ids", "int32 or int64", "int16"],
+    ),
     "out-accepted": (
         {"out": result_like(num_accepted=torch.zeros(2, dtype=I64))},
         ["out.num_accepted", "int32", "int64"],

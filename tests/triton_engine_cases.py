@@ -569,7 +569,7 @@ def run(
     call = inputs(ids, **rest)
     if num_passed:
         out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, logprobs=False, num_passed=True)
-        call = call._replace(out=out)
+        call = call._replace(out=dataclasses.replace(out, output_token_ids=out.output_token_ids.long()))
     result = verify(strategy.plan, call)
     rng = rest.get("rng")
     moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 6).all())

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -94,9 +93,15 @@ class _SpecDecodeSampler(torch.nn.Module):
         expect("draft_token_ids", draft_token_ids, ("B", "k"))
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
+        output = torch.empty(batch_size, k + 1, dtype=torch.int64, device=device)
         counts = torch.empty(2, batch_size, dtype=torch.int32, device=device)
-        out = VerifyResult.empty(batch_size, k, device)
-        out = replace(out, num_passed=counts[0], num_emitted=counts[1])
+        out = VerifyResult(
+            output_token_ids=output,
+            num_accepted=torch.empty_like(counts[0]),
+            num_emitted=counts[1],
+            status=torch.empty(batch_size, dtype=torch.int8, device=device),
+            num_passed=counts[0],
+        )
         self._strategy.verify(
             draft_token_ids,
             target_probs=as_rows(target_with_bonus_probs),
@@ -108,7 +113,6 @@ class _SpecDecodeSampler(torch.nn.Module):
         )
         if self._strict_mode:
             out.raise_for_status()
-        output = out.output_token_ids.to(torch.int64)
         if self._disable_bonus_tokens:
             output[:, -1] = PLACEHOLDER_TOKEN_ID
             out.num_emitted.clamp_(max=k)

@@ -445,7 +445,7 @@ def write(stop, ids, token, p, fault, request, out, CALL: tl.constexpr):
         if base > 0:
             ids = decide.tokens_at(request, place, place < stop, -1)
         found = tl.where((place == stop) & (fault == 0), token, ids)
-        tl.store(out.token_ids_ptr + place, found.to(tl.int32), mask=place <= request.most)
+        tl.store(out.token_ids_ptr + place, found.to(out.token_ids_ptr.dtype.element_ty), mask=place <= request.most)
     if CALL.logprobs:
         for base in range(0, request.most + 1, decide.LANES):
             position = base + tl.arange(0, decide.LANES)

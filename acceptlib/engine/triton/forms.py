@@ -74,14 +74,15 @@ class Model(NamedTuple):
 class Form(NamedTuple):
     """The form of a call: `compiled_for` makes a `Call` of it.
 
-    `state` says which of the caller's state are flags, `uniform_dims` how many dimensions explicit uniforms have: 0 for
-    none. `ends` says that counts have no leading 0, `rooted` that streams are derived from a `Root`. What a call does
-    not have has no dtype.
+    `tokens` are those emitted, `ids` those drafted. `state` says which of the caller's state are flags, `uniform_dims`
+    how many dimensions explicit uniforms have: 0 for none. `ends` says that counts have no leading 0, `rooted` that
+    streams are derived from a `Root`. What a call does not have has no dtype.
     """
 
     device: torch.device
     target: Model
     draft: Model | None
+    tokens: torch.dtype
     ids: torch.dtype
     counts: torch.dtype | None
     bonus: torch.dtype | None

@@ -62,7 +62,7 @@ UNALIGNED = [
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=UNALIGNED)
 def verify_kernel(
-    token_ids_ptr,  # [B, K+1] int32
+    token_ids_ptr,  # [B, K+1] int32 or int64
     num_accepted_ptr,  # [B] int32
     num_emitted_ptr,  # [B] int32
     status_ptr,  # [B] int8
