@@ -421,9 +421,14 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
             raise InputError(msg)
         if value is not None:
             expect(name, value, (num_requests, most + 1), (torch.float32,), device)
+    if out.totals is not None:
+        expect("out.totals", out.totals, (2,), (torch.int64,), device)
+        if out.num_passed is None:
+            msg = "out.num_passed: expected a tensor [B] int32 beside out.totals, to which it is added, got None"
+            raise InputError(msg)
     if out.num_passed is not None:
         expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
-    for name in ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs", "num_passed"):
+    for name in VerifyResult.__slots__:
         value = getattr(out, name)
         if value is not None and not value.is_contiguous():
             msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"

@@ -55,6 +55,8 @@ class VerifyResult:
             has none, and equal to `logprobs` from probabilities.
         num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
             value; None unless a result with this tensor was given as `out`.
+        totals: [2] int64, to which each call adds the sums of `num_passed` and of `num_emitted`; None unless a result
+            with both tensors was given as `out`.
     """
 
     output_token_ids: torch.Tensor
@@ -64,6 +66,7 @@ class VerifyResult:
     logprobs: torch.Tensor | None = None
     raw_logprobs: torch.Tensor | None = None
     num_passed: torch.Tensor | None = None
+    totals: torch.Tensor | None = None
 
     @classmethod
     def empty(

@@ -118,6 +118,14 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"out": result_like(output_token_ids=torch.zeros(2, 3, dtype=torch.int16))},
         ["out.output_token_ids", "int32 or int64", "int16"],
     ),
+    "out-totals": (
+        {"out": result_like(num_passed=torch.zeros(2, dtype=torch.int32), totals=torch.zeros(2, dtype=torch.int32))},
+        ["out.totals", "int64", "int32"],
+    ),
+    "out-totals-alone": (
+        {"out": result_like(totals=torch.zeros(2, dtype=I64))},
+        ["out.num_passed", "[B] int32", "out.totals", "None"],
+    ),
     "out-accepted": (
         {"out": result_like(num_accepted=torch.zeros(2, dtype=I64))},
         ["out.num_accepted", "int32", "int64"],

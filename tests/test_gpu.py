@@ -256,6 +256,27 @@ def test_nothing_waits_in_a_plain_call() -> None:
         rng.offsets.tolist()
 
 
+# Results
+
+
+@pytest.mark.parametrize("count", [3, 300])
+@every_form
+@every_strategy
+def test_totals_are_added_to(name: str, form: str, count: int) -> None:
+    """By all requests of a call at once, and by one call after the other."""
+    strategy, call = create(name), batch(count, form)
+    out = VerifyResult.empty(count, K, torch.device("cuda"), logprobs=False, num_passed=True)
+    tokens, totals = out.output_token_ids.long(), torch.tensor([5, 2**40], device="cuda")
+    out = dataclasses.replace(out, output_token_ids=tokens, totals=totals)
+    expected, rng = torch.tensor([5, 2**40]), streams(count)
+    for _ in range(3):
+        strategy.verify(**call, rng=rng, state=strategy.initial_state(count, "cuda"), out=out)
+        assert out.num_passed is not None
+        expected += torch.stack([out.num_passed.sum(), out.num_emitted.sum()]).cpu()
+    assert out.totals is not None
+    assert out.totals.tolist() == expected.tolist()
+
+
 # Streams
 
 

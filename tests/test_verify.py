@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -188,8 +189,13 @@ def test_passed_counts_positions_past_the_stop(setting: str, layout: str) -> Non
     requests = mixed(40)
     uniforms = support.streams(range(len(requests))).uniforms(4)
     out = VerifyResult.empty(len(requests), 4, torch.device("cpu"), num_passed=True)
+    out = replace(out, totals=torch.tensor([5, 2**40]), output_token_ids=out.output_token_ids.long())
     support.verify(setting, requests, layout, uniforms=uniforms, out=out)
     assert out.num_passed is not None
+    assert out.totals is not None
+    assert out.totals.tolist() == [5 + int(out.num_passed.sum()), 2**40 + int(out.num_emitted.sum())]
+    wanted = support.verify(setting, requests, layout, uniforms=uniforms)
+    assert torch.equal(out.output_token_ids, wanted.output_token_ids.long())
     for b, request in enumerate(requests):
         alone = [Request(request.ids[[i]], request.p[i : i + 2], request.q[[i]]) for i in range(request.n)]
         own = Uniforms(accept=uniforms.accept[b, : request.n, None], emit=torch.zeros(request.n, dtype=torch.int64))

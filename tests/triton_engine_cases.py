@@ -545,6 +545,7 @@ def compare(
             return "; ".join(f"{name}: {getattr(expected, name)} and {getattr(found, name)}" for name in different)
         if expected.num_passed is not None and found.num_passed is not None:
             torch.testing.assert_close(found.num_passed, expected.num_passed, rtol=0, atol=0)
+            torch.testing.assert_close(found.totals, expected.totals, rtol=0, atol=0)
         if expected.logprobs is not None and found.logprobs is not None:
             torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5, equal_nan=True)
             torch.testing.assert_close(found.raw_logprobs, expected.raw_logprobs, rtol=0, atol=2e-5, equal_nan=True)
@@ -569,7 +570,8 @@ def run(
     call = inputs(ids, **rest)
     if num_passed:
         out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, logprobs=False, num_passed=True)
-        call = call._replace(out=dataclasses.replace(out, output_token_ids=out.output_token_ids.long()))
+        tokens, totals = out.output_token_ids.long(), torch.tensor([5, 2**40])
+        call = call._replace(out=dataclasses.replace(out, output_token_ids=tokens, totals=totals))
     result = verify(strategy.plan, call)
     rng = rest.get("rng")
     moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 6).all())

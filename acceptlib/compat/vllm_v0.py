@@ -36,9 +36,6 @@ class _SpecDecodeSampler(torch.nn.Module):
     """What both samplers share: strict mode, the output's form, and counters.
 
     Attributes:
-        num_accepted_tokens: int64 scalar, drafted tokens that passed on their own, past the first rejection too. None
-            before the first call or `init_tensors`.
-        num_emitted_tokens: int64 scalar, tokens emitted; None likewise.
         num_draft_tokens: Tokens drafted.
     """
 
@@ -48,9 +45,21 @@ class _SpecDecodeSampler(torch.nn.Module):
         self._strict_mode = strict_mode
         self._disable_bonus_tokens = disable_bonus_tokens
         self._num_bonus_tokens = 1
-        self.num_accepted_tokens: torch.Tensor | None = None
-        self.num_emitted_tokens: torch.Tensor | None = None
+        self._totals: torch.Tensor | None = None
         self.num_draft_tokens = 0
+
+    @property
+    def num_accepted_tokens(self) -> torch.Tensor | None:
+        """int64 scalar: drafted tokens that passed on their own, past the first rejection too.
+
+        It is None before the first call or `init_tensors`, and what later calls add shows in it.
+        """
+        return None if self._totals is None else self._totals[0]
+
+    @property
+    def num_emitted_tokens(self) -> torch.Tensor | None:
+        """int64 scalar: tokens emitted, likewise."""
+        return None if self._totals is None else self._totals[1]
 
     @property
     def probs_dtype(self) -> torch.dtype:
@@ -71,8 +80,7 @@ class _SpecDecodeSampler(torch.nn.Module):
         where = torch.device(kind, device) if isinstance(device, int) else torch.device(device)
         # A tensor made in inference mode could not be added to outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
-            self.num_accepted_tokens = torch.zeros((), dtype=torch.int64, device=where)
-            self.num_emitted_tokens = torch.zeros((), dtype=torch.int64, device=where)
+            self._totals = torch.zeros(2, dtype=torch.int64, device=where)
         self.num_draft_tokens = 0
 
     def init_gpu_tensors(self, device: int | str) -> None:
@@ -94,13 +102,17 @@ class _SpecDecodeSampler(torch.nn.Module):
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
         output = torch.empty(batch_size, k + 1, dtype=torch.int64, device=device)
-        counts = torch.empty(2, batch_size, dtype=torch.int32, device=device)
+        if self._totals is None:
+            self.init_tensors(device)
+        assert self._totals is not None  # noqa: S101 - just made
+        counts = torch.empty(3, batch_size, dtype=torch.int32, device=device)
         out = VerifyResult(
             output_token_ids=output,
-            num_accepted=torch.empty_like(counts[0]),
+            num_accepted=counts[0],
             num_emitted=counts[1],
             status=torch.empty(batch_size, dtype=torch.int8, device=device),
-            num_passed=counts[0],
+            num_passed=counts[2],
+            totals=self._totals,
         )
         self._strategy.verify(
             draft_token_ids,
@@ -115,13 +127,7 @@ class _SpecDecodeSampler(torch.nn.Module):
             out.raise_for_status()
         if self._disable_bonus_tokens:
             output[:, -1] = PLACEHOLDER_TOKEN_ID
-            out.num_emitted.clamp_(max=k)
-        if self.num_accepted_tokens is None or self.num_emitted_tokens is None:
-            self.init_tensors(device)
-        assert self.num_accepted_tokens is not None  # noqa: S101 - just made
-        assert self.num_emitted_tokens is not None  # noqa: S101
-        totals = [self.num_accepted_tokens, self.num_emitted_tokens]
-        torch._foreach_add_(totals, counts.sum(1).unbind())  # one kernel for both
+            self._totals[1] -= (out.num_emitted > k).sum()
         self.num_draft_tokens += draft_token_ids.numel()
         return output
 

@@ -36,6 +36,7 @@ RESULTS: Final = {
     "logprobs": "Tensor(e!)?",
     "raw_logprobs": "Tensor(f!)?",
     "num_passed": "Tensor(g!)?",
+    "totals": "Tensor(j!)?",
 }
 
 ARGUMENTS: Final = {

@@ -433,6 +433,9 @@ class _Step:
         as_words(out.num_accepted)[:] = stop
         as_words(out.num_emitted)[:] = stop + emitted
         as_words(out.status)[:] = status
+        if out.totals is not None and out.num_passed is not None:
+            out.totals[0] += out.num_passed.sum()
+            out.totals[1] += out.num_emitted.sum()
 
     def _chunks(self, length: int) -> Iterator[slice]:
         for start in range(0, length, self.chunk):

@@ -65,6 +65,7 @@ class Call:
     biased: tuple[bool, bool]
     best: tuple[bool, bool]
     counts_passed: bool
+    adds_up: bool
     lazy: bool
     decided: bool
     block: int

@@ -41,6 +41,7 @@ class Out(NamedTuple):
     num_emitted_ptr: tl.tensor
     status_ptr: tl.tensor
     num_passed_ptr: tl.tensor
+    totals_ptr: tl.tensor
     offset_ptr: tl.tensor
 
 
@@ -351,8 +352,14 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
         row_fault = tl.where(own == 0, row_fault, own)
     fault = tl.where(fault == 0, row_fault, fault)
     write(stop, ids, token, p, fault, request, out, CALL)
-    if CALL.counts_passed and (CALL.mass_scalar >= 0 or not CALL.decided):  # else the stage that decides stored it
-        tl.store(out.num_passed_ptr, passed)
+    if CALL.counts_passed:
+        if CALL.mass_scalar >= 0 or not CALL.decided:
+            tl.store(out.num_passed_ptr, passed)
+        elif CALL.adds_up:
+            passed = tl.load(out.num_passed_ptr, cache_modifier=".cg")  # the stage that decides stored it
+    if CALL.adds_up:
+        tl.atomic_add(out.totals_ptr, passed.to(tl.int64), sem="relaxed")
+        tl.atomic_add(out.totals_ptr + 1, (stop + (fault == 0).to(tl.int32)).to(tl.int64), sem="relaxed")
     if not (CALL.explicit or CALL.rooted):
         tl.store(out.offset_ptr, request.stream.offset + 1)
     tl.debug_barrier()  # every warp has read them

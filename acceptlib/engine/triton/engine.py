@@ -307,6 +307,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         rooted=isinstance(rng, Root),
         logprobs=inputs.logprobs,
         counts_passed=out.num_passed is not None,
+        adds_up=out.totals is not None,
         ends=cu is not None and len(cu) == num_requests,
     )
     call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
@@ -325,6 +326,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         out.logprobs,
         out.raw_logprobs,
         out.num_passed,
+        out.totals,
         memory.counters,
         memory.words,
         *target_arguments,
@@ -450,6 +452,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         rooted=False,
         logprobs=True,
         counts_passed=True,
+        adds_up=True,
     )
     num_blocks, num_words = -(-vocab_size // BLOCK), 0
     for tuning in map(globals().__getitem__, TUNINGS):

@@ -92,6 +92,7 @@ class Form(NamedTuple):
     rooted: bool
     logprobs: bool
     counts_passed: bool
+    adds_up: bool
     ends: bool = False
 
 
@@ -164,6 +165,7 @@ def compiled_for(
         aligned=target.aligned and (draft is None or draft.aligned),
         state=form.state,
         counts_passed=form.counts_passed,
+        adds_up=form.adds_up,
         logits=logits,
         temperature=given("temperature"),
         top_ks=top_ks,

@@ -53,7 +53,7 @@ UNALIGNED = [
         for model in ("target", "draft")
         for name in ("top_k", "top_p", "min_p", "mask", "biases", "bias_values")
     ),
-    "num_passed_ptr",
+    *("num_passed_ptr", "totals_ptr"),
     "counters_ptr",
     *("workspace_ptr", "target_temperature_ptr", "draft_temperature_ptr", "ids_ptr", "cu_ptr", "accept_ptr"),
     *("emit_ptr", "seeds_ptr", "offsets_ptr", "bonus_ptr", "tables_ptr", "state_ptr"),
@@ -69,6 +69,7 @@ def verify_kernel(
     logprobs_ptr,  # [B, K+1] float32
     raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
+    totals_ptr,  # [2] int64, added to
     counters_ptr,  # [B * (2 + 5 * (K+1))] int32, zero before and after
     workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
@@ -298,6 +299,7 @@ def verify_kernel(
             num_emitted_ptr=num_emitted_ptr + number,
             status_ptr=status_ptr + number,
             num_passed_ptr=num_passed_ptr + number,
+            totals_ptr=totals_ptr,
             offset_ptr=offsets_ptr + number,
         )
         emit.emit(
