@@ -267,8 +267,11 @@ def test_rows_that_are_no_law(kind: str) -> None:
     assert output[2].tolist() == [-1] * 4
     others = torch.arange(6) != 2
     assert torch.equal(output[others], clean[others])
+    strict = SAMPLERS[kind](strict_mode=True)
     with pytest.raises(StatusError, match="request 2, position 0"):
-        SAMPLERS[kind](strict_mode=True)(**given)
+        strict(**given)
+    counters = (strict.num_accepted_tokens, strict.num_emitted_tokens, strict.num_draft_tokens)
+    assert counters == (0, 0, 0)  # as of a step that was not taken
 
 
 @samplers

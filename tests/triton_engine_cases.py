@@ -94,6 +94,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
 )
 MASSES = ("block",)  # that go through "outside", whose ids are above the vocabulary behind others
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
+APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 SLOW = ("deferred", "cascade", "relaxed")  # not of many positions: every row is reduced, or summed up several times
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
@@ -657,7 +658,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
-    more = {"bad-entry": SUMS, "outside": MASSES, "outside-one-hot": MASSES}
+    more = {"bad-entry": SUMS, "outside": MASSES, "outside-one-hot": MASSES, "passed": APART}
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
 

@@ -105,6 +105,8 @@ class _SpecDecodeSampler(torch.nn.Module):
         if self._totals is None:
             self.init_tensors(device)
         assert self._totals is not None  # noqa: S101 - just made
+        # A step that strict mode refuses counts nothing.
+        totals = torch.zeros_like(self._totals) if self._strict_mode else self._totals
         counts = torch.empty(3, batch_size, dtype=torch.int32, device=device)
         out = VerifyResult(
             output_token_ids=output,
@@ -112,7 +114,7 @@ class _SpecDecodeSampler(torch.nn.Module):
             num_emitted=counts[1],
             status=torch.empty(batch_size, dtype=torch.int8, device=device),
             num_passed=counts[2],
-            totals=self._totals,
+            totals=totals,
         )
         self._strategy.verify(
             draft_token_ids,
@@ -125,6 +127,7 @@ class _SpecDecodeSampler(torch.nn.Module):
         )
         if self._strict_mode:
             out.raise_for_status()
+            self._totals += totals
         if self._disable_bonus_tokens:
             output[:, -1] = PLACEHOLDER_TOKEN_ID
             self._totals[1] -= (out.num_emitted > k).sum()
