@@ -175,13 +175,13 @@ PATHS: Final = {
     ),
     "probabilities, vLLM V0's rejection sampler": Case(
         named("rejection"),
-        {"kind": "probs"},
+        {"kind": "probs", "counts": True},
         through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.RejectionSampler)),
     ),
-    # Its rule differs from the strategy's in a guard of the logarithm.
+    # Its rule differs from the strategy's in a guard of the logarithm. It counts, for which all rows are read.
     "probabilities, vLLM V0's typical sampler": Case(
         named("typical"),
-        {"kind": "probs"},
+        {"kind": "probs", "counts": True},
         through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.TypicalAcceptanceSampler)),
     ),
     # The sampler is always given a temperature, so the engine is too.

@@ -95,11 +95,16 @@ class TestWorkloads:
         assert not torch.equal(first.target, other.target)
         assert str(first.target.dtype) == f"torch.{dtype}"
 
+    def test_counts(self) -> None:
+        assert workloads.make(replace(SMALL, counts=True)).out.num_passed is not None
+        assert workloads.make(SMALL).out.num_passed is None
+
     def test_name(self) -> None:
         assert str(Workload()) == "B1-K5-V128256-float32-logits-medium"
         assert str(Workload(temperature=0.7, source="pair")) == "B1-K5-V128256-float32-logits-T0.7-medium-pair"
         assert Workload(kind="one-hot", temperature=0.7).path == "logits, one-hot draft, T = 0.7"
         assert Workload(top_k=5, filters_draft=False).path == "logits, top-k 5, drafts unfiltered"
+        assert Workload(kind="probs", counts=True).path == "probabilities, counted"
 
     @pytest.mark.parametrize("filters_draft", [True, False])
     def test_filters_of_drafts(self, *, filters_draft: bool) -> None:

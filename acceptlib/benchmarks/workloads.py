@@ -52,6 +52,8 @@ class Workload:
         temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
             acceptance without them only, and that of a one-hot draft under a temperature.
         filters_draft: Whether top-k, top-p and min-p are the draft's too. vLLM draws drafts under a temperature alone.
+        counts: Whether results count the drafted tokens that pass on their own, past the stop too, for which every row
+            is looked at.
         masked: Whether a bitmask forbids tokens of less than the mean logit that were not drafted. They hold next to
             nothing, so that as much is accepted as without.
     """
@@ -69,6 +71,7 @@ class Workload:
     min_p: float = 0.0
     filters_draft: bool = True
     masked: bool = False
+    counts: bool = False
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -104,7 +107,8 @@ class Workload:
         """The sampling parameters in words."""
         names = {"temperature": "T =", "top_k": "top-k", "top_p": "top-p", "min_p": "min-p"}
         words = [f"{names[name]} {value:g}" for name, value in self.parameters.items()]
-        return ", ".join([*words, *["drafts unfiltered"] * (not self.filters_draft), *["bitmask"] * self.masked])
+        flags = {"drafts unfiltered": not self.filters_draft, "bitmask": self.masked, "counted": self.counts}
+        return ", ".join([*words, *(word for word, holds in flags.items() if holds)])
 
     @property
     def path(self) -> str:
@@ -224,7 +228,9 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
             seeds=torch.arange(first, first + workload.num_requests, device=device),
             offsets=torch.zeros(workload.num_requests, dtype=torch.int64, device=device),
         ),
-        out=VerifyResult.empty(workload.num_requests, workload.num_draft_tokens, device, logprobs=False),
+        out=VerifyResult.empty(
+            workload.num_requests, workload.num_draft_tokens, device, logprobs=False, num_passed=workload.counts
+        ),
         sampling=sampling,
         draft_sampling=draft_sampling,
     )
