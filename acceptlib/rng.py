@@ -59,10 +59,12 @@ class Rng:
     Attributes:
         seeds: [B] int64, contiguous.
         offsets: [B] int64, contiguous, the step each stream is at.
+        advances: Whether `verify` advances `offsets`. Without, they are only read: the caller counts steps.
     """
 
     seeds: torch.Tensor
     offsets: torch.Tensor
+    advances: bool = True
 
     def __post_init__(self) -> None:
         """Check types, shapes and dtypes."""

@@ -230,8 +230,8 @@ class AcceptanceStrategy:
             sampling: Per-request parameters applied to the target's logits, and to the draft's unless
                 `draft_sampling` is given; its bitmask to the target's alone. Rules see rows after them.
             draft_sampling: Parameters the draft's tokens were drawn under, where they differ.
-            rng: Seeds and offsets per request; the offsets are advanced in place by one step. A `torch.Generator`
-                (None: the default one) draws fresh seeds; an int derives them from the row number.
+            rng: Seeds and offsets per request; the offsets are advanced in place by one step, unless it says not to. A
+                `torch.Generator` (None: the default one) draws fresh seeds; an int derives them from the row number.
             bonus_token_ids: [B] tokens to emit where every drafted token stands. In the ragged layout a chain that ends
                 early, at a negative id, gets a token drawn from the row there instead.
             uniforms: Every random number of the call, instead of `rng`.

@@ -394,7 +394,7 @@ def _other_streams(
 
 
 def _advance(result: VerifyResult, rng: Rng | None) -> VerifyResult:
-    if rng is not None:
+    if rng is not None and rng.advances:
         rng.offsets.add_(1)
     return result
 
@@ -434,6 +434,16 @@ def advances_by_drafts(verify: Call, ids: torch.Tensor, arguments: dict[str, Any
     result = verify(ids, **arguments)
     if rng is not None:
         rng.offsets.add_(result.num_emitted)
+    return result
+
+
+@engine("offsets_advance")
+def advances_what_stays(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Offsets advance whether they are to or not."""
+    result = verify(ids, **arguments)
+    rng = arguments.get("rng")
+    if rng is not None and not rng.advances:
+        rng.offsets.add_(1)
     return result
 
 

@@ -152,7 +152,7 @@ def dropins(count: int, most: int, vocab_size: int) -> dict[str, tuple[Callable[
         "flashinfer": (chain, ["randint"]),
         "flashinfer-counts": (lambda: chain(*totals), ["randint", "_foreach_add_"]),
         "flashinfer-int-seed": (lambda: chain(seed=3, offset=5), ["arange", "add_", "full_like"]),
-        "flashinfer-seeds": (lambda: chain(seed=words, offset=words), ["copy_"]),
+        "flashinfer-seeds": (lambda: chain(seed=words, offset=words), []),
         "vllm_v0-rejection": (lambda: rejection(p, bonus, q, ids), ["randint"]),
         "vllm_v0-typical": (lambda: typical(p, bonus, None, ids), []),
         "vllm_v1-random": (lambda: v1(warm), ["randint"]),

@@ -21,10 +21,12 @@ pytest.importorskip("triton", reason="without Triton there are no fused kernels"
 
 import memory_interpreted as memory
 import triton_engine_cases as cases
+from triton import knobs
 
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine
 from acceptlib.engine.triton import kernel as kernels
+from acceptlib.engine.triton import memory as kept
 from acceptlib.rng import CUDA_STEP
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -184,6 +186,16 @@ def test_a_captured_generator_gives_fresh_streams() -> None:
     assert not torch.equal(found[1], found[2])
 
 
+def test_a_profiler_is_told_of_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton's own launch tells its hooks is told of compiled stages too, which are launched without it."""
+    step, heard = Step("rejection", 8, "logits"), []
+    step()
+    monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [lambda told: heard.append(told.get()["name"])])
+    step()
+    assert len(heard) > 1
+    assert set(heard) == {"verify_kernel"}
+
+
 # Graphs
 
 
@@ -200,15 +212,15 @@ def test_a_replay_is_a_call(name: str, form: str) -> None:
     assert step.rng.offsets.tolist() == [4] * 8
 
 
-@pytest.mark.parametrize("reserved", [engine.RESERVED_COUNTERS, 0])
+@pytest.mark.parametrize("reserved", [kept.RESERVED_COUNTERS, 0])
 def test_graphs_without_a_workspace(reserved: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has memory of its own, whichever is replayed first, and calls on the stream of the capture none of it."""
     left = torch.zeros(reserved, dtype=torch.int32, device="cuda")
-    monkeypatch.setattr(engine, "_RESERVED", {left.device: left})
+    monkeypatch.setattr(kept, "_RESERVED", {left.device: left})
     steps = [Step(name, 8, "logits", seed, lends=False) for seed, name in enumerate(("block", "typical"))]
     expected = [step.from_the_start(2) for step in steps]
     graphs = [step.capture() for step in steps]
-    assert len(engine._RESERVED[left.device]) < max(reserved, 1)
+    assert len(kept._RESERVED[left.device]) < max(reserved, 1)
     for number, index in itertools.product(range(2), (1, 0)):
         graphs[index].replay()
         assert torch.equal(steps[index].out.output_token_ids, expected[index][number])

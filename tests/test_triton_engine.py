@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,7 +22,7 @@ import triton_law_cases as laws
 
 import acceptlib
 from acceptlib.engine import backends
-from acceptlib.engine.triton import engine, plans
+from acceptlib.engine.triton import engine, memory, plans
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
@@ -85,28 +86,76 @@ def test_a_row_whose_sum_would_overflow_takes_torch() -> None:
         assert why in str(engine.unsupported(plan, inputs))
 
 
-def test_a_call_that_fails_between_launches_leaves_no_counts() -> None:
-    workspace = acceptlib.Workspace.allocate(100, 10000, "cpu")
-    inputs = cases.inputs(
-        torch.zeros(1, 2, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 3, 9), workspace=workspace
-    )
+@pytest.mark.parametrize("form", ["target_logits", "target_probs"])
+def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
+    plan, launched = acceptlib.create("rejection").plan, []
+    workspace = engine.workspace(plan, 1, 2, 9, torch.device("cpu"))
+    rows = torch.full((1, 3, 9), 1 / 9)
+    inputs = cases.inputs(torch.zeros(1, 2, dtype=torch.int64), rng=0, workspace=workspace, **{form: rows})
 
-    def interrupted(*_: object) -> None:
+    def interrupted(key: tuple[Any, ...], *_: object) -> None:
+        launched.append(key[0])
         workspace.counters.fill_(7)
         raise KeyboardInterrupt
 
     with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):
-        engine.verify(acceptlib.create("rejection").plan, inputs)
-    assert not workspace.counters[: engine.counters(1, 2)].any()
+        engine.verify(plan, inputs)
+    assert launched[0].awaits == (form == "target_probs")
+    used = engine.counters(launched[0], 1, 2, 1)
+    assert not workspace.counters[:used].any()
+    assert used <= len(workspace.counters)
+
+
+class Compiled:
+    """Stands for a compiled kernel, and notes what it is launched with."""
+
+    function, packed_metadata = 7, (8, 9)
+
+    def __init__(self) -> None:
+        """Start with no launches."""
+        self.launched: list[tuple[object, ...]] = []
+
+    def run(self, *arguments: object) -> None:
+        """Note a launch without hooks."""
+        *grid, stream, function, metadata, of_launch, enter, leave = arguments[:9]
+        assert (stream, function, metadata, of_launch, enter, leave) == (5, 7, (8, 9), None, None, None)
+        self.launched.append((tuple(grid), arguments[9:]))
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        """Note a launch that hooks are told of."""
+        return lambda *arguments: self.launched.append(("hooked", grid, arguments))
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_compiled_stages_are_given_addresses(monkeypatch: pytest.MonkeyPatch, *, hooked: bool) -> None:
+    """Also those that a profiler's hooks are told of."""
+    plan, out = acceptlib.create("rejection").plan, acceptlib.VerifyResult.empty(2, 3, torch.device("cpu"))
+    rng = acceptlib.Rng(seeds=torch.arange(2), offsets=torch.arange(2))
+    logits, ids = torch.rand(2, 4, 9), torch.zeros(2, 3, dtype=torch.int64)
+    inputs = cases.inputs(ids, rng=rng, target_logits=logits, draft_logits=logits[:, 1:], out=out)
+    found: list[tuple[Any, ...]] = []
+    with mock.patch.object(engine, "launch", lambda *launch: found.append(launch)):
+        engine.verify(plan, inputs)
+    kernels = {key: Compiled() for key, *_ in found}
+    device = mock.Mock(get_current_device=lambda: 3, get_current_stream={3: 5}.__getitem__)
+    monkeypatch.setattr(engine, "_KERNELS", kernels)
+    monkeypatch.setattr(engine, "driver", mock.Mock(active=device))
+    monkeypatch.setattr(engine.knobs.runtime.launch_exit_hook, "calls", [print] * hooked)
+    engine.verify(plan, inputs)
+    assert len(found) > 1
+    for key, grid, _, _, values in found:
+        addresses = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in values)
+        launch = (grid, (*addresses, *key))
+        assert kernels[key].launched == [("hooked", *launch) if hooked else launch]
 
 
 def test_threads_share_no_memory() -> None:
     """Their launches on one stream may take turns."""
     inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
-    memory = functools.partial(engine._memory, inputs, 3, 5)
+    kept = functools.partial(memory.memory_for, inputs, 3, 5)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(memory).result() is not memory()
-    assert memory() is memory()
+        assert other.submit(kept).result() is not kept()
+    assert kept() is kept()
 
 
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:

@@ -333,19 +333,21 @@ def test_explicit_uniforms_are_those_of_the_stream(setting: str) -> None:
     support.same(support.verify(setting, requests, uniforms=uniforms), support.verify(setting, requests, rng=rng))
 
 
+@pytest.mark.parametrize("advances", [True, False])
 @forms
 @layouts
 @settings
-def test_offsets_advance_by_one_step_a_call(setting: str, layout: str, form: str) -> None:
-    """Also of a request without drafted tokens, of one that stops early, and of one that is marked."""
+def test_offsets_advance_by_one_step_a_call(setting: str, layout: str, form: str, *, advances: bool) -> None:
+    """Also of a request without drafted tokens, of one that stops early, and of one that is marked; or they stay."""
     requests = [support.ordinary(n, 11, seed=n) for n in (3, 0, 4, 1)]
     requests[3].p[:] = torch.nan
-    rng = Rng(seeds=torch.tensor([5, 6, 7, 8]), offsets=torch.tensor([0, 10, 2**40, -1]))
+    start = torch.tensor([0, 10, 2**40, -1])
+    rng = Rng(seeds=torch.tensor([5, 6, 7, 8]), offsets=start.clone(), advances=advances)
     offsets = rng.offsets
     for step in range(1, 4):
         support.verify(setting, requests, layout, form, rng=rng)
         assert rng.offsets is offsets
-        assert offsets.tolist() == [step, 10 + step, 2**40 + step, step - 1]
+        assert torch.equal(offsets, start + step * advances)
         assert rng.seeds.tolist() == [5, 6, 7, 8]
 
 

@@ -28,7 +28,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton import engine, forms, stages
+from acceptlib.engine.triton import engine, forms, memory, stages
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
@@ -269,6 +269,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         "given": {**both, "bonus_token_ids": torch.arange(num_requests), "target_probs": p[:, :most].contiguous()},
         "explicit": {**both, "uniforms": rng.uniforms(most)},
         "rooted": {**both, "rng": 2**40 + 3},
+        "standing": {**both, "rng": dataclasses.replace(rng, offsets=rng.offsets + 5, advances=False)},
         "strided": {
             "ids": ids.T.contiguous().T,
             "target_probs": torch.stack((p, p), -1)[..., 0],
@@ -575,7 +576,7 @@ def run(
         call = call._replace(out=dataclasses.replace(out, output_token_ids=tokens, totals=totals))
     result = verify(strategy.plan, call)
     rng = rest.get("rng")
-    moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 6).all())
+    moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 5 + rng.advances).all())
     return result if moved else f"offsets {rng.offsets.tolist()}"
 
 
@@ -586,7 +587,7 @@ def shrink() -> None:
         setattr(engine, name, getattr(engine, name)._replace(emit_block=128))
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
-    engine._scratch = poisoned
+    memory._scratch = poisoned
 
 
 def shrink_further() -> None:

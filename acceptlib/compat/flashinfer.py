@@ -108,18 +108,19 @@ def _streams(
             raise InputError(msg)
     start = _words(0 if offset is None else offset)
     if seed is None or (isinstance(seed, torch.Tensor) and len(seed) == num_requests):
-        # New ones, for `verify` advances offsets in place, and the caller's stay.
-        offsets = torch.empty(num_requests, dtype=torch.int64, device=device)
-        offsets = offsets.copy_(start) if isinstance(start, torch.Tensor) else offsets.fill_(start)
+        if isinstance(start, torch.Tensor):
+            offsets = start.expand(num_requests).contiguous()
+        else:
+            offsets = torch.full((num_requests,), start, dtype=torch.int64, device=device)
     else:
         offsets = torch.arange(0, num_requests * ROW_STRIDE, ROW_STRIDE, device=device)
         if offset is not None:
             offsets += start
     if seed is None:
-        return Rng(seeds=Rng.of(generator, num_requests, device).seeds, offsets=offsets)
+        return Rng(seeds=Rng.of(generator, num_requests, device).seeds, offsets=offsets, advances=False)
     key = _words(seed)
     seeds = key.expand(num_requests).contiguous() if isinstance(key, torch.Tensor) else torch.full_like(offsets, key)
-    return Rng(seeds=seeds, offsets=offsets)
+    return Rng(seeds=seeds, offsets=offsets, advances=False)
 
 
 def _words(value: int | torch.Tensor) -> int | torch.Tensor:

@@ -59,6 +59,7 @@ ARGUMENTS: Final = {
     "seed": "SymInt?",
     "seeds": "Tensor?",
     "offsets": "Tensor(h!)?",
+    "advances": "bool",
     "accept": "Tensor?",
     "emit": "Tensor?",
     "state_names": "str[]",
@@ -123,6 +124,7 @@ def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
         seed=wrap(rng) if isinstance(rng, int) else None,
         seeds=rng.seeds if isinstance(rng, Rng) else None,
         offsets=rng.offsets if isinstance(rng, Rng) else None,
+        advances=isinstance(rng, Rng) and rng.advances,
         accept=None if uniforms is None else uniforms.accept,
         emit=None if uniforms is None else uniforms.emit,
         state_names=[] if state is None else list(state.keys()),
@@ -172,7 +174,7 @@ def _operator(*arguments: Any) -> None:
     if strategy is None:
         msg = f"strategy {key!r} of a compiled graph no longer exists: keep the strategy for as long as its graphs"
         raise InputError(msg)
-    seed, seeds, offsets = take("seed"), take("seeds"), take("offsets")
+    seed, seeds, offsets, advances = take("seed"), take("seeds"), take("offsets"), take("advances")
     accept, emit = take("accept"), take("emit")
     workspace = take("workspace")
     names, state = take("state_names"), take("state")
@@ -181,7 +183,7 @@ def _operator(*arguments: Any) -> None:
         logprobs=take("wants_logprobs"),
         sampling=_put_together(take("sampling_numbers"), take("sampling_tensors")),
         draft_sampling=_put_together(take("draft_sampling_numbers"), take("draft_sampling_tensors")),
-        rng=seed if seeds is None else Rng(seeds=seeds, offsets=offsets),
+        rng=seed if seeds is None else Rng(seeds=seeds, offsets=offsets, advances=advances),
         uniforms=None if accept is None else Uniforms(accept=accept, emit=emit),
         state=dict(zip(names, state, strict=True)),
         workspace=Workspace(counters=workspace[0], words=workspace[1]) if workspace else None,

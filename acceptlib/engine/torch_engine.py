@@ -157,7 +157,8 @@ class _Step:
             rng = rng.streams(self.inputs.num_requests, self.inputs.device)
         if rng is not None:
             uniforms = rng.uniforms(self.inputs.max_num_draft_tokens)
-            rng.offsets.add_(1)
+            if rng.advances:
+                rng.offsets.add_(1)
         assert uniforms is not None  # noqa: S101 - `prepare` gives one of the two
         accept = as_words(uniforms.accept)
         return (self.layout.to_grid(accept) if accept.ndim == 1 else accept), uniforms.emit

@@ -52,6 +52,7 @@ class Call:
     explicit: bool
     flat_uniforms: bool
     rooted: bool
+    advances: bool
     logprobs: bool
     raw: bool
     entropy: bool
@@ -75,6 +76,7 @@ class Call:
     emit_parts: int
     emit_run: int
     thirds: bool
+    in_order: bool
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -199,6 +201,12 @@ class Call:
     def counts_rows(self) -> bool:
         """Whether some stage counts the programs that are done with a row."""
         return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.filters
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a program of the last stage waits for the sums that others find, as it needs nothing else of them."""
+        needs_largest = self.residual is not None and self.recovered == "argmax"
+        return self.in_order and self.draws and not needs_largest
 
     @property
     def given_probs(self) -> bool:

@@ -57,11 +57,15 @@ class Stream(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """One request's counters: of programs of the last stage, the stop, and of programs of rows, [5, K+1]."""
+    """One request's counters: of programs of the last stage, the stop, and of programs of rows, [5, K+1].
+
+    `sums_ptr` is where the last stage hands sums over if `CALL.awaits`, [3, num_parts].
+    """
 
     arrived_ptr: tl.tensor
     stop_ptr: tl.tensor
     rows_arrived_ptr: tl.tensor
+    sums_ptr: tl.tensor
 
 
 class Request(NamedTuple):

@@ -14,21 +14,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, draw, laws, random, reduce, rows
+from acceptlib.engine.triton import counters, decide, draw, laws, partials, random, reduce, rows
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import DROP, KEEP, TARGET
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
 
 WRITTEN = tl.constexpr(64)
 """Positions written at a time."""
-
-
-class Grid(NamedTuple):
-    """This program, the programs of its request, and the blocks of a row that they share."""
-
-    program: tl.tensor
-    num_programs: tl.tensor
-    num_blocks: tl.tensor
 
 
 class Out(NamedTuple):
@@ -52,15 +44,6 @@ class Kind(NamedTuple):
     takes_best: tl.tensor
     known: tl.tensor
     idle: tl.tensor
-
-
-class Sums(NamedTuple):
-    """What programs found of a row: the sum of each part, int64, and the masses of the draw's weights, p and q."""
-
-    parts: tl.tensor
-    weights: tl.tensor
-    p: tl.tensor
-    q: tl.tensor
 
 
 @triton.jit
@@ -98,8 +81,8 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
     else:
         row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
-        if counters.arrive(request.counters.arrived_ptr, grid.num_programs):
-            sums = load_sums(partials_ptr, grid, CALL)
+        if partials.finishes(grid, request, CALL):
+            sums = partials.load_sums(partials_ptr, grid, request, CALL)
             finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
 
 
@@ -124,8 +107,8 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
         else:
             again = decide.fetch_first(count, request, CALL)
             stop, passed = decide.find_stop(count, again, request, CALL)
-        partials_ptr = row_partials(stop, partials_ptr, grid, CALL)
-        sums = load_sums(partials_ptr, grid, CALL)
+        partials_ptr = partials.row_partials(stop, partials_ptr, grid, CALL)
+        sums = partials.load_sums(partials_ptr, grid, request, CALL)
         row = reduce.open_row(stop, length, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
 
@@ -143,14 +126,14 @@ def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr
         position = wanted.last + wanted.first - i
         if decide.may_matter(position, wanted):
             if number % tl.num_programs(2) == tl.program_id(2):
-                sums_ptr = row_partials(position, partials_ptr, grid, CALL)
+                sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
                     weigh_row(position, length, grid, (), request, sums_ptr, CALL)
                 if (position > wanted.first) & (position < length):
                     if counters.arrive(arrived_ptr + position, grid.num_programs):
                         # None has left the row out unless a later one is accepted by now.
                         if not accepted_beyond(position, number, stop_ptr, CALL):
-                            sums = load_sums(sums_ptr, grid, CALL)
+                            sums = partials.load_sums(sums_ptr, grid, request, CALL)
                             mass = tl.sum(sums.parts, 0).to(tl.float64) / WEIGHT_SCALE
                             if CALL.spares_masses:
                                 if decide.accepts(position - 1, mass, length, request, CALL):
@@ -169,18 +152,6 @@ def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
         if number > 0:
             found = counters.latest(stop_ptr) > position
     return found
-
-
-@triton.jit
-def row_partials(position, partials_ptr, grid, CALL: tl.constexpr):
-    """Return where the partial results of one of a request's rows are."""
-    return partials_ptr + position.to(tl.int64) * CALL.emit_words * grid.num_blocks
-
-
-@triton.jit
-def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
-    """Return where the largest weight of each part of a row is; the masses that programs found are behind these."""
-    return (partials_ptr + num_blocks * CALL.emit_parts).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
@@ -217,6 +188,8 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     idle = kind.idle
     if CALL.mass_scalar >= 0:
         idle = idle & is_bonus
+    if CALL.awaits:
+        idle = idle | (program == num_programs)
     w_mass = tl.zeros((CALL.emit_block // 4,), tl.float32)
     p_mass = w_mass
     q_mass = w_mass
@@ -232,17 +205,14 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     elif not idle:
         w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
     if not idle:
-        num_masses = num_programs * CALL.emit_parts
-        place = program * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
-        masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_blocks * CALL.emit_parts + place
         w_sums = in_parts(w_mass, CALL)
         if CALL.given_probs:
             w_sums, p_sums, q_sums = tl.reduce((w_sums, in_parts(p_mass, CALL), in_parts(q_mass, CALL)), 1, add_three)
-            tl.store(masses_ptr + num_masses, p_sums)
-            tl.store(masses_ptr + 2 * num_masses, q_sums)
         else:
             w_sums = tl.sum(w_sums, 1)
-        tl.store(masses_ptr, w_sums)
+            p_sums = w_sums
+            q_sums = w_sums
+        partials.store_masses(w_sums, p_sums, q_sums, grid, partials_ptr, request, CALL)
     return row
 
 
@@ -275,12 +245,13 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.recovered == "argmax":
         in_runs = tl.reshape(weights, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run])
-        tl.store(largest_in(partials_ptr, num_blocks, CALL) + at, tl.max(tl.max(in_runs, 0), 1))
+        tl.store(partials.largest_in(partials_ptr, num_blocks, CALL) + at, tl.max(tl.max(in_runs, 0), 1))
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
     held = in_parts(tl.sum(tl.reshape(fixed(finite), [CALL.emit_block // 4, 4]), 1), CALL)
-    tl.store(partials_ptr + at, in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1))
+    sums = in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1)
+    partials.store_sums(sums, at, partials_ptr, request, CALL)
     # What threads hold is added up once for all blocks.
     w_mass = fours(weights)
     p_mass = w_mass
@@ -304,26 +275,6 @@ def weigh(raw, from_target, row, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def load_sums(partials_ptr, grid, CALL: tl.constexpr):
-    """Return what all programs found of a row."""
-    _, num_programs, num_blocks = grid
-    index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
-    num_parts = num_blocks * CALL.emit_parts
-    parts = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
-    num_masses = num_programs * CALL.emit_parts
-    used = index < num_masses
-    masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + index
-    w_masses = tl.load(masses_ptr, mask=used, other=0.0, cache_modifier=".cg")
-    if CALL.given_probs:
-        p_masses = tl.load(masses_ptr + num_masses, mask=used, other=0.0, cache_modifier=".cg")
-        q_masses = tl.load(masses_ptr + 2 * num_masses, mask=used, other=0.0, cache_modifier=".cg")
-    else:
-        p_masses = w_masses
-        q_masses = w_masses
-    return Sums(parts, w_masses, p_masses, q_masses)
-
-
-@triton.jit
 def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL: tl.constexpr):
     """Draw one request's token, write its result, and leave the counters as they were.
 
@@ -337,7 +288,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
         token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, bits_of(request, CALL), request, CALL)
         token = tl.where(kind.known, row.target_law.argmax, token)
     else:
-        token, row_fault = choose(stop, kind, row, grid.num_blocks, request, partials_ptr, found, CALL)
+        token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
     if CALL.has_bonus:
         # In the ragged layout a placeholder that ended the chain before its count has its own row.
         if stop == (count if CALL.ragged else length):
@@ -360,7 +311,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     if CALL.adds_up:
         tl.atomic_add(out.totals_ptr, passed.to(tl.int64), sem="relaxed")
         tl.atomic_add(out.totals_ptr + 1, (stop + (fault == 0).to(tl.int32)).to(tl.int64), sem="relaxed")
-    if not (CALL.explicit or CALL.rooted):
+    if CALL.advances:
         tl.store(out.offset_ptr, request.stream.offset + 1)
     tl.debug_barrier()  # every warp has read them
     tl.store(request.counters.arrived_ptr, 0)
@@ -372,9 +323,9 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
 
 
 @triton.jit
-def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.constexpr):
+def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexpr):
     """Return the token at the stopping row, and the row's `Status`."""
-    target_law = row.target_law
+    target_law, num_blocks = row.target_law, grid.num_blocks
     token = tl.full((), 0, tl.int64) + target_law.argmax
     row_fault = tl.where(target_law.maximum == target_law.maximum, 0, 1)
     if not kind.idle:
@@ -402,7 +353,7 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
         below = (ends <= r) & used
         found = tl.minimum(tl.sum(below.to(tl.int32), 0), num_blocks * CALL.emit_parts - 1)
         if CALL.residual is not None and CALL.recovered == "argmax":
-            largest_ptr = largest_in(partials_ptr, num_blocks, CALL)
+            largest_ptr = partials.largest_in(partials_ptr, num_blocks, CALL)
             largest = tl.load(largest_ptr + index, mask=used, other=-1.0, cache_modifier=".cg")
             most = tl.max(largest, 0)
             if kind.takes_best:
@@ -411,10 +362,7 @@ def choose(stop, kind, row, num_blocks, request, partials_ptr, sums, CALL: tl.co
         raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
         # While the part is on its way: what lies below it, and are the rows' masses sound?
         taken = tl.max(tl.where(below, ends, 0), 0)
-        if CALL.given_probs:
-            w_mass, p_mass, q_mass = tl.reduce((sums.weights, sums.p, sums.q), 0, add_three)
-        else:
-            w_mass = tl.sum(sums.weights, 0)
+        w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law.maximum != target_law.maximum)
         unnormalized = (w_mass <= 4) == 0

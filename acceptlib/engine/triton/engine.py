@@ -1,23 +1,25 @@
 """The Triton engine: what it can run, how a call is sized for its batch, and the launches of its stages."""
 
 import functools
-import threading
+import itertools
 from typing import Any, NamedTuple
 
 import torch
+from triton import knobs
+from triton.runtime import driver
 
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
 from acceptlib.engine.triton.kernel import verify_kernel
-from acceptlib.engine.triton.layout import layout_of
+from acceptlib.engine.triton.layout import layout_of, num_counts
+from acceptlib.engine.triton.memory import memory_for
 from acceptlib.engine.triton.plans import Rules, bound, unknown
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
-from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs
 from acceptlib.result import VerifyResult
-from acceptlib.rng import Root
+from acceptlib.rng import Rng, Root
 from acceptlib.workspace import Workspace
 
 BLOCK = 4096
@@ -38,7 +40,7 @@ SMALL = Tuning(
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True)
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
 """The same from probabilities, which need no law of a row."""
 
 SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True)
@@ -154,9 +156,6 @@ MOST_REQUESTS = 65535
 MOST_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: as many exponentials of 1 overflow its sum."""
 
-RESERVED_COUNTERS = 1 << 20
-"""Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
-
 
 def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
@@ -187,6 +186,10 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
     if target.dtype != torch.float32:
         return LARGE_HALF
     return LARGE_ONE if draft is None else LARGE
+
+
+POINTERS = tuple(place for place, name in enumerate(verify_kernel.arg_names) if name.endswith("_ptr"))
+"""Places of the kernel's arguments that are tensors, or None."""
 
 
 class Launch(NamedTuple):
@@ -223,11 +226,13 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     target, draft, device = form.target, form.draft, form.device
     num_blocks = -(-max(target.vocab_size, draft.vocab_size if draft else 0) // BLOCK)
     tuning = tuning_of(rules, num_requests * num_blocks, target, draft)
+    if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
+        tuning = LARGE_PROBS  # programs that wait must not be all that run
+    resident = resident_programs(device, tuning.emit_warps, tuning.emit_registers)
     num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
     call = compiled_for(
         rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
     )
-    resident = resident_programs(device, tuning.emit_warps, tuning.emit_registers)
     num_programs, shares = 1, 1
     if call.draws and not call.draws_by_law:
         num_programs = programs_of(num_emit_blocks, num_requests, resident) if tuning.loops else num_emit_blocks
@@ -259,7 +264,10 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
         "sum": (num_blocks, tuning.reduce_warps, 0),
         "decide": (1, 4, 0),
-        "emit": (num_programs, *((DRAW_WARPS, 0) if call.draws_by_law else (tuning.emit_warps, tuning.emit_registers))),
+        "emit": (
+            num_programs + call.awaits,
+            *((DRAW_WARPS, 0) if call.draws_by_law else (tuning.emit_warps, tuning.emit_registers)),
+        ),
     }
     launches = []
     for stage, wait in zip(found, waits, strict=True):
@@ -305,6 +313,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         has_bonus_rows=inputs.has_bonus_rows,
         uniform_dims=uniforms.accept.ndim if uniforms else 0,
         rooted=isinstance(rng, Root),
+        advances=isinstance(rng, Rng) and rng.advances,
         logprobs=inputs.logprobs,
         counts_passed=out.num_passed is not None,
         adds_up=out.totals is not None,
@@ -312,13 +321,13 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     )
     call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
     num_tokens = ids.numel()
-    memory = _memory(
+    memory = memory_for(
         inputs,
-        counters(num_requests, most),
+        counters(call, num_requests, most, num_requests * num_emit_blocks),
         words(call, num_requests, most, num_tokens, num_blocks, num_emit_blocks),
     )
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
-    arguments = (
+    arguments = [
         out.output_token_ids,
         out.num_accepted,
         out.num_emitted,
@@ -352,12 +361,16 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         target.vocab_size if draft is None else draft.vocab_size,
         num_blocks,
         num_emit_blocks,
-    )
+    ]
+    if all(_KERNELS.get(stage.key) for stage in launches):
+        for place in POINTERS:  # of a tensor, a launch would ask the driver whose memory it is
+            if arguments[place] is not None:
+                arguments[place] = arguments[place].data_ptr()
     try:
         for key, grid, warps, registers, first in launches:
             launch(key, grid, warps, registers, (*arguments, first, num_programs))
     except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
-        memory.counters[: counters(num_requests, most)].zero_()
+        memory.counters[: counters(call, num_requests, most, num_requests * num_emit_blocks)].zero_()
         raise
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
@@ -376,12 +389,17 @@ def launch(
 ) -> None:
     """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
 
-    Of `arguments`, None stands for a tensor that the call does not have.
+    Of `arguments`, None stands for a tensor that the call does not have. Once compiled, addresses do for tensors.
     """
     *_, first, _, overlap = key
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        kernel[grid](*arguments, *key)
+        hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        if any(getattr(hook, "calls", hook) for hook in hooks):  # a profiler's
+            kernel[grid](*arguments, *key)
+        else:  # the same without what hooks would be told of the launch, which takes Python longer than the rest
+            stream = driver.active.get_current_stream(driver.active.get_current_device())
+            kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments, *key)
         return
     # A null pointer has no type to compile for, and none matters.
     _KERNELS[key] = verify_kernel[grid](
@@ -428,9 +446,10 @@ def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks:
     return end + len(call.state) * num_requests
 
 
-def counters(num_requests: int, most: int) -> int:
-    """Return how many counters of its workspace a call uses."""
-    return num_requests * (5 * most + 7)
+def counters(call: Call, num_requests: int, most: int, num_blocks: int) -> int:
+    """Return how many counters of its workspace a call uses, given the blocks of its last stage: 64 bits are two."""
+    counts: int = num_counts.fn(num_requests, most)
+    return counts + 6 * num_blocks * call.emit_parts * call.awaits
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
@@ -450,61 +469,21 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         has_bonus_rows=True,
         uniform_dims=2,
         rooted=False,
+        advances=True,
         logprobs=True,
         counts_passed=True,
         adds_up=True,
     )
-    num_blocks, num_words = -(-vocab_size // BLOCK), 0
-    for tuning in map(globals().__getitem__, TUNINGS):
-        call = compiled_for(rules, form, tuning, BLOCK, 0, 0, TILE)
-        sizes = num_requests, most, num_requests * most, num_blocks, -(-vocab_size // tuning.emit_block)
-        num_words = max(num_words, words(call, *sizes))
-    return Workspace.allocate(counters(num_requests, most), num_words, device)
-
-
-def _memory(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
-    """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
-    given, device, stream = inputs.workspace, inputs.device, 0
-    if given is not None:
-        found = (given.counters.numel(), given.words.numel(), given.words.device)
-        if found[0] < num_counters or found[1] < num_words or found[2] != device:
-            msg = (
-                f"workspace: expected at least {num_counters} counters and {num_words} words on {device}, got "
-                f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
-                "many requests, drafted tokens and vocabulary entries as any call has."
-            )
-            raise InputError(msg)
-        return given
-    if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            # It belongs to the graph: no other call may find it.
-            return _captured(num_counters, num_words, device)
-        stream = torch.cuda.current_stream(device).cuda_stream
-    return _scratch(device, stream, threading.get_ident(), num_counters.bit_length(), num_words.bit_length())
-
-
-@functools.lru_cache
-def _scratch(device: torch.device, stream: int, thread: int, counters_bits: int, words_bits: int) -> Workspace:
-    """Return memory for a thread's calls on one stream; sizes in bits."""
-    del stream, thread
-    with _RESERVED_LOCK:
-        if device not in _RESERVED:
-            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
-    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
-
-
-_RESERVED: dict[torch.device, torch.Tensor] = {}
-_RESERVED_LOCK = threading.Lock()
-
-
-def _captured(num_counters: int, num_words: int, device: torch.device) -> Workspace:
-    """Return memory for one captured call, its counters out of those kept for it while there are any."""
-    with _RESERVED_LOCK:
-        counters = _RESERVED.get(device, torch.empty(0))
-        if len(counters) < num_counters:
-            return Workspace.allocate(num_counters, num_words, device)
-        _RESERVED[device] = counters[num_counters:]
-    return Workspace(counters=counters[:num_counters], words=torch.empty(num_words, dtype=torch.int64, device=device))
+    num_blocks, num_words, num_counters = -(-vocab_size // BLOCK), 0, 0
+    for name, is_logits in itertools.product(TUNINGS, (True, False)):
+        tuning, rows = globals()[name], rows._replace(is_logits=is_logits)
+        call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, 0, TILE)
+        num_emit_blocks = -(-vocab_size // tuning.emit_block)
+        num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
+        # Only small batches wait, of many requests or long rows; the last block of a row may have few entries.
+        waiting = min(num_requests * num_emit_blocks, SIZES.medium * BLOCK // tuning.emit_block + num_requests)
+        num_counters = max(num_counters, counters(call, num_requests, most, waiting))
+    return Workspace.allocate(num_counters, num_words, device)
 
 
 def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:

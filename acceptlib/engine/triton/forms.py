@@ -31,6 +31,8 @@ class Tuning(NamedTuple):
             own.
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
+        in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
+            programs count who is last.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
     """
 
@@ -46,6 +48,7 @@ class Tuning(NamedTuple):
     decides_first: bool
     lazy: bool
     thirds: bool = False
+    in_order: bool = False
     row_programs: int = 1024
     shares: int = 1
 
@@ -76,7 +79,7 @@ class Form(NamedTuple):
 
     `tokens` are those emitted, `ids` those drafted. `state` says which of the caller's state are flags, `uniform_dims`
     how many dimensions explicit uniforms have: 0 for none. `ends` says that counts have no leading 0, `rooted` that
-    streams are derived from a `Root`. What a call does not have has no dtype.
+    streams are derived from a `Root`, `advances` that offsets are advanced. What a call does not have has no dtype.
     """
 
     device: torch.device
@@ -90,6 +93,7 @@ class Form(NamedTuple):
     has_bonus_rows: bool
     uniform_dims: int
     rooted: bool
+    advances: bool
     logprobs: bool
     counts_passed: bool
     adds_up: bool
@@ -160,6 +164,7 @@ def compiled_for(
         explicit=form.uniform_dims > 0,
         flat_uniforms=form.uniform_dims == 1,
         rooted=form.rooted,
+        advances=form.advances,
         logprobs=form.logprobs,
         raw=form.logprobs and any(given(name)[0] for name in PARAMETERS),
         aligned=target.aligned and (draft is None or draft.aligned),
@@ -184,6 +189,7 @@ def compiled_for(
         emit_parts=tuning.emit_parts,
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
+        in_order=tuning.in_order and torch.version.hip is None,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,

@@ -18,8 +18,8 @@ request.
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, decide, emit, random, reduce, rows, select
-from acceptlib.engine.triton.layout import layout_of
+from acceptlib.engine.triton import bins, decide, emit, partials, random, reduce, rows, select
+from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 # What changes from call to call must not compile the kernel anew.
@@ -70,7 +70,7 @@ def verify_kernel(
     raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
     totals_ptr,  # [2] int64, added to
-    counters_ptr,  # [B * (2 + 5 * (K+1))] int32, zero before and after
+    counters_ptr,  # [B * (2 + 5 * (K+1))] int32, and behind them [B, 3, num_parts] int64; zero before and after
     workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride: tl.int64,
@@ -111,7 +111,7 @@ def verify_kernel(
     accept_stride: tl.int64,
     emit_ptr,  # [B] int64
     seeds_ptr,  # [B] int64
-    offsets_ptr,  # [B] int64, advanced by 1
+    offsets_ptr,  # [B] int64, advanced by 1 if `CALL.advances`
     root_seed: tl.int64,  # what streams are derived from, without the two
     root_offset: tl.int64,
     bonus_ptr,  # [B]
@@ -248,6 +248,8 @@ def verify_kernel(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
             rows_arrived_ptr=counters_ptr + 2 * num_requests + number * 5 * (max_num_draft_tokens + 1),
+            sums_ptr=(counters_ptr + num_counts(num_requests, max_num_draft_tokens)).to(tl.pointer_type(tl.int64))
+            + number * 3 * num_emit_blocks * CALL.emit_parts,
         ),
     )
     prepared_ptr = workspace_ptr + layout.prepared + 3 * number
@@ -303,7 +305,7 @@ def verify_kernel(
             offset_ptr=offsets_ptr + number,
         )
         emit.emit(
-            emit.Grid(program, num_programs, num_emit_blocks),
+            partials.Grid(program, num_programs, num_emit_blocks),
             count,
             fetched,
             fault,

@@ -39,6 +39,12 @@ class Layout(NamedTuple):
 
 
 @triton.jit
+def num_counts(num_requests, most):
+    """Return how many counters of 32 bits come before those of 64; `num_counts.fn` does so for numbers."""
+    return (num_requests * (5 * most + 7) + 1) // 2 * 2
+
+
+@triton.jit
 def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_blocks, CALL: tl.constexpr):
     """Return the layout for a call; `layout_of.fn` does so for numbers.
 

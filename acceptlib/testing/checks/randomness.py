@@ -89,6 +89,8 @@ def _flip(value: int, bit: int) -> int:
 def check_offsets_advance(subject: Subject) -> None:
     """Every call adds 1 to every request's offset in place: with nothing drafted, stopped early or marked as well.
 
+    Streams that say that they do not advance stay as they are.
+
     Catches offsets that are never advanced, so that every step draws the same numbers, and those that advance with the
     number of drafted tokens (vllm-ascend#13608: zero-draft requests).
     """
@@ -101,6 +103,9 @@ def check_offsets_advance(subject: Subject) -> None:
         found, wanted = rng.offsets.tolist(), [offset + step for offset in start]
         expect(found == wanted, f"after {step} calls: expected offsets {wanted}, got {found}")
         expect(rng.seeds.tolist() == [5, 6, 7, 8], f"the seeds were changed to {rng.seeds.tolist()}")
+    rng = subject.place(Rng(seeds=rng.seeds, offsets=torch.tensor(start), advances=False))
+    subject.verify(requests, "padded", rng=rng)
+    expect(rng.offsets.tolist() == start, f"offsets that do not advance: expected {start}, got {rng.offsets.tolist()}")
 
 
 def check_steps_differ(subject: Subject) -> None:

@@ -1,0 +1,58 @@
+"""The memory of a call: the caller's, what is kept for calls of a thread on a stream, or a captured graph's own."""
+
+import functools
+import threading
+
+import torch
+
+from acceptlib.errors import InputError
+from acceptlib.inputs import Inputs
+from acceptlib.workspace import Workspace
+
+RESERVED_COUNTERS = 1 << 20
+"""Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
+
+
+def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
+    """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
+    given, device, stream = inputs.workspace, inputs.device, 0
+    if given is not None:
+        found = (given.counters.numel(), given.words.numel(), given.words.device)
+        if found[0] < num_counters or found[1] < num_words or found[2] != device:
+            msg = (
+                f"workspace: expected at least {num_counters} counters and {num_words} words on {device}, got "
+                f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
+                "many requests, drafted tokens and vocabulary entries as any call has."
+            )
+            raise InputError(msg)
+        return given
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            # It belongs to the graph: no other call may find it.
+            return _captured(num_counters, num_words, device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return _scratch(device, stream, threading.get_ident(), num_counters.bit_length(), num_words.bit_length())
+
+
+@functools.lru_cache
+def _scratch(device: torch.device, stream: int, thread: int, counters_bits: int, words_bits: int) -> Workspace:
+    """Return memory for a thread's calls on one stream; sizes in bits."""
+    del stream, thread
+    with _RESERVED_LOCK:
+        if device not in _RESERVED:
+            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
+    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+
+
+_RESERVED: dict[torch.device, torch.Tensor] = {}
+_RESERVED_LOCK = threading.Lock()
+
+
+def _captured(num_counters: int, num_words: int, device: torch.device) -> Workspace:
+    """Return memory for one captured call, its counters out of those kept for it while there are any."""
+    with _RESERVED_LOCK:
+        counters = _RESERVED.get(device, torch.empty(0))
+        if len(counters) < num_counters:
+            return Workspace.allocate(num_counters, num_words, device)
+        _RESERVED[device] = counters[num_counters:]
+    return Workspace(counters=counters[:num_counters], words=torch.empty(num_words, dtype=torch.int64, device=device))

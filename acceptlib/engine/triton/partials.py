@@ -1,0 +1,172 @@
+"""What programs of the last stage find of a row, and how the program that finishes the request comes by it.
+
+Mostly programs count who has arrived, and the last one reads what they stored, which has to be in memory before each of
+them counts. Where `CALL.awaits`, a program of its own waits for the numbers themselves, in words that are 0 before and
+after and that no number makes 0. It is the last of the request's in the grid: those that it waits for started before.
+"""
+
+# ruff: noqa: N803 - jit functions; their constants are in capitals
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton import counters
+from acceptlib.engine.triton.sums import add_three
+
+SIGN = tl.constexpr(2**31)
+"""Of a float32: the masses of weights and q have none, so that it marks what was written."""
+
+MOST = tl.constexpr(2**63 - 1)
+"""The largest sum of a part."""
+
+LOW = tl.constexpr(2**32 - 1)
+"""The lower half of a word."""
+
+
+class Grid(NamedTuple):
+    """This program, the programs of its request that weigh a row, and the blocks of the row that they share."""
+
+    program: tl.tensor
+    num_programs: tl.tensor
+    num_blocks: tl.tensor
+
+
+class Sums(NamedTuple):
+    """What programs found of a row: the sum of each part, int64, and the masses of the draw's weights, p and q."""
+
+    parts: tl.tensor
+    weights: tl.tensor
+    p: tl.tensor
+    q: tl.tensor
+
+
+@triton.jit
+def row_partials(position, partials_ptr, grid, CALL: tl.constexpr):
+    """Return where the partial results of one of a request's rows are."""
+    return partials_ptr + position.to(tl.int64) * CALL.emit_words * grid.num_blocks
+
+
+@triton.jit
+def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
+    """Return where the largest weight of each part of a row is; the masses that programs found are behind these."""
+    return (partials_ptr + num_blocks * CALL.emit_parts).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def store_sums(sums, part, partials_ptr, request, CALL: tl.constexpr):
+    """Store the sums of some parts."""
+    if CALL.awaits:
+        tl.store(request.counters.sums_ptr + part, (sums << 1) | 1)
+    else:
+        tl.store(partials_ptr + part, sums)
+
+
+@triton.jit
+def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr):
+    """Store the masses that a program found of its parts."""
+    program, num_programs, num_blocks = grid
+    num_parts = num_blocks * CALL.emit_parts
+    place = program * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
+    if CALL.awaits:
+        words_ptr = request.counters.sums_ptr + num_parts + place
+        tl.store(words_ptr, ((_bits(weights) | SIGN) << 32) | _bits(p))
+        tl.store(words_ptr + num_parts, _bits(q) | SIGN)
+    else:
+        masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + place
+        tl.store(masses_ptr, weights)
+        if CALL.given_probs:
+            num_masses = num_programs * CALL.emit_parts
+            tl.store(masses_ptr + num_masses, p)
+            tl.store(masses_ptr + 2 * num_masses, q)
+
+
+@triton.jit
+def _bits(mass):
+    """Return a float32 as the lower half of a word."""
+    return mass.to(tl.int32, bitcast=True).to(tl.int64) & LOW
+
+
+@triton.jit
+def _mass_of(bits, word):
+    """Return the float32 of some bits of a word, NaN as long as nothing was written there."""
+    return tl.where(word == 0, float("nan"), bits.to(tl.int32).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def finishes(grid, request, CALL: tl.constexpr):
+    """Return whether this program is the one that finishes the request."""
+    if CALL.awaits:
+        last = grid.program == grid.num_programs
+    else:
+        last = counters.arrive(request.counters.arrived_ptr, grid.num_programs)
+    return last
+
+
+@triton.jit
+def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
+    """Return what all programs found of a row, or what is there of its masses by the time that its sums are."""
+    _, num_programs, num_blocks = grid
+    index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
+    num_parts = num_blocks * CALL.emit_parts
+    if CALL.awaits:
+        words_ptr = request.counters.sums_ptr + index
+        words = index.to(tl.int64) * 0
+        missing = num_parts
+        while missing > 0:
+            words = tl.load(words_ptr, mask=index < num_parts, other=1, volatile=True)
+            missing = tl.sum((words == 0).to(tl.int32), 0)
+        parts = (words >> 1) & MOST
+        weights, p, q = _load_masses(request, num_parts, CALL)
+    else:
+        parts = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
+        num_masses = num_programs * CALL.emit_parts
+        used = index < num_masses
+        masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + index
+        weights = tl.load(masses_ptr, mask=used, other=0.0, cache_modifier=".cg")
+        p = weights
+        q = weights
+        if CALL.given_probs:
+            p = tl.load(masses_ptr + num_masses, mask=used, other=0.0, cache_modifier=".cg")
+            q = tl.load(masses_ptr + 2 * num_masses, mask=used, other=0.0, cache_modifier=".cg")
+    return Sums(parts, weights, p, q)
+
+
+@triton.jit
+def _load_masses(request, num_parts, CALL: tl.constexpr):
+    """Return the masses that are there, and NaN in the place of others."""
+    index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
+    used = index < num_parts
+    words_ptr = request.counters.sums_ptr + num_parts + index
+    # Beyond the parts there is 0.0.
+    pairs = tl.load(words_ptr, mask=used, other=SIGN << 32, volatile=True)
+    words = tl.load(words_ptr + num_parts, mask=used, other=SIGN, volatile=True)
+    weights = _mass_of((pairs >> 32) & (SIGN - 1), pairs)
+    return weights, _mass_of(pairs & LOW, pairs), _mass_of(words & (SIGN - 1), words)
+
+
+@triton.jit
+def total_masses(sums, grid, request, CALL: tl.constexpr):
+    """Return the row's masses of weights, p and q; nothing of what programs found is left where the last one waits."""
+    if CALL.given_probs:
+        weights, p, q = tl.reduce((sums.weights, sums.p, sums.q), 0, add_three)
+    else:
+        weights = tl.sum(sums.weights, 0)
+        p = weights
+        q = weights
+    if CALL.awaits:
+        num_parts = grid.num_blocks * CALL.emit_parts
+        index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
+        words_ptr = request.counters.sums_ptr + index
+        missing = tl.where((weights == weights) & (p == p) & (q == q), 0, num_parts)
+        while missing > 0:
+            used = index < num_parts
+            pairs = tl.load(words_ptr + num_parts, mask=used, other=1, volatile=True)
+            words = tl.load(words_ptr + 2 * num_parts, mask=used, other=1, volatile=True)
+            missing = tl.sum(((pairs == 0) | (words == 0)).to(tl.int32), 0)
+            if missing == 0:
+                weights, p, q = tl.reduce(_load_masses(request, num_parts, CALL), 0, add_three)
+        for i in tl.static_range(3):
+            tl.store(words_ptr + i * num_parts, index.to(tl.int64) * 0, mask=index < num_parts)
+    return weights, p, q
