@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 GIB = 1 << 30
 K, V = 3, 9000  # three blocks
+LONG = 140_000
 FORMS = ("probs", "logits", "ragged-logits", "one-hot")
 STRATEGIES = ("rejection", "block", "fly", "typical", "greedy", "relaxed")
 """Between them they launch every stage."""
@@ -82,12 +83,15 @@ def streams(count: int) -> Rng:
 class Step:
     """A call that writes into one result, in memory of its own if it `lends` any."""
 
-    def __init__(self, name: str, count: int, form: str, seed: int = 0, *, lends: bool = True) -> None:
+    def __init__(
+        self, name: str, count: int, form: str, seed: int = 0, *, lends: bool = True, vocab_size: int = V
+    ) -> None:
         self.strategy = create(name)
         self.rng = streams(count)
         self.out = VerifyResult.empty(count, K, torch.device("cuda"))
-        self.arguments = {**batch(count, form, seed=seed), "state": self.strategy.initial_state(count, "cuda")}
-        self.arguments["workspace"] = self.strategy.workspace(count, K, V, "cuda") if lends else None
+        self.arguments = batch(count, form, vocab_size=vocab_size, seed=seed)
+        self.arguments["state"] = self.strategy.initial_state(count, "cuda")
+        self.arguments["workspace"] = self.strategy.workspace(count, K, vocab_size, "cuda") if lends else None
 
     def __call__(self) -> torch.Tensor:
         """Take a step and return its tokens."""
@@ -230,6 +234,28 @@ def test_graphs_without_a_workspace(reserved: int, monkeypatch: pytest.MonkeyPat
         assert all(
             torch.equal(step, tokens) for step, tokens in zip(steps[0].from_the_start(2), expected[0], strict=True)
         )
+
+
+@pytest.mark.parametrize("lends", [True, False])
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("name", ["rejection", "typical"])
+def test_sums_that_are_waited_for(name: str, count: int, *, lends: bool) -> None:
+    """Of long rows from probabilities: in calls of two sizes, in turns, then in replays of both."""
+    steps = [Step(name, some, "probs", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
+    reference, expected = acceptlib.create(name, backend="torch"), []
+    for step in steps:
+        given, rng = {**step.arguments, "workspace": None}, streams(len(step.out.status))
+        expected.append([reference.verify(**given, rng=rng).output_token_ids for _ in range(20)])
+    for turns in zip(*expected, strict=True):
+        for step, tokens in zip(steps, turns, strict=True):
+            assert torch.equal(step(), tokens)
+    graphs = [step.capture() for step in steps]
+    for step in steps:
+        step.rng.offsets.zero_()
+    for turns in zip(*expected, strict=True):
+        for step, graph, tokens in zip(steps, graphs, turns, strict=True):
+            graph.replay()
+            assert torch.equal(step.out.output_token_ids, tokens)
 
 
 # Memory and waiting

@@ -6,6 +6,7 @@ import functools
 import heapq
 import itertools
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,9 +89,9 @@ def test_a_row_whose_sum_would_overflow_takes_torch() -> None:
 
 @pytest.mark.parametrize("form", ["target_logits", "target_probs"])
 def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
-    plan, launched = acceptlib.create("rejection").plan, []
-    workspace = engine.workspace(plan, 1, 2, 9, torch.device("cpu"))
-    rows = torch.full((1, 3, 9), 1 / 9)
+    plan, launched, vocab_size = acceptlib.create("rejection").plan, [], 70000
+    workspace = engine.workspace(plan, 1, 2, vocab_size, torch.device("cpu"))
+    rows = torch.full((1, 3, vocab_size), 1 / vocab_size)
     inputs = cases.inputs(torch.zeros(1, 2, dtype=torch.int64), rng=0, workspace=workspace, **{form: rows})
 
     def interrupted(key: tuple[Any, ...], *_: object) -> None:
@@ -101,9 +102,36 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):
         engine.verify(plan, inputs)
     assert launched[0].awaits == (form == "target_probs")
-    used = engine.counters(launched[0], 1, 2, 1)
+    used = engine.counters(launched[0], 1, 2, -(-vocab_size // launched[0].emit_block))
     assert not workspace.counters[:used].any()
     assert used <= len(workspace.counters)
+
+
+@pytest.mark.parametrize(("vocab_size", "num_loops"), [(1 << 17, 2), (9000, 0)])
+def test_warps_that_wait_see_the_same_words(vocab_size: int, num_loops: int) -> None:
+    """Each turn of a loop that waits has a barrier: a warp that left it alone would clear what another waits for."""
+    rows = torch.full((1, 2, vocab_size), 1 / vocab_size)
+    call: dict[str, object] = {"ids": torch.zeros(1, 1, dtype=torch.int64), "target_probs": rows}
+    [(_, asm)] = cases.codes(acceptlib.create("rejection"), cases.EVERYTHING, call)
+    code, turns = asm["ptx"], []
+    for label in re.finditer(r"^(\$L__BB\w+):", code, re.MULTILINE):
+        back = re.compile(rf"bra\S*\s+{re.escape(label[1])};")
+        turns += [code[label.start() : end.end()] for end in back.finditer(code, label.end())]
+    waiting = [turn for turn in turns if "ld.volatile" in turn]
+    assert len(waiting) == num_loops
+    assert all("bar.sync" in turn for turn in waiting)
+
+
+@pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
+def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size: int) -> None:
+    """Of fewer requests or entries, some of which wait for sums in memory of the workspace's."""
+    plan = acceptlib.create("rejection").plan
+    workspace = engine.workspace(plan, 100, 2, 150000, torch.device("cpu"))
+    rows, ids = torch.empty(num_requests, 2, vocab_size), torch.zeros(num_requests, 1, dtype=torch.int64)
+    inputs = cases.inputs(ids, rng=0, target_probs=rows, draft_probs=rows[:, 1:], workspace=workspace)
+    with mock.patch.object(engine, "launch"), mock.patch.object(engine, "resident_programs", return_value=660):
+        engine.verify(plan, inputs)  # or raises
+    assert len(workspace.counters) < 20000
 
 
 class Compiled:

@@ -204,9 +204,10 @@ class Call:
 
     @property
     def awaits(self) -> bool:
-        """Whether a program of the last stage waits for the sums that others find, as it needs nothing else of them."""
+        """Whether a program of the only stage waits for the sums that others find, as it needs nothing else of them."""
+        alone = not (any(self.reduces) or self.needs_sums or self.decided)
         needs_largest = self.residual is not None and self.recovered == "argmax"
-        return self.in_order and self.draws and not needs_largest
+        return self.in_order and alone and self.draws and not needs_largest
 
     @property
     def given_probs(self) -> bool:

@@ -477,12 +477,14 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     num_blocks, num_words, num_counters = -(-vocab_size // BLOCK), 0, 0
     for name, is_logits in itertools.product(TUNINGS, (True, False)):
         tuning, rows = globals()[name], rows._replace(is_logits=is_logits)
-        call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, 0, TILE)
         num_emit_blocks = -(-vocab_size // tuning.emit_block)
+        emit_bits = (num_emit_blocks - 1).bit_length()
+        call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
-        # Only small batches wait, of many requests or long rows; the last block of a row may have few entries.
-        waiting = min(num_requests * num_emit_blocks, SIZES.medium * BLOCK // tuning.emit_block + num_requests)
-        num_counters = max(num_counters, counters(call, num_requests, most, waiting))
+        most_blocks = min(
+            num_requests * num_emit_blocks, SIZES.medium * BLOCK // tuning.emit_block
+        )  # of a batch that waits
+        num_counters = max(num_counters, counters(call, num_requests, most, most_blocks))
     return Workspace.allocate(num_counters, num_words, device)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from acceptlib.engine.triton.call import Call
+from acceptlib.engine.triton.counters import THREADS
 from acceptlib.engine.triton.laws import WIDTH
 from acceptlib.engine.triton.plans import Rules
 from acceptlib.inputs import Rows
@@ -103,6 +104,10 @@ class Form(NamedTuple):
 PARAMETERS = Model._fields[6:]
 """Sampling parameters, as `Rows` names them."""
 
+LEAST_PARTS = THREADS.value
+"""Parts of a row, rounded up, from which on a program may wait for their sums: each thread looks at some of its own.
+Warps that looked at the same ones would see them written at different times, and go different ways."""
+
 WARP_BYTES = 512
 """That a warp loads at once: 16 for each of its threads."""
 
@@ -189,7 +194,7 @@ def compiled_for(
         emit_parts=tuning.emit_parts,
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
-        in_order=tuning.in_order and torch.version.hip is None,
+        in_order=tuning.in_order and tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS and torch.version.hip is None,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,
