@@ -296,6 +296,7 @@ def calls(count: int) -> dict[str, tuple[str, dict[str, Any]]]:
             },
         ),
         "int": ("rejection", {**padded, "rng": 5}),
+        "standing": ("rejection", {**padded, "rng": dataclasses.replace(streams(count), advances=False)}),
         "uniforms": ("rejection", {**padded, "uniforms": streams(count).uniforms(3), "rng": None}),
         "out": ("rejection", {**padded, "out": out, "logprobs": True}),
         "state": ("relaxed", {**logits, "state": {"thinking": torch.arange(count) % 2 == 0}}),
@@ -333,8 +334,9 @@ def test_compiled_equals_eager(name: str, backend: str) -> None:
     found = compiled(strategy, backend=backend)(arguments)
     assert_same(found, expected)
     assert arguments.get("out") in {None, found}
-    if isinstance(arguments["rng"], Rng):
-        assert arguments["rng"].offsets.tolist() == [1, 2, 3, 4]
+    rng = arguments["rng"]
+    if isinstance(rng, Rng):
+        assert rng.offsets.tolist() == [offset + rng.advances for offset in range(4)]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own

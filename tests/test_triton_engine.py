@@ -150,13 +150,13 @@ class Compiled:
         self.launched.append((tuple(grid), arguments[9:]))
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
-        """Note a launch that hooks are told of."""
+        """Note a launch of Triton's own, which tells hooks of it."""
         return lambda *arguments: self.launched.append(("hooked", grid, arguments))
 
 
-@pytest.mark.parametrize("hooked", [False, True])
-def test_compiled_stages_are_given_addresses(monkeypatch: pytest.MonkeyPatch, *, hooked: bool) -> None:
-    """Also those that a profiler's hooks are told of."""
+@pytest.mark.parametrize("how", ["direct", "hooked", "unknown"])
+def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a profiler's hooks are told of launches, and where Triton is one whose launch is not known."""
     plan, out = acceptlib.create("rejection").plan, acceptlib.VerifyResult.empty(2, 3, torch.device("cpu"))
     rng = acceptlib.Rng(seeds=torch.arange(2), offsets=torch.arange(2))
     logits, ids = torch.rand(2, 4, 9), torch.zeros(2, 3, dtype=torch.int64)
@@ -168,13 +168,14 @@ def test_compiled_stages_are_given_addresses(monkeypatch: pytest.MonkeyPatch, *,
     device = mock.Mock(get_current_device=lambda: 3, get_current_stream={3: 5}.__getitem__)
     monkeypatch.setattr(engine, "_KERNELS", kernels)
     monkeypatch.setattr(engine, "driver", mock.Mock(active=device))
-    monkeypatch.setattr(engine.knobs.runtime.launch_exit_hook, "calls", [print] * hooked)
+    monkeypatch.setattr(engine.knobs.runtime.launch_exit_hook, "calls", [print] * (how == "hooked"))
+    monkeypatch.setattr(engine, "DIRECT", how != "unknown")
     engine.verify(plan, inputs)
     assert len(found) > 1
     for key, grid, _, _, values in found:
         addresses = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in values)
         launch = (grid, (*addresses, *key))
-        assert kernels[key].launched == [("hooked", *launch) if hooked else launch]
+        assert kernels[key].launched == [launch if how == "direct" else ("hooked", *launch)]
 
 
 def test_threads_share_no_memory() -> None:

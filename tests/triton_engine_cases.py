@@ -437,6 +437,7 @@ def bad_entries(
     no_number = torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)
     return {
         "bad-draft": {"ids": ids, "target_probs": p, "draft_probs": no_number},
+        "bad-draft-mass": {"ids": ids, "target_probs": p, "draft_probs": 1.5 * q, "uniforms": first},
         "bad-entry": {"ids": ids, "target_probs": row, "draft_probs": sure, "uniforms": first},
         "bad-entry-of-draft": {"ids": ids, "target_probs": p, "draft_probs": infinite, "uniforms": every},
         "bad-entry-outside": {"ids": outside, "target_probs": torch.where(p == p[0, 0], 3.0, p), "uniforms": every},
@@ -558,7 +559,7 @@ def compare(
 def run(
     verify: Callable[[Plan, Inputs], VerifyResult], strategy: AcceptanceStrategy, arguments: dict[str, object]
 ) -> VerifyResult | str:
-    """Return what an engine makes of a call, or what is wrong with the offsets that it leaves."""
+    """Return what an engine makes of a call, or what is wrong with the offsets or the counts that it leaves."""
     rest = {name: value for name, value in arguments.items() if name != "ids"}
     ids, cu = arguments["ids"], rest.get("cu_num_draft_tokens")
     assert isinstance(ids, torch.Tensor)
@@ -578,7 +579,15 @@ def run(
     result = verify(strategy.plan, call)
     rng = rest.get("rng")
     moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 5 + rng.advances).all())
+    left = sum(int(counts.count_nonzero()) for counts in LENT)
+    LENT.clear()
+    if left:
+        return f"{left} counts are left"
     return result if moved else f"offsets {rng.offsets.tolist()}"
+
+
+LENT: list[torch.Tensor] = []
+"""Counters of calls that have not been looked at since."""
 
 
 def shrink() -> None:
@@ -600,6 +609,7 @@ def shrink_further() -> None:
 def poisoned(device: torch.device, _stream: int, _thread: int, counters_bits: int, words_bits: int) -> Workspace:
     """Return memory whose words are anything, every other NaN, and no counts."""
     workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    LENT.append(workspace.counters)
     workspace.words.random_(generator=torch.Generator(device).manual_seed(words_bits))
     workspace.words[::2] = -1
     return workspace

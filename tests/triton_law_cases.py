@@ -26,7 +26,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, search, select, sums
+from acceptlib.engine.triton import bins, engine, partials, search, select, sums
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -311,6 +311,46 @@ def thirds_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr, LENGTH: tl.constex
     tl.store(sums_ptr + row, sums.in_thirds(numbers, 1))
 
 
+def compare_words() -> str:
+    """Return an empty string if words hold the sums and masses that programs wait for, and show what is not there."""
+    parts = torch.tensor([0, 1, 2**61 + 5, 2**62, 2**63 - 1])
+    masses = torch.tensor(
+        [[1e-45, 0.0, 1.5, math.inf, math.nan], [-0.0, 0.0, -2.5, 1.0, math.nan], [math.nan, 0.0, 1e-45, 2.0, math.inf]]
+    )
+    words, again = torch.empty(3, 5, dtype=torch.int64), torch.empty(5, dtype=torch.int64)
+    found = torch.empty(3, 6)
+    words_kernel[1,](words, again, found, parts, masses, 5, 8)
+    nothing = torch.full((3, 1), math.nan)
+    wrong = {
+        "a word is 0": not words.all(),
+        f"sums {again.tolist()}": not torch.equal(again, parts),
+        f"masses {found.tolist()}": not torch.equal(
+            found.nan_to_num(9.0), torch.cat((masses, nothing), 1).nan_to_num(9.0)
+        ),
+        "the sign of p": not found[1, 0].signbit(),
+    }
+    return "; ".join(name for name, is_wrong in wrong.items() if is_wrong)
+
+
+@triton.jit
+def words_kernel(words_ptr, again_ptr, found_ptr, parts_ptr, masses_ptr, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Store words [3, COUNT] of sums and masses, and what they hold; the last of masses [3, COUNT + 1] has no words."""
+    index = tl.arange(0, SIZE)
+    inside = index < COUNT
+    words = partials.word_of(tl.load(parts_ptr + index, mask=inside, other=0))
+    weights = tl.load(masses_ptr + index, mask=inside, other=0.0)
+    p = tl.load(masses_ptr + COUNT + index, mask=inside, other=0.0)
+    q = tl.load(masses_ptr + 2 * COUNT + index, mask=inside, other=0.0)
+    pairs, others = partials.words_of(weights, p, q)
+    tl.store(words_ptr + index, words, mask=inside)
+    tl.store(words_ptr + COUNT + index, pairs, mask=inside)
+    tl.store(words_ptr + 2 * COUNT + index, others, mask=inside)
+    tl.store(again_ptr + index, partials.sum_of(words), mask=inside)
+    held = partials.masses_of(tl.where(inside, pairs, 0), tl.where(inside, others, 0))
+    for i in tl.static_range(3):
+        tl.store(found_ptr + i * (COUNT + 1) + index, held[i], mask=index <= COUNT)
+
+
 class Contrary(AcceptanceStrategy):
     """Rejects every token, and leaves it what it has above its share."""
 
@@ -361,7 +401,7 @@ def labels() -> list[tuple[str, str]]:
     laws = [f"{filters}-{kind}" for filters in ("law", "top-p", "mixed", *listed) for kind in law_rows()]
     wide = [f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()]
     return [
-        *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), "thirds")),
+        *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), "thirds", "words")),
         *(("wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
     ]
 
@@ -377,7 +417,7 @@ def run_laws() -> dict[str, str]:
         with listing(listed):
             results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
-    return results | {"thirds": compare_thirds()}
+    return results | {"thirds": compare_thirds(), "words": compare_words()}
 
 
 def run_wide(whole: dict[str, int]) -> dict[str, str]:

@@ -52,10 +52,10 @@ class Workload:
         temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
             acceptance without them only, and that of a one-hot draft under a temperature.
         filters_draft: Whether top-k, top-p and min-p are the draft's too. vLLM draws drafts under a temperature alone.
-        counts: Whether results count the drafted tokens that pass on their own, past the stop too, for which every row
-            is looked at.
         masked: Whether a bitmask forbids tokens of less than the mean logit that were not drafted. They hold next to
             nothing, so that as much is accepted as without.
+        counts: Whether results count the drafted tokens that pass on their own, past the stop too, for which every row
+            is looked at.
     """
 
     num_requests: int = 1

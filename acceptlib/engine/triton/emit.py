@@ -1,7 +1,7 @@
 """The last stage: one draw a request at its stopping row, and the result.
 
 Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
-program to arrive scans these sums, searches one part, and writes the result.
+program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result.
 
 The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
 at, from the last to the first, and a row's last program to arrive decides the position before it.

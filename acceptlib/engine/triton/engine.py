@@ -5,6 +5,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from triton import knobs
 from triton.runtime import driver
 
@@ -190,6 +191,10 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
 
 POINTERS = tuple(place for place, name in enumerate(verify_kernel.arg_names) if name.endswith("_ptr"))
 """Places of the kernel's arguments that are tensors, or None."""
+
+
+DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
+"""Whether compiled stages may be launched as this Triton's own launch does it, which later ones may do otherwise."""
 
 
 class Launch(NamedTuple):
@@ -395,7 +400,7 @@ def launch(
     kernel = _KERNELS.get(key)
     if kernel is not None:
         hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        if any(getattr(hook, "calls", hook) for hook in hooks):  # a profiler's
+        if not DIRECT or any(getattr(hook, "calls", hook) for hook in hooks):  # a profiler's
             kernel[grid](*arguments, *key)
         else:  # the same without what hooks would be told of the launch, which takes Python longer than the rest
             stream = driver.active.get_current_stream(driver.active.get_current_device())
@@ -481,9 +486,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         emit_bits = (num_emit_blocks - 1).bit_length()
         call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
-        most_blocks = min(
-            num_requests * num_emit_blocks, SIZES.medium * BLOCK // tuning.emit_block
-        )  # of a batch that waits
+        # Batches that wait are small.
+        most_blocks = min(num_requests * num_emit_blocks, SIZES.medium * BLOCK // tuning.emit_block)
         num_counters = max(num_counters, counters(call, num_requests, most, most_blocks))
     return Workspace.allocate(num_counters, num_words, device)
 

@@ -58,7 +58,7 @@ def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
 def store_sums(sums, part, partials_ptr, request, CALL: tl.constexpr):
     """Store the sums of some parts."""
     if CALL.awaits:
-        tl.store(request.counters.sums_ptr + part, (sums << 1) | 1)
+        tl.store(request.counters.sums_ptr + part, word_of(sums))
     else:
         tl.store(partials_ptr + part, sums)
 
@@ -71,8 +71,9 @@ def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr)
     place = program * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.awaits:
         words_ptr = request.counters.sums_ptr + num_parts + place
-        tl.store(words_ptr, ((_bits(weights) | SIGN) << 32) | _bits(p))
-        tl.store(words_ptr + num_parts, _bits(q) | SIGN)
+        pairs, words = words_of(weights, p, q)
+        tl.store(words_ptr, pairs)
+        tl.store(words_ptr + num_parts, words)
     else:
         masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + place
         tl.store(masses_ptr, weights)
@@ -83,15 +84,43 @@ def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr)
 
 
 @triton.jit
+def word_of(sums):
+    """Return sums of parts, from 0 to MOST, as words of which none is 0."""
+    return (sums << 1) | 1
+
+
+@triton.jit
+def sum_of(words):
+    """Return the sums that words hold."""
+    return (words >> 1) & MOST
+
+
+@triton.jit
+def words_of(weights, p, q):
+    """Return masses as two words each of which none is 0: weights and p, and q."""
+    return ((_bits(weights) | SIGN) << 32) | _bits(p), _bits(q) | SIGN
+
+
+@triton.jit
+def masses_of(pairs, words):
+    """Return the masses of weights, p and q that words hold, NaN as long as nothing was written there."""
+    return (
+        _float32((pairs >> 32) & (SIGN - 1), pairs),
+        _float32(pairs & LOW, pairs),
+        _float32(words & (SIGN - 1), words),
+    )
+
+
+@triton.jit
 def _bits(mass):
     """Return a float32 as the lower half of a word."""
     return mass.to(tl.int32, bitcast=True).to(tl.int64) & LOW
 
 
 @triton.jit
-def _mass_of(bits, word):
-    """Return the float32 of some bits of a word, NaN as long as nothing was written there."""
-    return tl.where(word == 0, float("nan"), bits.to(tl.int32).to(tl.float32, bitcast=True))
+def _float32(bits, words):
+    """Return the float32 of the lower halves of words, NaN where `words` are 0."""
+    return tl.where(words == 0, float("nan"), bits.to(tl.int32).to(tl.float32, bitcast=True))
 
 
 @triton.jit
@@ -117,7 +146,7 @@ def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
         while missing > 0:
             words = tl.load(words_ptr, mask=index < num_parts, other=1, volatile=True)
             missing = tl.sum((words == 0).to(tl.int32), 0)
-        parts = (words >> 1) & MOST
+        parts = sum_of(words)
         weights, p, q = _load_masses(request, num_parts, CALL)
     else:
         parts = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
@@ -142,8 +171,7 @@ def _load_masses(request, num_parts, CALL: tl.constexpr):
     # Beyond the parts there is 0.0.
     pairs = tl.load(words_ptr, mask=used, other=SIGN << 32, volatile=True)
     words = tl.load(words_ptr + num_parts, mask=used, other=SIGN, volatile=True)
-    weights = _mass_of((pairs >> 32) & (SIGN - 1), pairs)
-    return weights, _mass_of(pairs & LOW, pairs), _mass_of(words & (SIGN - 1), words)
+    return masses_of(pairs, words)
 
 
 @triton.jit
