@@ -284,7 +284,7 @@ def keyed_by_batch_row(verify: Call, ids: torch.Tensor, arguments: dict[str, Any
     rng = arguments.get("rng")
     if rng is not None:
         row = torch.arange(len(rng.seeds), device=rng.seeds.device)
-        arguments = {**arguments, "rng": Rng(seeds=rng.seeds + (row << 20), offsets=rng.offsets)}
+        arguments = {**arguments, "rng": replace(rng, seeds=rng.seeds + (row << 20))}
     return verify(ids, **arguments)
 
 

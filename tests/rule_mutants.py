@@ -254,7 +254,8 @@ def take_uniforms(ids: torch.Tensor, arguments: dict[str, Any]) -> Uniforms:
     if uniforms is None:
         most = arguments["max_num_draft_tokens"] if "cu_num_draft_tokens" in arguments else ids.shape[1]
         uniforms = rng.uniforms(most)
-        rng.offsets.add_(1)
+        if rng.advances:
+            rng.offsets.add_(1)
     return uniforms
 
 

@@ -789,3 +789,32 @@ def test_h_of_1_accepts_the_largest_u_and_h_of_0_rejects_the_smallest() -> None:
         high = support.verify(setting, [sure], uniforms=support.fixed(1, 3, ALMOST_ONE, -1))
         low = support.verify(setting, [never], uniforms=support.fixed(1, 3, 0.0, 0))
         assert (high.num_accepted.tolist(), low.num_accepted.tolist()) == ([3], [0]), setting
+
+
+class FromDraft(AcceptanceStrategy):
+    """A third party's strategy, which rejects every token and draws from the draft's row as it is given."""
+
+    name = "from-draft"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(target_prob: Value) -> Value:
+        """Return h."""
+        return 0.0 * target_prob
+
+    @rule
+    def residual(q: Value) -> Value:
+        """Return the weight of each entry."""
+        return q
+
+
+def test_a_residual_that_is_a_given_row_leaves_it_alone() -> None:
+    """Weights are scaled in place only where they are nobody else's."""
+    requests = [support.ordinary(1, 9000, seed) for seed in range(3)]
+    for request in requests:
+        request.q[:, ::2] = 0
+    given = support.lay_out(requests, "padded", "probs")
+    before = {name: value.clone() for name, value in given.items()}
+    result = FromDraft().verify(**given, rng=support.streams(range(3)))
+    assert all(torch.equal(given[name], value) for name, value in before.items())
+    assert (result.output_token_ids[:, 0] % 2 == 1).all()

@@ -21,18 +21,19 @@ BLOCK = 2048
 MASK = 0xFFFFFFFF
 
 
-def draw(weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+def draw(weights: torch.Tensor, bits: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
     """Draw one entry a row.
 
     Args:
         weights: [n, V] float32, >= 0, each row summing to at most 4 and with some entry of at least 2^-60.
         bits: [n] int64, 64 random bits a row.
+        in_place: Whether the weights may be scaled where they are.
 
     Returns:
         [n] int64 in [0, V), whatever the weights.
     """
     block = min(BLOCK, weights.shape[1])
-    blocks = to_fixed(weights, WEIGHT_SCALE, block).view(len(weights), -1, block)
+    blocks = to_fixed(weights, WEIGHT_SCALE, block, in_place=in_place).view(len(weights), -1, block)
     drawn = _search(as_words(blocks), as_words(blocks.sum(-1)), as_words(bits))
     # The remainder changes nothing but an index that bad weights have led out of range.
     return as_tensor(drawn % weights.shape[1])

@@ -9,7 +9,7 @@ reach.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -245,8 +245,7 @@ class _Step:
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(call(row_sum, read, self.numbers), p).to(torch.float32)
             found[f"{name} in float32"] = terms.sum(1)
-            is_own = terms.is_contiguous() and all(terms is not value for value in read.values())
-            found[name] = to_fixed(terms, SUM_SCALE, in_place=is_own).sum(1)
+            found[name] = to_fixed(terms, SUM_SCALE, in_place=_is_new(terms, read)).sum(1)
         return found
 
     def _next_residual_mass(self) -> Words:
@@ -275,7 +274,8 @@ class _Step:
             elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == as_tensor(ids)[:, None]
         if self.draft is not None:
             q = self.draft.rows(request, position)
-            if not self.draft.is_logits:
+            # Only on the CPU may the host look whether there is something below 0.
+            if not self.draft.is_logits and (not q.is_cpu or may_hold(~(as_words(q.amin(1)) >= 0))):
                 q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
             draft_mass = self.draft.mass(q)
             if may_hold(~(draft_mass < torch.inf)):
@@ -365,7 +365,7 @@ class _Step:
             if plan.samples or plan.residual is not None:
                 status = row_status
             if plan.samples and may_hold(draws):
-                token = as_words(draw(weights, bits))
+                token = as_words(draw(weights, bits, in_place=weights is not p))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
             best, has_law = self.target.argmax(request, position, every_row=every_row, rows=p)
@@ -387,6 +387,7 @@ class _Step:
     ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
         """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
         from_target = is_bonus
+        elements: dict[str, torch.Tensor] = {}
         if self.plan.residual is None or not self.layout.shape[1]:
             p = residual = self.target.rows(request, position)
             draft_mass = 0.0
@@ -398,7 +399,10 @@ class _Step:
         # The target's row is weighed as it is where nothing in it is below 0; only on the CPU may the host look.
         if residual is p and (self.target.is_logits or (p.is_cpu and not may_hold(as_words(p.amin(1)) < 0))):
             return p, p, from_target, _row_status(mass, mass, draft_mass)
-        weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
+        if residual is not p and _is_new(residual, elements):
+            weights = residual.clamp_(min=0)
+        else:
+            weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
         drawn_mass = as_words(weights.sum(1))
         if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
             weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
@@ -441,6 +445,11 @@ class _Step:
     def _chunks(self, length: int) -> Iterator[slice]:
         for start in range(0, length, self.chunk):
             yield slice(start, min(start + self.chunk, length))
+
+
+def _is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
+    return found.is_contiguous() and all(found is not rows for rows in given.values())
 
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:
