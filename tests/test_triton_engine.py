@@ -154,7 +154,7 @@ class Compiled:
         return lambda *arguments: self.launched.append(("hooked", grid, arguments))
 
 
-@pytest.mark.parametrize("how", ["direct", "hooked", "unknown"])
+@pytest.mark.parametrize("how", ["direct", "enter", "exit", "unknown"])
 def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a profiler's hooks are told of launches, and where Triton is one whose launch is not known."""
     plan, out = acceptlib.create("rejection").plan, acceptlib.VerifyResult.empty(2, 3, torch.device("cpu"))
@@ -168,7 +168,8 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
     device = mock.Mock(get_current_device=lambda: 3, get_current_stream={3: 5}.__getitem__)
     monkeypatch.setattr(engine, "_KERNELS", kernels)
     monkeypatch.setattr(engine, "driver", mock.Mock(active=device))
-    monkeypatch.setattr(engine.knobs.runtime.launch_exit_hook, "calls", [print] * (how == "hooked"))
+    if how in {"enter", "exit"}:
+        monkeypatch.setattr(getattr(engine.knobs.runtime, f"launch_{how}_hook"), "calls", [print])
     monkeypatch.setattr(engine, "DIRECT", how != "unknown")
     engine.verify(plan, inputs)
     assert len(found) > 1

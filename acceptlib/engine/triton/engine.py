@@ -399,8 +399,8 @@ def launch(
     *_, first, _, overlap = key
     kernel = _KERNELS.get(key)
     if kernel is not None:
-        hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        if not DIRECT or any(getattr(hook, "calls", hook) for hook in hooks):  # a profiler's
+        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler's
             kernel[grid](*arguments, *key)
         else:  # the same without what hooks would be told of the launch, which takes Python longer than the rest
             stream = driver.active.get_current_stream(driver.active.get_current_device())
