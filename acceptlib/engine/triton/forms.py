@@ -128,7 +128,7 @@ def open_rows(rows: Rows, *, ragged: bool) -> tuple[Model, tuple[Any, ...]]:
     numbers = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
     mask_strides = (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(-2), mask.stride(-1))
     constraints = (mask, *mask_strides, biases, rows.bias_values, 0 if biases is None else biases.shape[1])
-    dtypes = (None if values is None else values.dtype for values in (*numbers, mask, biases))
+    dtypes = [None if values is None else values.dtype for values in (*numbers, mask, biases)]
     return Model(*fixed, *dtypes), (data, request_stride, row_stride, stride, *numbers, *constraints)
 
 
