@@ -202,7 +202,7 @@ class Call:
         """Whether some stage counts the programs that are done with a row."""
         return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.filters
 
-    @property
+    @cached_property
     def awaits(self) -> bool:
         """Whether a program of the only stage waits for the sums that others find, as it needs nothing else of them."""
         alone = not (any(self.reduces) or self.needs_sums or self.decided)

@@ -42,7 +42,6 @@ QUANTITIES = (
 )
 """What `values` begins with; then come the plan's scalars in the workspace, its tables and the caller's state."""
 
-
 DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
 
 
@@ -57,10 +56,7 @@ class Stream(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """One request's counters: of programs of the last stage, the stop, and of programs of rows, [5, K+1].
-
-    `sums_ptr` is where the last stage hands sums over if `CALL.awaits`, [3, num_parts].
-    """
+    """One request's: of programs of the last stage, the stop, of programs of rows [5, K+1], sums [3, num_parts]."""
 
     arrived_ptr: tl.tensor
     stop_ptr: tl.tensor
