@@ -24,7 +24,7 @@ import triton_engine_cases as cases
 from triton import knobs
 
 from acceptlib.engine import torch_engine
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, launching
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton import memory as kept
 from acceptlib.rng import CUDA_STEP
@@ -241,7 +241,7 @@ def test_graphs_without_a_workspace(reserved: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["rejection", "lenience"])
 def test_sums_that_are_waited_for(name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, lends: bool) -> None:
     """Of long rows from probabilities: in calls of two sizes, in turns, then in replays of both."""
-    monkeypatch.setattr(engine, "_KERNELS", {})
+    monkeypatch.setattr(launching, "KERNELS", {})
     steps = [Step(name, some, "probs", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
     reference, expected = acceptlib.create(name, backend="torch"), []
     for step in steps:
@@ -257,7 +257,7 @@ def test_sums_that_are_waited_for(name: str, count: int, monkeypatch: pytest.Mon
         for step, graph, tokens in zip(steps, graphs, turns, strict=True):
             graph.replay()
             assert torch.equal(step.out.output_token_ids, tokens)
-    assert all(key[0].awaits for key in engine._KERNELS)
+    assert all(key[0].awaits for key in launching.KERNELS)
 
 
 # Memory and waiting
@@ -471,7 +471,7 @@ def test_more_than_2_31_entries(name: str) -> None:
 def test_batches_compile_nothing_new(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy, caches = create(name), kernels.verify_kernel.device_caches
     # What was compiled before is forgotten, if not by the disk.
-    monkeypatch.setattr(engine, "_KERNELS", {})
+    monkeypatch.setattr(launching, "KERNELS", {})
     caches.clear()
 
     def run(count: int, most: int, seed: int) -> None:
@@ -483,7 +483,7 @@ def test_batches_compile_nothing_new(name: str, form: str, monkeypatch: pytest.M
     sizes = [1, *(-(-size // num_blocks) for size in (*engine.SIZES, engine.OVERLAP_BLOCKS))]
     for count, most in itertools.product(sizes, (1, 2)):
         run(count, most, 0)
-    stages = {key[1:-1] for key in engine._KERNELS}
+    stages = {key[1:-1] for key in launching.KERNELS}
     compiled = sum(len(cache[0]) for cache in caches.values())
     assert len(stages) <= compiled <= len(sizes) * len(stages)
     for seed, (count, most) in enumerate(itertools.product((2, 3, 16, 17, 127, 129, 500), (1, 2, 3, 5, 8, 16))):

@@ -22,8 +22,9 @@ import triton_engine_cases as cases
 import triton_law_cases as laws
 
 import acceptlib
+from acceptlib import ops
 from acceptlib.engine import backends
-from acceptlib.engine.triton import engine, memory, plans
+from acceptlib.engine.triton import engine, launching, memory, plans
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
@@ -166,11 +167,11 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
         engine.verify(plan, inputs)
     kernels = {key: Compiled() for key, *_ in found}
     device = mock.Mock(get_current_device=lambda: 3, get_current_stream={3: 5}.__getitem__)
-    monkeypatch.setattr(engine, "_KERNELS", kernels)
-    monkeypatch.setattr(engine, "driver", mock.Mock(active=device))
+    monkeypatch.setattr(launching, "KERNELS", kernels)
+    monkeypatch.setattr(launching, "driver", mock.Mock(active=device))
     if how in {"enter", "exit"}:
-        monkeypatch.setattr(getattr(engine.knobs.runtime, f"launch_{how}_hook"), "calls", [print])
-    monkeypatch.setattr(engine, "DIRECT", how != "unknown")
+        monkeypatch.setattr(getattr(launching.knobs.runtime, f"launch_{how}_hook"), "calls", [print])
+    monkeypatch.setattr(launching, "DIRECT", how != "unknown")
     engine.verify(plan, inputs)
     assert len(found) > 1
     for key, grid, _, _, values in found:
@@ -320,6 +321,9 @@ def test_programs_of_the_last_stage_end_together(num_requests: int, resident: in
     assert makespan(40, num_requests, resident, engine.programs_of(40, num_requests, resident)) == best
 
 
+SMALL, _, LARGE = cases.EVERY_SIZE
+
+
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 @pytest.mark.parametrize(
     ("strategy", "arguments", "by_law"),
@@ -370,9 +374,92 @@ class Odds(acceptlib.AcceptanceStrategy):
         return p - q / (1.0 - q)
 
 
+class Distance(Odds):
+    """Another, whose weights are where the draft alone has mass, too."""
+
+    name = "distance"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return ops.abs(p - q)
+
+
+class Swapped(Odds):
+    """Another, whose weights are there alone."""
+
+    name = "swapped"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return -2.0 * (p - q)
+
+
+class Added(Odds):
+    """Another, whose weights are where either has mass."""
+
+    name = "added"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return p - -0.5 * q
+
+
+class Beside(Odds):
+    """Another, whose weights are where the draft has no more than a half."""
+
+    name = "beside"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return ops.where(p - q <= -0.5, 0.0, 1.0)
+
+
+class Again(Odds):
+    """Another, of which only the drafted token has a weight wherever it is."""
+
+    name = "again"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value, is_drafted: Value) -> Value:
+        """Return the weight of each entry."""
+        return ops.where(is_drafted, 0.5, p) - q
+
+
 def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
-    rules, _ = plans.bound(Odds().plan, torch.device("cpu"))
-    assert not rules["keeps_target"]
+    for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Again()):
+        rules, _ = plans.bound(strategy.plan, torch.device("cpu"))
+        assert rules["keeps_target"] == (strategy.name == "again")  # where the draft is certain of that token
+        assert not rules["within_target"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampling", "sizes", "lists"),
+    [
+        ("rejection", {"top_k": 3}, LARGE, True),
+        ("lenience", {"min_p": 0.1}, LARGE, True),
+        ("typical", {"top_k": 3, "top_p": 0.5}, LARGE, True),
+        ("rejection", {"top_k": 3}, SMALL, False),  # where it would take longer
+        ("rejection", {"top_p": 0.5}, LARGE, False),  # which may keep many entries
+        ("rejection", {}, LARGE, False),
+        ("cautious", {"top_k": 3}, LARGE, False),  # whose drafted token may have a weight wherever it is
+        ("block", {"top_k": 3}, LARGE, False),  # whose masses take whole rows
+    ],
+)
+def test_a_draw_goes_through_what_is_listed_of_a_row(
+    strategy: str, sampling: dict[str, Any], sizes: engine.Sizes, *, lists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where little is kept of it and nothing else may have a weight."""
+    monkeypatch.setattr(engine, "SIZES", sizes)
+    found: list[bool] = []
+    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append(key[0].lists))
+    logits = torch.zeros(2, 4, 6 * 4096)
+    given = {"target_logits": logits, "draft_logits": logits[:, :3], "sampling": acceptlib.SamplingParams(**sampling)}
+    engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
+    assert {*found} == {lists}
 
 
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

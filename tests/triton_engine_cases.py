@@ -20,6 +20,7 @@ from unittest import mock
 import quick_interpreter
 import torch
 import triton
+import triton.language as tl
 from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -29,7 +30,8 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
-from acceptlib.engine.triton import engine, forms, memory, stages
+from acceptlib.engine.triton import call as engine_call
+from acceptlib.engine.triton import engine, forms, listed, memory, stages
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
@@ -78,6 +80,7 @@ MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium ba
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
+    "filtered-ends": ("likeliest",),
     "min-p": ("typical",),  # whose sums come after the laws
     "top-p": ("typical",),  # likewise
     "bad-draft-parameters": ("typical",),  # which reads no draft
@@ -472,6 +475,13 @@ def filtered(
     other = acceptlib.SamplingParams(top_p=0.8)
     of_mass = acceptlib.SamplingParams(temperature=0.9, top_p=1 - request * 0.3)
     forbidden = ((target_mask[..., None] >> torch.arange(32)) & 1).flatten(-2)[..., :vocab_size] == 0
+    # Nothing is kept of the first sub-block, r is the lowest or the highest, one request has nothing left, and one as
+    # much in several sub-blocks.
+    behind = logits - 20.0 * (torch.arange(vocab_size) < 40)
+    behind[1, :, [70, 75, 90, 97, 99]] = 20.0
+    beside = behind[:, :most].clone()
+    beside[1] = beside[1].roll(-1, -1)
+    outermost = acceptlib.Uniforms(accept=torch.zeros(num_requests, most, dtype=torch.float64), emit=-(request % 2))
     infinite = logits.where(~forbidden | (request[:, None, None] > 0), math.inf)  # forbidden: raw rows have no softmax
     shared = {"ids": ids, "target_logits": logits, "draft_logits": draft}
     constrained = acceptlib.SamplingParams(
@@ -484,6 +494,13 @@ def filtered(
     return {
         "filtered": {**shared, "sampling": several},
         "filtered-target": {**shared, "sampling": several, "draft_sampling": acceptlib.SamplingParams()},
+        "filtered-ends": {
+            "ids": torch.where(request[:, None] < 2, 0, behind[:, :most].argmax(-1)),
+            "target_logits": behind,
+            "draft_logits": beside,
+            "sampling": acceptlib.SamplingParams(top_k=5),
+            "uniforms": outermost,
+        },
         "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
         "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
         "min-p-target": {
@@ -595,6 +612,7 @@ def shrink() -> None:
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     for name in engine.TUNINGS:
         setattr(engine, name, getattr(engine, name)._replace(emit_block=128))
+    listed.WEIGHED = tl.constexpr(1)
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
@@ -721,6 +739,8 @@ def main(mode: str, path: str) -> None:
         if sizes == FILTERED_SHAPE:
             shrink_further()
         for call, arguments in calls(sizes).items():
+            # Of a row's four sub-blocks top-k lists all, min-p alone only those that hold what is kept.
+            engine_call.MOST_LISTED = 1 if call == "min-p" else 4
             for name, strategy in strategies().items():
                 if goes_through(name, sizes, call):
                     # A medium batch has little that a small or a large one has not.

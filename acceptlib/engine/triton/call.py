@@ -6,6 +6,9 @@ from typing import Any
 
 from acceptlib.engine.triton import laws, search
 
+MOST_LISTED = 256
+"""Sub-blocks that a draw goes through, at most: a program has as many threads."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call:
@@ -22,6 +25,7 @@ class Call:
     forgive: Any
     residual: Any
     keeps_target: bool
+    within_target: bool
     sums: tuple[Any, ...]
     top_k: int
     window: int
@@ -91,6 +95,18 @@ class Call:
     def filters(self) -> bool:
         """Whether some rows are filtered."""
         return any(self.filtered)
+
+    @cached_property
+    def lists(self) -> bool:
+        """Whether a draw goes through what is listed of a row alone, where that is little: slower for few requests."""
+        few = self.filtered[0] and not self.collects[0]
+        known = self.within_target and self.mass_scalar < 0 and not self.given_probs
+        return few and known and self.draws and self.loops
+
+    @property
+    def most_listed(self) -> int:
+        """Sub-blocks that such a draw goes through, at most."""
+        return min(MOST_LISTED, self.tile * search.LISTED.value)
 
     @cached_property
     def joins(self) -> bool:

@@ -1,4 +1,4 @@
-"""A draw from the target's row, by its law alone.
+"""The weights of a draw; and a draw from the target's row, by its law alone.
 
 Where the weights of a draw are the target's own probabilities, the sums that its law is combined from tell which block
 the draw falls into, and that block alone is read again. After a rejected one-hot draft the drafted token alone has
@@ -21,6 +21,18 @@ FOUR = tl.constexpr(4)
 FEWEST = tl.constexpr(1 << 34)
 """Units of all weights, 2^-44 of the largest each, below which they are taken in units of what is left: what was taken
 out of a sum may have been nearly all of it."""
+
+
+@triton.jit
+def weigh(raw, from_target, row, request, CALL: tl.constexpr):
+    """Return entry numbers, p, q and the draw's weights of a loaded block, in its shape."""
+    entry, p, q, is_drafted = reduce.elements(raw, row, request, CALL)
+    weights = p
+    if CALL.residual is not None:
+        numbers = (p, q, is_drafted) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
+        weights = tl.where(from_target, p, call(CALL.residual, numbers, tl.float32))
+    # NaN stays, for the row's mass to tell.
+    return entry, p, q, tl.where((weights <= 0) | (entry >= request.vocab_size), 0.0, weights)
 
 
 @triton.jit

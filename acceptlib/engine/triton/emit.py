@@ -14,8 +14,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, draw, laws, partials, random, reduce, rows
-from acceptlib.engine.triton.binding import call
+from acceptlib.engine.triton import counters, decide, draw, laws, listed, partials, random, reduce, rows
 from acceptlib.engine.triton.rows import DROP, KEEP, TARGET
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
 
@@ -80,10 +79,13 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         row, parts = draw.open_row(stop, length, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
     else:
-        row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
+        sub_blocks = ()
+        if CALL.lists:
+            sub_blocks = listed.load(stop, request, CALL)
+        row = weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL)
         if partials.finishes(grid, request, CALL):
-            sums = partials.load_sums(partials_ptr, grid, request, CALL)
-            finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
+            found = sub_blocks if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)
+            finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL)
 
 
 @triton.jit
@@ -128,7 +130,7 @@ def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr
             if number % tl.num_programs(2) == tl.program_id(2):
                 sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
-                    weigh_row(position, length, grid, (), request, sums_ptr, CALL)
+                    weigh_row(position, length, grid, (), (), request, sums_ptr, CALL)
                 if (position > wanted.first) & (position < length):
                     if counters.arrive(arrived_ptr + position, grid.num_programs):
                         # None has left the row out unless a later one is accepted by now.
@@ -170,9 +172,11 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexpr):
-    """Store the partial results of some blocks of one row; return the row."""
+def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL: tl.constexpr):
+    """Store the partial results of some blocks of one row, unless it is to be drawn from a list; return the row."""
     program, num_programs, num_blocks = grid
+    if CALL.lists:
+        program = tl.where(sub_blocks.number < 0, program, num_blocks)  # beyond the row
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_block(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
@@ -190,6 +194,8 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
         idle = idle & is_bonus
     if CALL.awaits:
         idle = idle | (program == num_programs)
+    if CALL.lists:
+        idle = idle | (sub_blocks.number >= 0)
     w_mass = tl.zeros((CALL.emit_block // 4,), tl.float32)
     p_mass = w_mass
     q_mass = w_mass
@@ -241,7 +247,7 @@ def in_parts(numbers, CALL: tl.constexpr):
 @triton.jit
 def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr, CALL: tl.constexpr):
     """Store what the draw needs of a loaded block; return sums of fours of the draw's weights, p and q, [BLOCK/4]."""
-    _, p, q, weights = weigh(raw, from_target, row, request, CALL)
+    _, p, q, weights = draw.weigh(raw, from_target, row, request, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.recovered == "argmax":
         in_runs = tl.reshape(weights, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run])
@@ -263,18 +269,6 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
 
 
 @triton.jit
-def weigh(raw, from_target, row, request, CALL: tl.constexpr):
-    """Return entry numbers, p, q and the draw's weights of a loaded block, [BLOCK]."""
-    entry, p, q, is_drafted = reduce.elements(raw, row, request, CALL)
-    weights = p
-    if CALL.residual is not None:
-        numbers = (p, q, is_drafted) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
-        weights = tl.where(from_target, p, call(CALL.residual, numbers, tl.float32))
-    # NaN stays, for the row's mass to tell.
-    return entry, p, q, tl.where((weights <= 0) | (entry >= request.vocab_size), 0.0, weights)
-
-
-@triton.jit
 def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL: tl.constexpr):
     """Draw one request's token, write its result, and leave the counters as they were.
 
@@ -287,6 +281,12 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     if CALL.draws_by_law:
         token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, bits_of(request, CALL), request, CALL)
         token = tl.where(kind.known, row.target_law.argmax, token)
+    elif CALL.lists:
+        if found.number < 0:
+            sums = partials.load_sums(partials_ptr, grid, request, CALL)
+            token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, sums, CALL)
+        else:
+            token, row_fault = listed.draw_listed(stop, kind, row, found, bits_of(request, CALL), request, CALL)
     else:
         token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
     if CALL.has_bonus:
@@ -343,7 +343,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                 for number in range(num_blocks * CALL.emit_parts):
                     entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
                     raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
-                    _, _, _, weights = weigh(raw, from_target, row, request, CALL)
+                    _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
                     part = tl.sum(fixed(weights), 0)
                     parts = tl.where(index == number, part, parts)
                     total += part
@@ -370,7 +370,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
             unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
             invalid = invalid | ((tl.abs(p_mass) < float("inf")) == 0)
         row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
-        entry, _, _, weights = weigh(raw, from_target, row, request, CALL)
+        entry, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
         token = found.to(tl.int64) * CALL.emit_part + tl.sum(
             (tl.cumsum(fixed(weights), 0) <= r - taken).to(tl.int32), 0
         )

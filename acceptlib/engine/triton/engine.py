@@ -1,18 +1,15 @@
-"""The Triton engine: what it can run, how a call is sized for its batch, and the launches of its stages."""
+"""The Triton engine: what it can run, and how a call is sized for its batch and run in stages."""
 
 import functools
 import itertools
 from typing import Any, NamedTuple
 
 import torch
-import triton
-from triton import knobs
-from triton.runtime import driver
 
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
-from acceptlib.engine.triton.kernel import verify_kernel
+from acceptlib.engine.triton.launching import Launch, all_compiled, launch, put_addresses
 from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
 from acceptlib.engine.triton.plans import Rules, bound, unknown
@@ -77,7 +74,10 @@ LARGE_ONE = LARGE._replace(reduce_registers=64, emit_parts=4)
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_MIN_P = LARGE._replace(reduce_warps=4, reduce_registers=96)
+LARGE_FILTERED = LARGE._replace(emit_registers=128)
+"""The same of two models under top-k or min-p, which leave little to read in the last stage."""
+
+LARGE_MIN_P = LARGE_FILTERED._replace(reduce_warps=4, reduce_registers=96)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
 LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, thirds=True, shares=3)
@@ -97,7 +97,7 @@ MEDIUM = LARGE._replace(
 
 TUNINGS = (
     *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
-    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
+    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_FILTERED", "LARGE_MIN_P", "LARGE_MASSES"),
 )
 """Names of all of these."""
 
@@ -182,29 +182,13 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
     if num_blocks < SIZES.large:
         return MEDIUM
     models = (target,) if draft is None else (target, draft)
-    if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
+    filters = {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)}
+    if filters == {"min_p"}:
         return LARGE_MIN_P
     if target.dtype != torch.float32:
         return LARGE_HALF
-    return LARGE_ONE if draft is None else LARGE
-
-
-POINTERS = tuple(place for place, name in enumerate(verify_kernel.arg_names) if name.endswith("_ptr"))
-"""Places of the kernel's arguments that are tensors, or None."""
-
-
-DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
-"""Whether compiled stages may be launched as this Triton's own launch does it, which later ones may do otherwise."""
-
-
-class Launch(NamedTuple):
-    """One launch of the kernel: what it is compiled for, its grid, warps, registers at most, and first position."""
-
-    key: tuple[Any, ...]
-    grid: tuple[int, int, int]
-    warps: int
-    registers: int
-    first: int
+    of_two = LARGE_FILTERED if filters & {"top_k", "min_p"} else LARGE
+    return LARGE_ONE if draft is None else of_two
 
 
 class Schedule(NamedTuple):
@@ -367,10 +351,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     ]
-    if all(_KERNELS.get(stage.key) for stage in launches):
-        for place in POINTERS:  # of a tensor, a launch would ask the driver whose memory it is
-            if arguments[place] is not None:
-                arguments[place] = arguments[place].data_ptr()
+    if all_compiled(launches):
+        put_addresses(arguments)
     try:
         for key, grid, warps, registers, first in launches:
             launch(key, grid, warps, registers, (*arguments, first, num_programs))
@@ -380,42 +362,6 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         out.raw_logprobs.copy_(out.logprobs.detach())
     return out
-
-
-_KERNELS: dict[tuple[Any, ...], Any] = {}
-
-
-def launch(
-    key: tuple[Any, ...],
-    grid: tuple[int, int, int],
-    warps: int,
-    registers: int,
-    arguments: tuple[Any, ...],
-) -> None:
-    """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
-
-    Of `arguments`, None stands for a tensor that the call does not have. Once compiled, addresses do for tensors.
-    """
-    *_, first, _, overlap = key
-    kernel = _KERNELS.get(key)
-    if kernel is not None:
-        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler's
-            kernel[grid](*arguments, *key)
-        else:  # the same without what hooks would be told of the launch, which takes Python longer than the rest
-            stream = driver.active.get_current_stream(driver.active.get_current_device())
-            kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments, *key)
-        return
-    # A null pointer has no type to compile for, and none matters.
-    _KERNELS[key] = verify_kernel[grid](
-        *(arguments[0] if argument is None else argument for argument in arguments),
-        *key,
-        num_warps=warps,
-        # The weights' bits are part of the specification: a contracted a * b - c would change them.
-        enable_fp_fusion=False,
-        **({"launch_pdl": not first} if overlap else {}),
-        **({"maxnreg": registers} if registers and torch.version.hip is None else {}),
-    )
 
 
 @functools.cache

@@ -32,6 +32,9 @@ WIDTH = tl.constexpr(32)
 LAW_WORDS = tl.constexpr(8)
 """Words of the law of a filtered row."""
 
+NUM_LISTED = tl.constexpr(13)
+"""Half of a word of the law of a filtered row: how many sub-blocks are listed that hold what is kept; -1 if not all."""
+
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 """Above the key of any logit; `logit_of` makes a NaN of it."""
 

@@ -1,6 +1,7 @@
 """What of a plan the kernel is compiled for: its rules as Triton functions, and what they read."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,7 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
         forgive=bind_if(plan.forgive, names("after")),
         residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
         keeps_target=_keeps_target(plan),
+        within_target=_within_target(plan),
         sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in _sums(plan).values()),
         top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
         window=traits.window,
@@ -141,9 +143,48 @@ def _keeps_target(plan: Plan) -> bool:
         values = {**plan.constants, "p": p, "q": q, "is_drafted": q > 0}
         return call(plan.residual, values, {})
 
+    return _holds(lambda: weight(entry, q=0.0) is entry and weight(0.0, q=1.0) <= 0)
+
+
+class _AtMostZero:
+    """Stands for a number of which that is all that is known."""
+
+    def __le__(self, other: Value) -> bool:
+        return other >= 0 or NotImplemented
+
+
+class _AtLeastZero:
+    """Stands for an entry of the draft's row."""
+
+    def __mul__(self, other: Value) -> Value:
+        return self if isinstance(other, int | float) and other >= 0 else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: Value) -> Value:
+        return _AtMostZero() if isinstance(other, int | float) and other <= 0 else NotImplemented
+
+
+def _within_target(plan: Plan) -> bool:
+    """Return whether an entry without probability under the target has no weight, whatever the draft gives it.
+
+    Rules that read more are not looked into.
+    """
+    if plan.residual is None:
+        return True
+
+    def weight(*, is_drafted: bool) -> Value:
+        values = {**plan.constants, "p": 0.0, "q": _AtLeastZero(), "is_drafted": is_drafted}
+        return call(plan.residual, values, {})
+
+    return _holds(lambda: weight(is_drafted=False) <= 0 and weight(is_drafted=True) <= 0)
+
+
+def _holds(condition: Callable[[], Value]) -> bool:
+    """Return whether a condition on what stands for entries holds, and does not fail for what it cannot know."""
     with np.errstate(all="ignore"):
         try:
-            return weight(entry, q=0.0) is entry and bool(weight(0.0, q=1.0) <= 0)
+            return bool(condition())
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             return False
 

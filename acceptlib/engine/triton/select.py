@@ -105,6 +105,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
         least = at_least(tl.load(model.min_p_ptr))
     cut = tl.full((), float("-inf"), tl.float32)
     first = tl.full((), 0, tl.int64)
+    number = tl.full((), -1, tl.int32)
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
         row = Reduced(position, num_blocks, model, maximum, factor)
         filters = Filters(top_k, top_p, target, least)
@@ -128,11 +129,13 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                     cut, first, normaliser = search_row(row, low, count, few, total, filters, CALL, MODEL)
             else:
                 cut, normaliser = weigh(row, num_sub_blocks, least, CALL, MODEL)
+            number = tl.where(num_sub_blocks <= CALL.most_listed, num_sub_blocks, -1)
     tl.store(numbers_ptr, maximum)
     tl.store(numbers_ptr + 1, normaliser)
     tl.store(ids_ptr + 2, tl.sum(law.argmax, 0))
     tl.store(numbers_ptr + 3, cut)
     tl.store(ids_ptr + 4, first.to(tl.int32))
+    tl.store(ids_ptr + laws.NUM_LISTED, number)
 
 
 @triton.jit
