@@ -25,6 +25,7 @@ from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.benchmarks import measure
 from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS, Peer, vllm
+from acceptlib.benchmarks.timing import How
 from acceptlib.benchmarks.workloads import Batch, Workload
 from acceptlib.cli.format import write_whole
 from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
@@ -62,6 +63,7 @@ class Case:
         goals: Times the peer's speed, for `SHAPES`.
         beside: Another path, whose time this one's is compared with.
         most: What it should be of that, at most.
+        how: How both are timed.
     """
 
     strategy: Callable[[], AcceptanceStrategy]
@@ -70,6 +72,7 @@ class Case:
     goals: tuple[float, ...] = ()
     beside: str = ""
     most: float = 0.0
+    how: How = "graph"
 
 
 def named(name: str) -> Callable[[], AcceptanceStrategy]:
@@ -166,17 +169,30 @@ PATHS: Final = {
     "probabilities, FlashInfer's function, seeds given": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=True))
     ),
-    # In a captured graph a generator draws streams on the device, for the engine as for a drop-in.
+    # In a captured graph a generator draws streams on the device, for the engine as for a drop-in. Eager calls derive
+    # them from its state.
     "probabilities, streams from a generator": Case(
         named("rejection"), {"kind": "probs"}, through(from_a_generator, "from a generator")
     ),
     "probabilities, FlashInfer's function": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))
     ),
+    "probabilities, FlashInfer's function, eager calls": Case(
+        named("rejection"),
+        {"kind": "probs"},
+        through(functools.partial(flashinfer_dropin, seeded=False)),
+        how="queue",
+    ),
     "probabilities, vLLM V0's rejection sampler": Case(
         named("rejection"),
         {"kind": "probs", "counts": True},
         through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.RejectionSampler)),
+    ),
+    "probabilities, vLLM V0's rejection sampler, eager calls": Case(
+        named("rejection"),
+        {"kind": "probs", "counts": True},
+        through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.RejectionSampler)),
+        how="queue",
     ),
     # Its rule differs from the strategy's in a guard of the logarithm. It counts, for which all rows are read.
     "probabilities, vLLM V0's typical sampler": Case(
@@ -217,7 +233,7 @@ def main() -> None:
                 num_requests=num_requests, num_draft_tokens=length, vocab_size=given.vocab_size, **path.workload
             )
             peers = [path.peer] if path.peer is not None and path.peer.missing() is None else []
-            for row in measure.run(workload, {path.strategy().name: path.strategy}, peers, device):
+            for row in measure.run(workload, {path.strategy().name: path.strategy}, peers, device, path.how):
                 row.path = name
                 print(
                     f"{name}, B = {row.B}, K = {row.K}, {row.name}: {row.microseconds}",

@@ -50,12 +50,11 @@ def report(
     row: Row,
     calls: Sequence[timing.Call],
     floor: Sequence[timing.Call],
-    *,
-    replays: bool,
+    how: timing.How,
 ) -> None:
     """Time the first call with pytest-benchmark, and say what all of them achieved."""
     benchmark.group = str(workload)
-    measure.fill_times(row, calls, floor, DEVICE, replays=replays)
+    measure.fill_times(row, calls, floor, DEVICE, how)
     benchmark.extra_info |= {
         "tau": row.mean_emitted,
         "gpu_microseconds": row.microseconds if DEVICE.type == "cuda" else None,
@@ -73,7 +72,7 @@ def test_strategy(benchmark: Any, workload: Workload, name: str) -> None:
     """Every strategy; a wrong result fails before it is timed."""
     row = Row.of(workload, name)
     calls, floor = measure.examine(row, acceptlib.create(name), batches_of(workload))
-    report(benchmark, workload, row, calls, floor, replays=row.backend == "triton")
+    report(benchmark, workload, row, calls, floor, "graph" if row.backend == "triton" else "turns")
 
 
 @pytest.mark.parametrize(
@@ -88,4 +87,5 @@ def test_strategy(benchmark: Any, workload: Workload, name: str) -> None:
 def test_peer(benchmark: Any, workload: Workload, name: str) -> None:
     """Every library that is installed and takes the workload."""
     peer, row = PEERS[name], Row.of(workload, name, peer=True)
-    report(benchmark, workload, row, measure.examine_peer(row, peer, batches_of(workload)), [], replays=peer.replays)
+    calls = measure.examine_peer(row, peer, batches_of(workload))
+    report(benchmark, workload, row, calls, [], "graph" if peer.replays else "turns")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import math
 import os
 import re
 import subprocess
@@ -12,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -441,6 +444,48 @@ class TestCommand:
     def test_refused(self, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(measure, "run", lambda *_: pytest.fail("something ran"))
         assert message in run(*arguments, code=2).stderr
+
+
+class Queue:
+    """A device that a host fills at once or not, in fake seconds: it stands for `torch.cuda`."""
+
+    def __init__(self, filled_after: float, call: float) -> None:
+        """Take how long the host takes to fill it, and the device for a call."""
+        self.filled_after, self.call = filled_after, call
+        self.held, self.calls = 0.0, 0
+
+    device = staticmethod(contextlib.nullcontext)
+
+    def synchronize(self) -> None:
+        """Be done."""
+
+    def _sleep(self, cycles: int) -> None:
+        self.held = cycles / timing.CYCLES
+
+    def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - torch's name
+        """Return an event that has come if the device was not held for long enough."""
+        assert enable_timing
+        event = mock.Mock()
+        event.query = lambda: self.held < self.filled_after
+        event.record.side_effect = lambda: setattr(event, "calls", self.calls)
+        waited = lambda: self.filled_after if event.query() else 0.0  # noqa: E731
+        event.elapsed_time = lambda end: 1e3 * ((end.calls - event.calls) * self.call + waited())
+        return event
+
+
+def test_queued_calls_are_timed_where_the_device_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(filled_after=0.003, call=5e-6)
+    monkeypatch.setattr(timing.torch, "cuda", queue)
+
+    def call() -> None:
+        queue.calls += 1
+
+    time = timing.queued([call, call, call], torch.device("cuda"))
+    assert time.median == pytest.approx(5.0)
+    assert time.spread == pytest.approx(0.0, abs=1e-9)
+    queue.filled_after = math.inf
+    with pytest.raises(RuntimeError, match="wait for the device"):
+        timing.queued([call], torch.device("cuda"))
 
 
 def test_figure_of_times() -> None:

@@ -16,6 +16,8 @@ import torch
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, VerifyResult
+from acceptlib.benchmarks import measure, timing, workloads
+from acceptlib.benchmarks.workloads import Workload
 
 pytest.importorskip("triton", reason="without Triton there are no fused kernels")
 
@@ -355,6 +357,16 @@ def test_streams_do_not_meet(name: str, lends: bool) -> None:  # noqa: FBT001
     torch.cuda.synchronize()
     for one, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
         assert torch.equal(one, other)
+
+
+def test_calls_in_a_queue_are_timed_as_in_a_graph() -> None:
+    """A launch of its own for each call costs the device little, and the host's time is not in it."""
+    batch = workloads.make(Workload(num_requests=64, kind="probs"), "cuda")
+    call = measure.step(acceptlib.create("rejection"), batch)
+    in_graph, in_queue = (clock([call], batch.device).median for clock in (timing.replayed, timing.queued))
+    host = timing.host(call, batch.device)
+    assert host is not None
+    assert 0.8 * in_graph < in_queue < min(1.5 * in_graph, host)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

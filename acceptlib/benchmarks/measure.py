@@ -16,7 +16,7 @@ import torch
 
 from acceptlib.benchmarks import gate, timing, workloads
 from acceptlib.benchmarks.peers import Peer
-from acceptlib.benchmarks.timing import Reads
+from acceptlib.benchmarks.timing import How, Reads
 from acceptlib.benchmarks.workloads import Batch, Workload
 from acceptlib.engine import backends
 from acceptlib.inputs import prepare
@@ -41,7 +41,8 @@ class Row:
         acceptance: Level of the workload.
         source: Of the rows.
         backend: Engine that ran it.
-        microseconds: Median time of a call: on a GPU in a replayed CUDA graph, on a CPU eagerly.
+        microseconds: Median time of a call: on a GPU in a replayed CUDA graph, if nothing else is said, on a CPU
+            eagerly.
         spread: Distance between its quartiles.
         host_microseconds: Time that an eager call keeps the host of a GPU busy.
         rows_read: Rows that the step has to read of each request.
@@ -105,6 +106,7 @@ def run(
     strategies: Mapping[str, Make],
     peers: Sequence[Peer],
     device: torch.device,
+    how: How = "graph",
 ) -> Iterator[Row]:
     """Yield a row for each strategy and each peer that runs the workload.
 
@@ -115,6 +117,7 @@ def run(
         strategies: What makes each strategy, by name; it may fail, as third parties' code may.
         peers: Other libraries.
         device: Where.
+        how: How calls on a GPU are timed where they never wait for it; others are in turns.
     """
     batches = batches_of(workload, device)
     for name, make in strategies.items():
@@ -122,8 +125,8 @@ def run(
         try:
             strategy = make()
             calls, floor = examine(row, strategy, batches)
-            # The engine in torch may wait for the device, which a CUDA graph cannot.
-            fill_times(row, calls, floor, device, replays=row.backend == "triton")
+            # The engine in torch may wait for the device.
+            fill_times(row, calls, floor, device, how if row.backend == "triton" else "turns")
         except Exception as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
             row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
         yield row
@@ -131,7 +134,8 @@ def run(
         if peer.unsupported(workload, device) is None:
             row = Row.of(workload, peer.label[workload.kind], peer=True)
             try:
-                fill_times(row, examine_peer(row, peer, batches), [], device, replays=peer.replays)
+                calls = examine_peer(row, peer, batches)
+                fill_times(row, calls, [], device, how if peer.replays else "turns")
             except Exception as error:  # noqa: BLE001 - as above
                 row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
             yield row
@@ -241,10 +245,10 @@ def examine_peer(row: Row, peer: Peer, batches: Sequence[Batch]) -> list[timing.
 
 
 def fill_times(
-    row: Row, calls: Sequence[timing.Call], floor: Sequence[timing.Call], device: torch.device, *, replays: bool
+    row: Row, calls: Sequence[timing.Call], floor: Sequence[timing.Call], device: torch.device, how: How
 ) -> None:
     """Time calls beside their read floor; arguments as for `timing.beside`."""
-    time, least = timing.beside(calls, floor, device, replays=replays)
+    time, least = timing.beside(calls, floor, device, how)
     row.microseconds, row.spread = time.median, time.spread
     row.read_floor = None if least is None else least.median
     row.host_microseconds = timing.host(calls[0], device)

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
@@ -14,6 +14,8 @@ from acceptlib.benchmarks.workloads import Batch
 from acceptlib.strategy import AcceptanceStrategy
 
 Call = Callable[[], Any]
+How: TypeAlias = Literal["graph", "queue", "turns"]
+"""How calls on a GPU are timed: in a graph, eagerly while they wait in its queue, or each from the host."""
 
 SECONDS: Final = 0.4
 """Time spent on one measurement, more or less."""
@@ -27,7 +29,13 @@ SET_BYTES: Final = 200_000_000
 MIN_SETS: Final = 4
 
 GRAPH_CALLS: Final = 16
-"""Calls in a graph, at least: starting one takes the device some microseconds."""
+"""Calls in a graph, or in a queue, at least: starting one takes the device some microseconds."""
+
+CYCLES: Final = 2e9
+"""Of a GPU in a second, more or less."""
+
+LONGEST: Final = 2.0
+"""Seconds that a GPU is held for, while the host fills its queue, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ def in_turns(calls: Sequence[Call], device: torch.device, seconds: float = SECON
 
 def replayed(calls: Sequence[Call], device: torch.device) -> Time:
     """Time calls in a CUDA graph that goes through all of them, per call."""
-    calls = [*calls] * -(-GRAPH_CALLS // len(calls))
+    calls = _enough(calls)
     with torch.cuda.device(device):
         for call in calls:
             call()  # compiles
@@ -151,20 +159,58 @@ def replayed(calls: Sequence[Call], device: torch.device) -> Time:
     return Time.of(rounds[REPLAYS // 10 :])
 
 
-def beside(
-    calls: Sequence[Call], others: Sequence[Call], device: torch.device, *, replays: bool
-) -> tuple[Time, Time | None]:
+def queued(calls: Sequence[Call], device: torch.device) -> Time:
+    """Time eager calls that wait in a GPU's queue, so that it never waits for the host, per call.
+
+    Raises:
+        RuntimeError: A call waits for the device.
+    """
+    calls = _enough(calls)
+    hold: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 - what torch's own tests hold a device with
+    rounds: list[float] = []
+    with torch.cuda.device(device):
+        for call in calls:
+            call()  # compiles
+        seconds = 1e-3
+        while len(rounds) < REPLAYS:
+            torch.cuda.synchronize()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            hold(int(seconds * CYCLES))
+            start.record()
+            for call in calls:
+                call()
+            end.record()
+            began = start.query()  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+            if not began:
+                rounds.append(start.elapsed_time(end) * 1e3 / len(calls))
+            elif seconds < LONGEST:
+                seconds *= 2
+            else:
+                msg = f"expected calls that the host can queue within {LONGEST} s, and one seems to wait for the device"
+                raise RuntimeError(msg)
+    return Time.of(rounds[REPLAYS // 10 :])
+
+
+def _enough(calls: Sequence[Call]) -> list[Call]:
+    """Return calls several times over, as many as are timed together."""
+    return [*calls] * -(-GRAPH_CALLS // len(calls))
+
+
+def beside(calls: Sequence[Call], others: Sequence[Call], device: torch.device, how: How) -> tuple[Time, Time | None]:
     """Time calls on different inputs, and others beside them.
 
     Args:
         calls: One an input.
         others: The same of something to compare with, or none.
         device: Where they run.
-        replays: Whether a CUDA graph can hold the calls. On a CPU, and without a graph, the first of each are timed.
+        how: How a GPU's calls are timed. On a CPU, and in turns, the first of each are.
     """
     if device.type == "cuda":
         other = replayed(others, device) if others else None
-        return replayed(calls, device) if replays else in_turns(calls[:1], device)[0], other
+        if how == "turns":
+            return in_turns(calls[:1], device)[0], other
+        return replayed(calls, device) if how == "graph" else queued(calls, device), other
     times = in_turns([calls[0], *others[:1]], device)
     return times[0], times[1] if others else None
 
