@@ -20,11 +20,14 @@ pytest.importorskip("triton")
 
 import triton_engine_cases as cases
 import triton_law_cases as laws
+from triton.compiler import ASTSource
 
 import acceptlib
 from acceptlib import ops
 from acceptlib.engine import backends
+from acceptlib.engine.triton import call as calls
 from acceptlib.engine.triton import engine, launching, memory, plans
+from acceptlib.engine.triton.kernel import verify_kernel
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
@@ -202,6 +205,22 @@ def test_instances_that_are_alike_share_their_kernels() -> None:
     rules = [plans.bound(plan, torch.device("cpu"))[0] for plan in (first, same, other)]
     assert rules[0] is rules[1]
     assert rules[0] is not rules[2]
+
+
+def test_other_code_finds_no_kernels_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's own key has the kernel's functions and what a call says of itself, but not how the rest follows."""
+    found: list[Any] = []
+    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append(key[0]))
+    call = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
+    engine.verify(acceptlib.create("rejection").plan, call)
+
+    def key() -> str:
+        return str(ASTSource(fn=verify_kernel, signature={}, constexprs={(0,): found[0]}, attrs={}).hash())
+
+    before = key()
+    assert key() == before
+    monkeypatch.setattr(calls, "_sources", lambda: "another version")
+    assert key() != before
 
 
 def test_without_triton_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,23 @@
 """What a kernel is compiled for, and what follows from it."""
 
+import functools
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from acceptlib.engine.triton import laws, search
 
 MOST_LISTED = 256
 """Sub-blocks that a draw goes through, at most: a program has as many threads."""
+
+
+@functools.cache
+def _sources() -> str:
+    """Return what tells versions of this package's code apart."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +94,11 @@ class Call:
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
+
+    @property
+    def cache_key(self) -> str:
+        """By which Triton finds kernels on disk. What follows from the fields, and what rules call, is code to it."""
+        return f"{self!r}-{_sources()}"
 
     @cached_property
     def filtered(self) -> tuple[bool, bool]:
