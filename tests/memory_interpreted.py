@@ -17,15 +17,19 @@ import torch
 import triton_engine_cases as cases
 from triton.runtime.interpreter import GridExecutor
 
+import acceptlib
 from acceptlib import AcceptanceStrategy, Workspace
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine
+from acceptlib.engine.triton.layout import layout_of
 from acceptlib.errors import InputError
 
 SIZES = (3, 2, 40)
 FORMS = ("padded", "ragged-logits")
 STAGES = ("rejection", "block", "fly", "typical", "relaxed", "entropy-scaled")
 """Strategies that between them use every part of a workspace."""
+RUBBISH = (5 << 32) + 5
+"""Of a word, and of its halves: a small number, as how many sub-blocks are listed."""
 GUARD = 32
 """Elements behind a workspace that nothing may touch."""
 
@@ -40,7 +44,8 @@ STRIDES = {
 FAR = ("rows-apart/padded", "rows-apart/ragged", "rows-in-sum/padded", "rows-in-sum/ragged", "entries-apart/padded")
 
 TOO_SMALL = ("too-small/counters", "too-small/words", "too-small/device")
-CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR]
+LISTS = "lists/bad-counts"
+CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR, LISTS]
 
 
 def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
@@ -95,6 +100,32 @@ def too_small(strategy: AcceptanceStrategy, part: str) -> str:
     return "" if f"at least {fits.counters.numel()} counters" in message and got in message else message
 
 
+def lists_of_others(strategy: AcceptanceStrategy) -> str:
+    """Return what is wrong with a row that nobody needs after a call, where a request with bad counts points at it."""
+    num_requests, most, vocab_size = 4, 3, SIZES[2]
+    logits = torch.zeros(most + num_requests, vocab_size)
+    logits[:, 0] = -20.0  # so the first drafted token is rejected, and its request's last row is never looked at
+    workspace = strategy.workspace(num_requests, most, vocab_size, "cpu")
+    workspace.words.fill_(RUBBISH)
+    call = {
+        "ids": torch.zeros(most, dtype=torch.int64),
+        "target_logits": logits,
+        "draft_logits": logits[:most],
+        "cu_num_draft_tokens": torch.tensor([0, 3, 3, 3, 1]),
+        "max_num_draft_tokens": most,
+        "sampling": acceptlib.SamplingParams(top_k=3),
+        "workspace": workspace,
+    }
+    *_, engine.SIZES = cases.EVERY_SIZE
+    with mock.patch.object(engine, "launch", side_effect=engine.launch) as launch:
+        cases.run(engine.verify, strategy, call)
+    (compiled_for, *_), *_, arguments = launch.call_args.args
+    layout = layout_of.fn(num_requests * most, most, num_requests, *arguments[-4:-2], compiled_for)
+    row = workspace.words[layout.cuts + most * layout.cut_words :][: layout.cut_words]
+    written = int((row != RUBBISH).sum())
+    return f"{written} words are written" if written else "" if compiled_for.lists else "nothing is drawn from lists"
+
+
 def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path) -> str:
     """Return what is wrong with a call whose rows lie far apart, in files of which only what is touched exists."""
     _, most, _ = SIZES
@@ -135,6 +166,7 @@ def main(_mode: str, path: str) -> None:
         setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=32))
     strategies = cases.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
+    found[LISTS] = lists_of_others(strategies["rejection"])
     found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}
     # The interpreter copies every storage onto itself after a call, and would touch all of it.
     with mock.patch.object(GridExecutor, "_restore_args_dev"):

@@ -81,7 +81,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     else:
         sub_blocks = ()
         if CALL.lists:
-            sub_blocks = listed.load(stop, request, CALL)
+            sub_blocks = listed.load(stop, fault, request, CALL)
         row = weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL)
         if partials.finishes(grid, request, CALL):
             found = sub_blocks if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)

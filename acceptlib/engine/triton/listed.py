@@ -27,11 +27,12 @@ class Listed(NamedTuple):
 
 
 @triton.jit
-def load(stop, request, CALL: tl.constexpr):
-    """Return what is listed of the target's row at the stop."""
+def load(stop, fault, request, CALL: tl.constexpr):
+    """Return what is listed of the target's row at the stop; nothing if bad counts may make it another request's."""
     _, ids_ptr, _ = laws.law_pointers(request.target, stop)
     list_ptr = list_of(request.target, stop, request.num_blocks, CALL).sub_blocks_ptr + tl.arange(0, CALL.most_listed)
-    return Listed(tl.load(list_ptr, cache_modifier=".cg"), tl.load(ids_ptr + laws.NUM_LISTED, cache_modifier=".cg"))
+    number = tl.load(ids_ptr + laws.NUM_LISTED, cache_modifier=".cg")
+    return Listed(tl.load(list_ptr, cache_modifier=".cg"), tl.where(fault == 0, number, -1))
 
 
 @triton.jit
