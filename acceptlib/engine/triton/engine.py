@@ -9,7 +9,7 @@ import torch
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
-from acceptlib.engine.triton.launching import Launch, all_compiled, launch, put_addresses
+from acceptlib.engine.triton.launching import Launch, launch, put_addresses
 from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
 from acceptlib.engine.triton.plans import Rules, bound, unknown
@@ -351,8 +351,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         num_blocks,
         num_emit_blocks,
     ]
-    if all_compiled(launches):
-        put_addresses(arguments)
+    put_addresses(arguments, launches)
     try:
         for key, grid, warps, registers, first in launches:
             launch(key, grid, warps, registers, (*arguments, first, num_programs))

@@ -29,16 +29,15 @@ class Launch(NamedTuple):
     first: int
 
 
-def all_compiled(launches: tuple[Launch, ...]) -> bool:
-    """Return whether every one of some launches has been compiled."""
-    return all(KERNELS.get(stage.key) for stage in launches)
+def put_addresses(arguments: list[Any], launches: tuple[Launch, ...]) -> None:
+    """Put addresses in the place of tensors, of which a launch would ask the driver whose memory they are.
 
-
-def put_addresses(arguments: list[Any]) -> None:
-    """Put addresses in the place of tensors: of these, a launch would ask the driver whose memory they are."""
-    for place in POINTERS:
-        if arguments[place] is not None:
-            arguments[place] = arguments[place].data_ptr()
+    They stay as they are where something is yet to be compiled for them.
+    """
+    if all(KERNELS.get(stage.key) for stage in launches):
+        for place in POINTERS:
+            if arguments[place] is not None:
+                arguments[place] = arguments[place].data_ptr()
 
 
 def launch(
