@@ -10,7 +10,7 @@ from typing import Any
 from acceptlib.engine.triton import laws, search
 
 MOST_LISTED = 256
-"""Sub-blocks that a draw goes through, at most: a program has as many threads."""
+"""Sub-blocks that a draw goes through, at most. Few rows under top-k or min-p have as many."""
 
 
 @functools.cache
