@@ -432,6 +432,18 @@ def has_memory(size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
+@pytest.mark.parametrize("sizes", cases.EVERY_SIZE[1:])
+def test_lists_change_nothing(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small batches read whole rows, larger ones up to 256 listed sub-blocks of them."""
+    ks = torch.tensor([1, 5, 24, 25, 50, 200, 248, 249, 400, 4000, 0], device="cuda")
+    filters = SamplingParams(temperature=0.9, top_k=ks)
+    call, found = batch(len(ks), "logits", vocab_size=LONG) | {"sampling": filters, "draft_sampling": filters}, []
+    for each in (cases.EVERY_SIZE[0], sizes):
+        monkeypatch.setattr(engine, "SIZES", each)
+        found.append(create("rejection").verify(**call, rng=streams(len(ks))))
+    assert same(*found)
+
+
 @pytest.mark.parametrize("strides", memory.STRIDES)
 def test_rows_far_apart(strides: str, name: str) -> None:
     count, most, _ = memory.SIZES

@@ -437,6 +437,28 @@ class Beside(Odds):
         return ops.where(p - q <= -0.5, 0.0, 1.0)
 
 
+class Absent(Odds):
+    """Another, whose weights are where the draft has nothing."""
+
+    name = "absent"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return ops.where(q == 0.0, 1.0, p - q)
+
+
+class Empty(Odds):
+    """Another, whose weights are where the target has nothing, too."""
+
+    name = "empty"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return ops.where(p == 0.0, 1.0, p) - q
+
+
 class Again(Odds):
     """Another, of which only the drafted token has a weight wherever it is."""
 
@@ -449,7 +471,7 @@ class Again(Odds):
 
 
 def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
-    for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Again()):
+    for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Absent(), Empty(), Again()):
         rules, _ = plans.bound(strategy.plan, torch.device("cpu"))
         assert rules["keeps_target"] == (strategy.name == "again")  # where the draft is certain of that token
         assert not rules["within_target"]
@@ -479,6 +501,27 @@ def test_a_draw_goes_through_what_is_listed_of_a_row(
     given = {"target_logits": logits, "draft_logits": logits[:, :3], "sampling": acceptlib.SamplingParams(**sampling)}
     engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
     assert {*found} == {lists}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "filtered", "registers"),
+    [
+        ("rejection", "sampling", engine.LIST_REGISTERS),
+        ("rejection", "draft_sampling", engine.LARGE.emit_registers),
+        ("cautious", "sampling", engine.LARGE.emit_registers),
+    ],
+)
+def test_programs_that_read_whole_rows_leave_room_for_others(
+    strategy: str, filtered: str, registers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws from lists take more registers, and nothing else does for the filters' sake."""
+    monkeypatch.setattr(engine, "SIZES", LARGE)
+    found: list[int] = []
+    monkeypatch.setattr(engine, "launch", lambda _key, _grid, _warps, registers, _: found.append(registers))
+    logits = torch.zeros(2, 4, 9)
+    given = {"target_logits": logits, "draft_logits": logits[:, :3], filtered: acceptlib.SamplingParams(top_k=3)}
+    engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
+    assert found[-1] == registers
 
 
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

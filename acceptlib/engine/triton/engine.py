@@ -74,10 +74,7 @@ LARGE_ONE = LARGE._replace(reduce_registers=64, emit_parts=4)
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_FILTERED = LARGE._replace(emit_registers=128)
-"""The same of two models under top-k or min-p, which leave little to read in the last stage."""
-
-LARGE_MIN_P = LARGE_FILTERED._replace(reduce_warps=4, reduce_registers=96)
+LARGE_MIN_P = LARGE._replace(reduce_warps=4, reduce_registers=96)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
 LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, thirds=True, shares=3)
@@ -97,7 +94,7 @@ MEDIUM = LARGE._replace(
 
 TUNINGS = (
     *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
-    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_FILTERED", "LARGE_MIN_P", "LARGE_MASSES"),
+    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
 )
 """Names of all of these."""
 
@@ -151,6 +148,9 @@ SELECT_REGISTERS = 168
 DRAW_WARPS = 8
 """Warps of a request's only program of the last stage, where its draw reads one block."""
 
+LIST_REGISTERS = 128
+"""Registers of threads of the last stage, at most, where a draw goes through a list: few programs have much to read."""
+
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
@@ -182,13 +182,11 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
     if num_blocks < SIZES.large:
         return MEDIUM
     models = (target,) if draft is None else (target, draft)
-    filters = {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)}
-    if filters == {"min_p"}:
+    if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
         return LARGE_MIN_P
     if target.dtype != torch.float32:
         return LARGE_HALF
-    of_two = LARGE_FILTERED if filters & {"top_k", "min_p"} else LARGE
-    return LARGE_ONE if draft is None else of_two
+    return LARGE_ONE if draft is None else LARGE
 
 
 class Schedule(NamedTuple):
@@ -217,11 +215,12 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     tuning = tuning_of(rules, num_requests * num_blocks, target, draft)
     if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         tuning = LARGE_PROBS  # programs that wait must not be all that run
-    resident = resident_programs(device, tuning.emit_warps, tuning.emit_registers)
     num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
     call = compiled_for(
         rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
     )
+    emit_registers = LIST_REGISTERS if call.lists else tuning.emit_registers
+    resident = resident_programs(device, tuning.emit_warps, emit_registers)
     num_programs, shares = 1, 1
     if call.draws and not call.draws_by_law:
         num_programs = programs_of(num_emit_blocks, num_requests, resident) if tuning.loops else num_emit_blocks
@@ -255,7 +254,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         "decide": (1, 4, 0),
         "emit": (
             num_programs + call.awaits,
-            *((DRAW_WARPS, 0) if call.draws_by_law else (tuning.emit_warps, tuning.emit_registers)),
+            *((DRAW_WARPS, 0) if call.draws_by_law else (tuning.emit_warps, emit_registers)),
         ),
     }
     launches = []

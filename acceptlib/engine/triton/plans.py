@@ -1,6 +1,7 @@
 """What of a plan the kernel is compiled for: its rules as Triton functions, and what they read."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +124,21 @@ def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
     return _shared(tuple(found.items()))
 
 
-class _Entry:
+class _Number:
+    """Stands for a number that is not known: what compares it, or branches on it, is not looked into."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        msg = "whether it is equal is not known"
+        raise TypeError(msg)
+
+    def __bool__(self) -> bool:
+        msg = "whether it is 0 is not known"
+        raise TypeError(msg)
+
+
+class _Entry(_Number):
     """Stands for an entry of the target's row, of which a rule may take nothing away."""
 
     def __sub__(self, other: Value) -> Value:
@@ -146,18 +161,18 @@ def _keeps_target(plan: Plan) -> bool:
     return _holds(lambda: weight(entry, q=0.0) is entry and weight(0.0, q=1.0) <= 0)
 
 
-class _AtMostZero:
+class _AtMostZero(_Number):
     """Stands for a number of which that is all that is known."""
 
     def __le__(self, other: Value) -> bool:
         return other >= 0 or NotImplemented
 
 
-class _AtLeastZero:
+class _AtLeastZero(_Number):
     """Stands for an entry of the draft's row."""
 
     def __mul__(self, other: Value) -> Value:
-        return self if isinstance(other, int | float) and other >= 0 else NotImplemented
+        return self if isinstance(other, int | float) and 0 <= other < math.inf else NotImplemented
 
     __rmul__ = __mul__
 
