@@ -431,7 +431,6 @@ def has_memory(size: int) -> None:
         pytest.skip(f"needs {size // GIB} GiB of device memory, {free // GIB} are free")
 
 
-@pytest.mark.parametrize("name", ["rejection", "block"])
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE[1:])
 def test_lists_change_nothing(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches read whole rows, larger ones up to 256 listed sub-blocks of them."""
@@ -444,6 +443,7 @@ def test_lists_change_nothing(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPat
     assert same(*found)
 
 
+@pytest.mark.parametrize("name", ["rejection", "block"])
 @pytest.mark.parametrize("strides", memory.STRIDES)
 def test_rows_far_apart(strides: str, name: str) -> None:
     count, most, _ = memory.SIZES
