@@ -27,7 +27,7 @@ def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) 
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             return torch.full((length,), value, dtype=dtype, device=device)
-        stream = torch.cuda.current_stream(device).cuda_stream
+        stream = current_stream(device)
     key = (length, value, dtype, device, stream)
     found = _FILLED.get(key)
     if found is None:
@@ -37,6 +37,14 @@ def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) 
         if len(_FILLED) < MOST_FILLED and type(found) is torch.Tensor:  # and not a fake one
             _FILLED[key] = found
     return found
+
+
+def current_stream(device: torch.device) -> int:
+    """Return which stream of a GPU is the current one: its handle, without the object that torch makes of it.
+
+    That takes the host microseconds; Triton and torch's own compiler ask for the handle too.
+    """
+    return torch._C._cuda_getCurrentRawStream(device.index)  # noqa: SLF001 - as they do
 
 
 def expect(

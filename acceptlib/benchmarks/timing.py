@@ -31,6 +31,10 @@ MIN_SETS: Final = 4
 GRAPH_CALLS: Final = 16
 """Calls in a graph, or in a queue, at least: starting one takes the device some microseconds."""
 
+HOST_ROUNDS: Final = 40
+HOST_CALLS: Final = 10
+"""Eager calls in a round that tells how long the host is busy: more kernels than a queue holds would let it wait."""
+
 CYCLES: Final = 2e9
 """Of a GPU in a second, more or less."""
 
@@ -215,18 +219,23 @@ def beside(calls: Sequence[Call], others: Sequence[Call], device: torch.device, 
     return times[0], times[1] if others else None
 
 
-def host(call: Call, device: torch.device, calls: int = 200) -> float | None:
-    """Return the microseconds that a call keeps the host of a GPU busy; None on a CPU, where it is the whole time."""
+def host(call: Call, device: torch.device) -> float | None:
+    """Return the microseconds that a call keeps the host of a GPU busy, median; None on a CPU, where all are its.
+
+    The device has nothing to do before each round, so that its queue never fills up and lets the host wait.
+    """
     if device.type != "cuda":
         return None
     call()
+    rounds = []
+    for _ in range(HOST_ROUNDS):
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(HOST_CALLS):
+            call()
+        rounds.append((time.perf_counter() - start) * 1e6 / HOST_CALLS)
     torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    elapsed = time.perf_counter() - start
-    torch.cuda.synchronize(device)
-    return elapsed / calls * 1e6
+    return Time.of(rounds).median
 
 
 def num_sets(batch: Batch) -> int:

@@ -97,20 +97,21 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
         maximum = tl.reduce(x, 0, _larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
-    # A greedy request needs the argmax and no sum; others need it only where the strategy asks for it.
-    if CALL.temperature[MODEL] or CALL.best[MODEL]:
-        if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
-            best = tl.min(tl.where(x == maximum, entry, model.width), 0)
-            tl.store(model.best_ptr + at, tl.minimum(best, model.width - 1), mask=mask)
     if CALL.logits[MODEL]:
         factor = factor_of(model, CALL, MODEL)
-        if factor > 0:
+        # A greedy request needs no sum. In small batches a branch takes longer, unless all are to be greedy.
+        if (factor > 0) | (not (CALL.loops or CALL.best[MODEL])):
             if CALL.entropy and MODEL == TARGET:
                 total, bits = sum_exp_and_bits(x, maximum, factor)
                 tl.store(model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw, bits, mask=mask)
             else:
                 total = sum_exp(x, maximum, factor)
             tl.store(model.sums_ptr + at, total, mask=mask)
+    # It needs the argmax, and others only where the strategy asks for it.
+    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+        if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
+            best = tl.min(tl.where(x == maximum, entry, model.width), 0)
+            tl.store(model.best_ptr + at, tl.minimum(best, model.width - 1), mask=mask)
 
 
 @triton.jit

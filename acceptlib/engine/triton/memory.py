@@ -7,6 +7,7 @@ import torch
 
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs
+from acceptlib.tensors import current_stream
 from acceptlib.workspace import Workspace
 
 RESERVED_COUNTERS = 1 << 20
@@ -30,7 +31,7 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
         if torch.cuda.is_current_stream_capturing():
             # It belongs to the graph: no other call may find it.
             return _captured(num_counters, num_words, device)
-        stream = torch.cuda.current_stream(device).cuda_stream
+        stream = current_stream(device)
     return _scratch(device, stream, threading.get_ident(), num_counters.bit_length(), num_words.bit_length())
 
 
