@@ -41,7 +41,7 @@ SMALL = Tuning(
 SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
 """The same from probabilities, which need no law of a row."""
 
-SMALL_MASSES = SMALL._replace(emit_block=2048, loops=True)
+SMALL_MASSES = SMALL._replace(emit_warps=4, emit_block=2048, emit_parts=4, loops=True, thirds=True)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
 SMALLER = SMALL._replace(emit_block=2048)
@@ -77,7 +77,9 @@ LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
 LARGE_MIN_P = LARGE._replace(reduce_warps=4, reduce_registers=96)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
-LARGE_MASSES = LARGE._replace(reduce_warps=4, reduce_registers=64, emit_registers=128, thirds=True, shares=3)
+LARGE_MASSES = LARGE._replace(
+    reduce_warps=4, reduce_registers=64, emit_registers=128, emit_block=2048, emit_parts=4, shares=3
+)
 """The same where a mass decides."""
 
 MEDIUM = LARGE._replace(
