@@ -31,7 +31,7 @@ MIN_SETS: Final = 4
 GRAPH_CALLS: Final = 16
 """Calls in a graph, or in a queue, at least: starting one takes the device some microseconds."""
 
-HOST_ROUNDS: Final = 40
+HOST_ROUNDS: Final = 20
 HOST_CALLS: Final = 10
 """Eager calls in a round that tells how long the host is busy: more kernels than a queue holds would let it wait."""
 

@@ -97,6 +97,8 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
         maximum = tl.reduce(x, 0, _larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
+    if CALL.loops:
+        store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
     if CALL.logits[MODEL]:
         factor = factor_of(model, CALL, MODEL)
         # A greedy request needs no sum. In small batches a branch takes longer, unless all are to be greedy.
@@ -107,7 +109,13 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
             else:
                 total = sum_exp(x, maximum, factor)
             tl.store(model.sums_ptr + at, total, mask=mask)
-    # It needs the argmax, and others only where the strategy asks for it.
+    if not CALL.loops:  # after what takes longest; elsewhere registers would have to hold the block until then
+        store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
+
+
+@triton.jit
+def store_best(x, maximum, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Store which entry of one block is its first largest: for a greedy request, or where the strategy asks for it."""
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
             best = tl.min(tl.where(x == maximum, entry, model.width), 0)
