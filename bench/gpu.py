@@ -206,6 +206,12 @@ PATHS: Final = {
         {"kind": "one-hot", "temperature": 0.7},
         through(functools.partial(vllm_dropin, greedy=False)),
     ),
+    "logits, one-hot draft, T = 0.7, vLLM V1's sampler, eager calls": Case(
+        named("rejection"),
+        {"kind": "one-hot", "temperature": 0.7},
+        through(functools.partial(vllm_dropin, greedy=False)),
+        how="queue",
+    ),
     "logits, greedy, vLLM V1's sampler": Case(
         named("greedy"), {"temperature": 0.0}, through(functools.partial(vllm_dropin, greedy=True))
     ),
