@@ -306,7 +306,7 @@ def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int, max_num_draft_t
             )
             raise InputError(msg)
         counts = torch.cat((cu_num_draft_tokens[:1], cu_num_draft_tokens.diff()))  # the first is 0, or a count
-        longest: int = max(0, *counts.tolist())
+        longest: int = max([0, *counts.tolist()])
         return min(longest, num_tokens)
     if max_num_draft_tokens < 0:
         msg = f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens}"

@@ -235,6 +235,14 @@ def test_drafts_beyond_the_longest_allowed_without_bonus_rows(parameters: dict[s
     assert result.status.tolist() == [Status.INVALID_COUNT]
 
 
+def test_an_empty_batch_of_ends() -> None:
+    """Counts without a leading 0, and nobody to say what K is."""
+    none = torch.zeros(0, dtype=torch.int64)
+    ends = {"cu_num_draft_tokens": none, "bonus_token_ids": none}
+    result = acceptlib.create("rejection").verify(none, target_probs=torch.zeros(0, 5), **ends)
+    assert result.output_token_ids.shape == (0, 1)
+
+
 def test_ends_below_zero() -> None:
     """The longest draft that is found among them is none."""
     result = acceptlib.create("rejection").verify(

@@ -43,6 +43,8 @@ def test_greedy_match_is_the_argmax() -> None:
         rejected = next((i for i in range(4) if best[i] != request.ids[i]), 4)
         assert scalars(greedy_match(request.p, request.ids)) == (rejected, int(best[rejected]))
     assert scalars(greedy_match(torch.tensor([[0.4, 0.4, 0.2], [0.2, 0.4, 0.4]]), torch.tensor([0]))) == (1, 1)
+    for logits in ([[-6.0, -5.0], [-7.0, -30.0], [-2.0, -1.0]], [[-1.0, 0.0], [0.0, -torch.inf], [-torch.inf, -9.0]]):
+        assert scalars(greedy_match(torch.tensor(logits), torch.tensor([1, 0]))) == (2, 1)
 
 
 def test_law_of_the_first_token() -> None:

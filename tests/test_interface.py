@@ -312,6 +312,13 @@ def test_definition_error_is_a_type_error_of_the_tree() -> None:
     assert issubclass(StrategyDefinitionError, acceptlib.AcceptlibError)
 
 
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_an_entropy_of_no_entries(top_k: int) -> None:
+    traits = Traits(guarantee="lossy", bound="none", top_k=top_k)
+    with pytest.raises(StrategyDefinitionError, match=f"of Traits.top_k entries: expected at least 1, got {top_k}"):
+        made(traits, accept=rule(lambda target_top_entropy: target_top_entropy))()
+
+
 @pytest.mark.parametrize("default", ["self", "default", "keyword", "star"])
 def test_rule_takes_plain_parameters(default: str) -> None:
     functions = {

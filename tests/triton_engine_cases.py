@@ -84,6 +84,7 @@ FILTERED = {
     "min-p": ("typical",),  # whose sums come after the laws
     "top-p": ("typical",),  # likewise
     "bad-draft-parameters": ("typical",),  # which reads no draft
+    "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
 }
 EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
 """With which every batch is small, medium, or large."""
@@ -99,6 +100,8 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
 MASSES = ("block",)  # that go through "outside", whose ids are above the vocabulary behind others
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
+WIDE = ("likeliest",)  # that go through "wide-draft", for they read a row's largest entry
+CARELESS = ("forgetful",)  # that go through bad entries of the draft's rows, for they recover without these
 SLOW = ("deferred", "cascade", "relaxed")  # not of many positions: every row is reduced, or summed up several times
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
@@ -163,6 +166,18 @@ class Likeliest(AcceptanceStrategy):
     def residual(p: Value, q: Value) -> Value:
         """Return the weight of each entry."""
         return p - q
+
+
+class Forgetful(AcceptanceStrategy):
+    """A third party's strategy that reads the draft's row to decide, and not to recover."""
+
+    name = "forgetful"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, target_entropy: Value) -> Value:
+        """Return h."""
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0) * ops.exp(-0.1 * target_entropy)
 
 
 class Deferred(AcceptanceStrategy):
@@ -241,7 +256,7 @@ def strategies() -> dict[str, AcceptanceStrategy]:
     found: dict[str, AcceptanceStrategy] = {name: acceptlib.create(name) for name in acceptlib.available()}
     found |= {"cactus": Cactus(), "cascade": Cascade(), "entropy-scaled": EntropyScaled()}
     found["relaxed"] = Relaxed(relaxed_topk=2, begin_thinking_phase_token=1, end_thinking_phase_token=2)
-    own = (Cautious(), Likeliest(), Deferred(), Wary(), Wild())
+    own = (Cautious(), Likeliest(), Forgetful(), Deferred(), Wary(), Wild())
     return found | {strategy.name: strategy for strategy in own}
 
 
@@ -280,6 +295,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
             "draft_probs": q.transpose(0, 1).contiguous().transpose(0, 1),
         },
         "narrow-draft": {**both, "draft_probs": q[..., : vocab_size // 2 + 1].contiguous()},
+        "wide-draft": {**both, "draft_probs": 0.1 * torch.cat((q, torch.full((num_requests, most, 2), 4.5)), -1)},
     }
     count = torch.arange(num_requests) % (most + 1)
     kept, rows = torch.arange(most) < count[:, None], torch.arange(most + 1) <= count[:, None]
@@ -698,7 +714,8 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
-    more = {"bad-entry": SUMS, "outside": MASSES, "outside-one-hot": MASSES, "passed": APART}
+    more = {"bad-entry": SUMS, "outside": MASSES, "outside-one-hot": MASSES, "passed": APART, "wide-draft": WIDE}
+    more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
 

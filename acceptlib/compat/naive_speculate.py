@@ -30,7 +30,7 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
     expect("candidate_tokens", candidate_tokens, ("K",))
     result = create("greedy").verify(
         candidate_tokens[None],
-        target_probs=as_rows(target_dists)[None],
+        target_logits=as_rows(target_dists)[None],  # for whose argmax nothing has to be normalised
         uniforms=unused_uniforms(1, len(candidate_tokens), target_dists.device),
     )
     return _scalars(result)

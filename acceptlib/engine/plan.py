@@ -104,6 +104,12 @@ class Plan:
         if (self.traits.stop == "window") != (self.forgive is not None):
             msg = f"strategy {self.name!r}: a `forgive` rule and Traits(stop='window') go together"
             raise StrategyDefinitionError(msg)
+        if "target_top_entropy" in self.reads and not self.traits.top_k > 0:
+            msg = (
+                f"strategy {self.name!r}: target_top_entropy is read, of Traits.top_k entries: expected at least 1, "
+                f"got {self.traits.top_k!r}"
+            )
+            raise StrategyDefinitionError(msg)
 
     def _check(self, rule: Rule | None, role: str, known: set[str]) -> None:
         for name in rule.names if rule else ():

@@ -194,16 +194,25 @@ class RowReader:
 
     def rows(self, request: Words, position: Words) -> torch.Tensor:
         """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
-        index = self.layout.index(self.model, request, position)
-        if not self.is_logits:
-            rows = _select(self.raw, index, self.model).to(torch.float32)
-        elif (probs := self._processed(row := _row_number(self.raw, index))) is not None:
-            rows = _select(probs, (row,), self.model)
-        else:
-            given = self._rows_at(request, index)
-            rows = process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
+        rows = self._whole(request, position)
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
+
+    def largest(self, request: Words, position: Words, rows: torch.Tensor) -> torch.Tensor:
+        """Return the largest entries [n], at least 0, of what `rows` returned, and of what it cut off."""
+        if self.raw.shape[-1] > self.vocab_size:
+            rows = self._whole(request, position).nan_to_num(nan=0.0, posinf=torch.inf).clamp(min=0)
+        return rows.amax(1)
+
+    def _whole(self, request: Words, position: Words) -> torch.Tensor:
+        """Return rows as `rows` does, as wide as they were given."""
+        index = self.layout.index(self.model, request, position)
+        if not self.is_logits:
+            return _select(self.raw, index, self.model).to(torch.float32)
+        if (probs := self._processed(row := _row_number(self.raw, index))) is not None:
+            return _select(probs, (row,), self.model)
+        given = self._rows_at(request, index)
+        return process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
 
     def mass(self, rows: torch.Tensor) -> Words:
         """Return the sums [n] of rows; from logits 1, or NaN for a row that has no law, which costs nothing to find."""

@@ -233,7 +233,7 @@ class _Step:
         if "target_max_prob" in self.wanted:
             found["target_max_prob"] = p.amax(1)
         if "draft_max_prob" in self.wanted:
-            found["draft_max_prob"] = q.amax(1)
+            found["draft_max_prob"] = q.amax(1) if self.draft is None else self.draft.largest(request, position, q)
         if "target_entropy" in self.wanted:
             found["target_entropy"] = _entropy(p)
         if "target_top_entropy" in self.wanted:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import DROP, TARGET
+from acceptlib.engine.triton.rows import DRAFT, DROP, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
 
 FOUR = tl.constexpr(4)
@@ -41,7 +41,10 @@ def open_row(stop, length, request, CALL: tl.constexpr):
     one = tl.zeros((1,), tl.int32)
     parts = laws.load_parts(request.target, one + stop, one == 0, request.num_blocks, CALL, TARGET)
     law = laws.one(request.target, parts, CALL, TARGET)
-    pair = laws.pair_at(laws.Pair(law, law), one == 0, CALL)
+    if CALL.filtered[DRAFT]:  # of another kind
+        pair = reduce.laws_of(stop, length, request, CALL)
+    else:
+        pair = laws.pair_at(laws.Pair(law, law), one == 0, CALL)
     return reduce.row_of(stop, length, pair, request, CALL), parts
 
 

@@ -264,7 +264,8 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     q_mass = w_mass
     if CALL.given_probs:
         p_mass = fours(p)
-        q_mass = fours(q)
+        if CALL.residual is not None:  # else nobody reads the draft's row
+            q_mass = fours(q)
     return w_mass, p_mass, q_mass
 
 
@@ -367,7 +368,9 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law.maximum != target_law.maximum)
         unnormalized = (w_mass <= 4) == 0
         if CALL.given_probs:
-            unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64) | (q_mass > 1 + 1 / 64)
+            unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64)
+            if CALL.residual is not None:
+                unnormalized = unnormalized | (q_mass > 1 + 1 / 64)
             invalid = invalid | ((tl.abs(p_mass) < float("inf")) == 0)
         row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
         entry, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
