@@ -114,6 +114,18 @@ class AlwaysAccepts(AcceptanceStrategy):
         return ops.where(target_prob > 0, 1.0, 0.0)
 
 
+@rules("lossless_law")
+class TrustsLateDrafts(Rejection):
+    """From the eighth position on, every possible token is accepted."""
+
+    name = "trusts-late-drafts"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, position: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where((position >= 7) & (target_prob > 0), 1.0, h)
+
+
 @rules("lossless_law_one_hot")
 class OneHotIsGreedy(Rejection):
     """A draft that is certain of its token is taken for a greedy one: accepted iff it is the target's argmax."""
@@ -159,6 +171,17 @@ class FollowsDraft(Greedy):
         return ops.where(p > 0, q, 0.0)
 
 
+@rules("greedy_sequence")
+class GreedyToSeven(Greedy):
+    """From the eighth position on, anything possible is accepted."""
+
+    name = "greedy-to-seven"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, position: Value) -> Value:
+        return ops.where(is_target_argmax | ((position >= 7) & (target_prob > 0)), 1.0, 0.0)
+
+
 @rules("promise")
 class Vague(Rejection):
     """The declared bound is a sentence that nothing can check."""
@@ -187,6 +210,18 @@ class MoreLenient(Lenience):
 
 
 @rules("declared_bound")
+class LenientLater(Lenience):
+    """From the eighth position on, the acceptance is more lenient than the residual."""
+
+    name = "lenient-later"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, lenience: Value, position: Value) -> Value:
+        scale = ops.where(position >= 7, lenience * lenience, lenience)
+        return ops.minimum(ops.ratio(target_prob, scale * draft_prob), 1.0)
+
+
+@rules("declared_bound")
 class ExcludesNothing(Lenience):
     """A bound that every law keeps."""
 
@@ -209,6 +244,18 @@ class IgnoresOption(Rejection):
     @rule
     def accept(target_prob: Value, draft_prob: Value) -> Value:
         return ops.minimum(ops.ratio(0.8 * target_prob + 0.2 * draft_prob, draft_prob), 1.0)
+
+
+@rules("neutral_setting")
+class NearlyNeutral(Lenience):
+    """The neutral value is neutral but for one in ten thousand."""
+
+    name = "nearly-neutral"
+    traits = replace(UNBOUNDED, neutral={"lenience": 1.0}, neutral_equals="rejection")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, lenience: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, 0.9999 * lenience * draft_prob), 1.0)
 
 
 @rules("acceptance_is_probability")

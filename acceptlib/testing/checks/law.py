@@ -19,6 +19,8 @@ EXACT: Final = 1e-12
 
 VOCABULARY: Final = 4
 LONGEST: Final = 3
+LONG: Final = 8
+"""Drafted tokens of the longest requests, whose rows have two entries: a rule may depend on the position."""
 CERTAIN: Final[dict[tuple[int, ...], float]] = {(): 1.0}
 
 
@@ -48,6 +50,16 @@ def zeroed(base: exact.Model, keep: int) -> exact.Model:
     return row
 
 
+def of_two(base: exact.Model) -> exact.Model:
+    """Return the model of the first two tokens alone."""
+
+    def row(prefix: tuple[int, ...]) -> torch.Tensor:
+        probs = base(prefix)[:2]
+        return probs / probs.sum()
+
+    return row
+
+
 def rational(*weights: int) -> exact.Model:
     """Return a model whose row is small integers over their sum, and changes with the prefix's length."""
 
@@ -68,6 +80,11 @@ PAIRS: Final[dict[str, tuple[exact.Model, exact.Model]]] = {
     "rational": (rational(1, 2, 3, 2), rational(3, 1, 1, 3)),
 }
 """Target and draft by name. `disjoint supports` meet in the last entry once there is a prefix."""
+
+LONG_PAIR: Final = (of_two(model(10)), of_two(model(11)))
+
+DRAFTED: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two", LONG_PAIR, LONG))
+"""All of them by name, and how many tokens are drafted."""
 
 
 def check_acceptance_is_probability(subject: Subject) -> None:
@@ -116,6 +133,10 @@ def check_lossless_law(subject: Subject) -> None:
             _expect_law(emitted, target, length + 1, f"rows {name!r}, {length} drafted tokens")
         if name in {"random", "zeros"}:
             _expect_law(_two_steps(subject, target, draft), target, 4, f"rows {name!r}, two steps")
+    target, draft = LONG_PAIR
+    for length in range(LONGEST + 1, LONG + 1):
+        emitted = subject.law(target, draft, num_draft_tokens=length)
+        _expect_law(emitted, target, length + 1, f"rows of two entries, {length} drafted tokens")
 
 
 def _two_steps(subject: Subject, target: exact.Model, draft: exact.Model) -> dict[tuple[int, ...], float]:
@@ -141,6 +162,10 @@ def check_lossless_law_one_hot(subject: Subject) -> None:
         for ids in itertools.product(range(VOCABULARY), repeat=2):
             emitted = subject.law(target, num_draft_tokens=2, draft_token_ids=ids)
             _expect_law(emitted, target, 3, f"rows {name!r}, drafted tokens {ids}")
+    target, _ = LONG_PAIR
+    for ids in ((0,) * LONG, (1,) * LONG, (0, 1) * (LONG // 2)):
+        emitted = subject.law(target, num_draft_tokens=LONG, draft_token_ids=ids)
+        _expect_law(emitted, target, LONG + 1, f"rows of two entries, drafted tokens {ids}")
 
 
 def _expect_law(emitted: dict[tuple[int, ...], float], target: exact.Model, length: int, where: str) -> None:
@@ -182,18 +207,18 @@ def check_greedy_sequence(subject: Subject) -> None:
     source = generator(5)
     requests = []
     for key in range(12):
-        weights = torch.randint(0, 4, (5, 8), generator=source).float()
+        weights = torch.randint(0, 4, (LONG + 1, 8), generator=source).float()
         weights[:, key % 8] += 1
         p = weights / weights.sum(1, keepdim=True)
         best, highest = p.argmax(1), 7 - p.flip(1).argmax(1)
         # The argmax first, then the other end of the tie, which is the same token where there is none.
-        ids = torch.where(torch.arange(4) < key % 4, best[:4], highest[:4])
-        requests.append(Request(ids, p, p[:4].roll(1, 1), key))  # whose argmax is another one
+        ids = torch.where(torch.arange(LONG) < key % LONG, best[:LONG], highest[:LONG])
+        requests.append(Request(ids, p, p[:LONG].roll(1, 1), key))  # whose argmax is another one
     for layout in ("padded", "ragged"):
         result = subject.verify(requests, layout)
         for index, request in enumerate(requests):
             best = request.p.argmax(1)
-            stop = int((request.ids == best[:4]).int().cumprod(0).sum())
+            stop = int((request.ids == best[:LONG]).int().cumprod(0).sum())
             found, wanted = tokens(result, index), best[: stop + 1].tolist()
             expect(found == wanted, f"{layout}, request {index}: expected the argmax sequence {wanted}, got {found}")
 
@@ -231,8 +256,7 @@ def check_declared_bound(subject: Subject) -> None:
     for name, (target, draft) in PAIRS.items():
         p, q = target(()), draft(())
         cases = {"drafted from q": (q, subject.law(target, draft, num_draft_tokens=1))}
-        two = subject.law(target, draft, num_draft_tokens=2)
-        cases["drafted from q, two tokens"] = (q, two)
+        cases["drafted from q, two tokens"] = (q, subject.law(target, draft, num_draft_tokens=2))
         for token in range(VOCABULARY):
             one_hot = functional.one_hot(torch.tensor(token), VOCABULARY).to(torch.float64)
             fixed_draft = subject.law(target, num_draft_tokens=1, draft_token_ids=(token,))
@@ -241,16 +265,25 @@ def check_declared_bound(subject: Subject) -> None:
         for case, (rows, emitted) in cases.items():
             excess = _excess(subject, p, rows, exact.complete(emitted, target, 1))
             expect(excess <= EXACT, f"rows {name!r}, {case}: {traits.bound} is exceeded by {excess:.3g}")
-        for token in range(VOCABULARY if memoryless else 0):
-            # Given that the first token stands, the second one's law is that of its row.
-            out = torch.zeros(VOCABULARY, dtype=torch.float64)
-            for sequence, chance in two.items():
-                if len(sequence) > 1 and sequence[0] == token:
-                    out[sequence[1]] += chance
-            if float(out.sum()) > 0:
-                excess = _excess(subject, target((token,)), draft((token,)), out / out.sum())
-                expect(excess <= EXACT, f"rows {name!r}, second token: {traits.bound} is exceeded by {excess:.3g}")
+    for name, (target, draft), length in DRAFTED:
+        emitted = subject.law(target, draft, num_draft_tokens=length) if memoryless else {}
+        for stands, out in _following(emitted, length, len(target(()))).items():
+            excess = _excess(subject, target(stands), draft(stands), out)
+            where = f"rows {name!r}, after {stands}"
+            expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
     expect(excludes, f"bound_excess is at most 0 for every law that was tried: {traits.bound} excludes nothing")
+
+
+def _following(
+    emitted: dict[tuple[int, ...], float], length: int, vocab_size: int
+) -> dict[tuple[int, ...], torch.Tensor]:
+    """Return the law of the token at each later drafted position, given that all before stand: that of its row."""
+    found: defaultdict[tuple[int, ...], torch.Tensor]
+    found = defaultdict(lambda: torch.zeros(vocab_size, dtype=torch.float64))
+    for sequence, chance in emitted.items():
+        for position in range(1, min(len(sequence), length)):
+            found[sequence[:position]][sequence[position]] += chance
+    return {stands: out / out.sum() for stands, out in found.items() if float(out.sum()) > 0}
 
 
 def _excess(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:
@@ -264,8 +297,8 @@ def _excess(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch.Tenso
 def check_neutral_setting(subject: Subject) -> None:
     """Lossy: under its neutral setting the strategy equals the lossless one that it names, bit for bit.
 
-    Catches an option that is silently ignored, and a neutral value that is neutral in the limit only: a table that
-    compares rules at "the same" setting then compares something else.
+    So does its exact law, where there are rules. Catches an option that is silently ignored, and a neutral value that
+    is neutral in the limit only: a table that compares rules at "the same" setting then compares something else.
     """
     traits, strategy = subject.traits, subject.strategy
     if not traits.neutral:
@@ -281,3 +314,9 @@ def check_neutral_setting(subject: Subject) -> None:
         for draft in (True, False):
             what = f"{neutral.strategy!r} and {lossless.strategy!r}"
             same(neutral.verify(requests, draft=draft), lossless.verify(requests, draft=draft), what=what)
+    _ = neutral.plan, lossless.plan  # the rest is about rules
+    for name, (target, drafts), length in DRAFTED:
+        laws = (one.law(target, drafts, num_draft_tokens=length) for one in (neutral, lossless))
+        found, wanted = (exact.complete(emitted, target, length + 1) for emitted in laws)
+        gap = float((found - wanted).abs().max())
+        expect(gap <= EXACT, f"{what}: rows {name!r}, expected one law, and they differ by {gap:.3g}")
