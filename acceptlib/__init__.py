@@ -5,7 +5,7 @@ from acceptlib.config import from_config
 from acceptlib.errors import AcceptlibError
 from acceptlib.hookspecs import hookimpl
 from acceptlib.registry import available, create
-from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.rules import row_sum, rule
 from acceptlib.sampling import LogitBias, SamplingParams
@@ -20,6 +20,7 @@ __all__ = [
     "Options",
     "Rng",
     "SamplingParams",
+    "Status",
     "Traits",
     "Uniforms",
     "VerifyResult",

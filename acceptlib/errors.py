@@ -65,7 +65,7 @@ class ConformanceError(AcceptlibError, AssertionError):
     """A strategy does not have a property that it must have."""
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of `known`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -14,6 +14,8 @@ from acceptlib.errors import InputError
 if TYPE_CHECKING:
     from acceptlib.result import VerifyResult
 
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
 
 @dataclass(slots=True)
 class AcceptanceMetrics:
@@ -47,9 +49,10 @@ class AcceptanceMetrics:
             InputError: There is not one number for each request, or one that is less than what was accepted.
         """
         counts = result.num_accepted.tolist()
-        drafts = num_draft_tokens.tolist() if isinstance(num_draft_tokens, torch.Tensor) else None
+        whole = isinstance(num_draft_tokens, torch.Tensor) and num_draft_tokens.dtype in INTEGERS
+        drafts = num_draft_tokens.tolist() if whole else None
         if not isinstance(drafts, list) or len(drafts) != len(counts) or any(map(operator.lt, drafts, counts)):
-            expected = f"a tensor [{len(counts)}], each entry at least {counts}"
+            expected = f"a tensor [{len(counts)}] of integers, each at least {counts}"
             msg = f"num_draft_tokens: expected {expected}, got {num_draft_tokens}"
             raise InputError(msg)
         for accepted, emitted, drafted in zip(counts, result.num_emitted.tolist(), drafts, strict=True):

@@ -15,7 +15,16 @@ PLACEHOLDER_TOKEN_ID: Final = -1
 
 
 class Status(IntEnum):
-    """Why a request emitted no token."""
+    """Why a request emitted no token; of several reasons, the one that was met first.
+
+    Attributes:
+        OK: 0, it emitted one.
+        INVALID_ROW: 1, the target's row has NaN, an infinity, or no entry above zero probability.
+        UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
+        INVALID_TOKEN_ID: 3, a drafted or bonus token id is outside the vocabulary.
+        INVALID_COUNT: 4, `cu_num_draft_tokens` makes no sense there.
+        INVALID_PARAMETER: 5, a sampling parameter is out of range.
+    """
 
     OK = 0
     INVALID_ROW = 1
@@ -39,7 +48,7 @@ NAMED_REQUESTS: Final = 8
 """In a `StatusError`: enough to see what is wrong, few enough to read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VerifyResult:
     """What one `verify` call decided, for B requests of at most K drafted tokens.
 

@@ -36,7 +36,7 @@ class Purpose(IntEnum):
     SEED = 3  # per-request seeds from one int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Uniforms:
     """Every random number of one `verify` call.
 
@@ -49,7 +49,7 @@ class Uniforms:
     emit: torch.Tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rng:
     """One random stream a request.
 

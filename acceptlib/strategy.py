@@ -15,6 +15,7 @@ from acceptlib.errors import InputError, OptionError, StrategyDefinitionError, s
 from acceptlib.inputs import prepare
 from acceptlib.result import VerifyResult
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
+from acceptlib.tensors import as_device
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -286,11 +287,17 @@ class AcceptanceStrategy:
             max_num_draft_tokens: K.
             vocab_size: V, the larger one where the draft's differs.
             device: Where the rows are.
+
+        Raises:
+            InputError: A size is no number >= 0, or there is no such device.
         """
+        sizes, device = (num_requests, max_num_draft_tokens, vocab_size), as_device(device)
+        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+            msg = f"workspace: expected num_requests, max_num_draft_tokens and vocab_size to be ints >= 0, got {sizes}"
+            raise InputError(msg)
         if type(self).verify is not AcceptanceStrategy.verify:
             return Workspace.allocate(0, 0, device)
-        sizes = (num_requests, max_num_draft_tokens, vocab_size)
-        return backends.workspace(self.backend, self.plan, *sizes, torch.device(device))
+        return backends.workspace(self.backend, self.plan, *sizes, device)
 
     @classmethod
     def _row_sums(cls) -> dict[str, RowSum]:

@@ -39,6 +39,21 @@ def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) 
     return found
 
 
+def as_device(device: str | torch.device) -> torch.device:
+    """Return a device that there is.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
+        raise InputError(msg) from None
+    return found
+
+
 def current_stream(device: torch.device) -> int:
     """Return which stream of a GPU is the current one: its handle, without the object that torch makes of it.
 

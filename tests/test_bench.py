@@ -109,6 +109,18 @@ class TestWorkloads:
         assert Workload(top_k=5, filters_draft=False).path == "logits, top-k 5, drafts unfiltered"
         assert Workload(kind="probs", counts=True).path == "probabilities, counted"
 
+    @pytest.mark.parametrize("num_requests", [1, 2, 5])
+    def test_other_seeds_take_other_steps_of_the_pair(self, num_requests: int) -> None:
+        workload = replace(
+            SMALL, num_requests=num_requests, num_draft_tokens=4, vocab_size=3072, source="pair", acceptance="high"
+        )
+        found = [workloads.make(workload, seed=seed).draft_token_ids.tolist() for seed in range(3)]
+        assert len({str(ids) for some in found for ids in some}) == 3 * num_requests
+
+    def test_drafts_that_the_pair_has_no_steps_of(self) -> None:
+        with pytest.raises(InputError, match=r"num_draft_tokens: expected so few .* got 40, of which they have 0"):
+            workloads.make(Workload(num_draft_tokens=40, vocab_size=3072, source="pair"))
+
     @pytest.mark.parametrize("filters_draft", [True, False])
     def test_filters_of_drafts(self, *, filters_draft: bool) -> None:
         """They are the draft's too unless it says otherwise; then it keeps its temperature."""
@@ -413,6 +425,36 @@ class TestCommand:
         result = run("broken", *TINY, code=1)
         assert "failed: TypeError" in result.stdout
 
+    def test_options_of_the_strategy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: list[str] = []
+
+        def note(_: Workload, strategies: dict[str, Any], *__: Any) -> list[Any]:
+            made.extend(repr(make()) for make in strategies.values())
+            return []
+
+        monkeypatch.setattr(measure, "run", note)
+        run("lenience", "-o", "lenience=0.25", *TINY)
+        assert made == ["acceptlib.create('lenience', lenience=0.25)"]
+
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), None])
+    def test_out_of_memory(self, error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> Any:
+            if error:
+                raise error
+            torch.empty(1 << 50)
+
+        monkeypatch.setattr(measure, "run", fail)
+        assert "out of memory on cpu: give smaller --shapes" in run("rejection", *TINY, code=2).stderr
+
+    def test_other_errors_of_torch_are_not_taken_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> Any:
+            msg = "another"
+            raise RuntimeError(msg)
+
+        monkeypatch.setattr(measure, "run", fail)
+        with pytest.raises(RuntimeError, match="another"):
+            CliRunner().invoke(app, ["bench", "rejection", *TINY], catch_exceptions=False)
+
     def test_interruption_leaves_finished_rows(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         real = measure.run
 
@@ -438,6 +480,9 @@ class TestCommand:
             (["--device", "tpu"], "expected cpu, cuda"),
             (["--device", "cuda:99"], "does not exist"),
             (["--plot", "figure.bmp"], "expected a file ending in .png"),
+            (["-o", "lenience=0.5"], "-o: expected one strategy to give options to"),
+            (["lenience", "typical", "-o", "lenience=0.5"], "-o: expected one strategy to give options to"),
+            (["lenience", "-o", "leniency=0.5"], "Did you mean 'lenience'?"),
         ],
         ids=str,
     )

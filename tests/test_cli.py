@@ -218,6 +218,14 @@ class TestGenerate:
         assert "\x1b" not in text
 
     @pytest.mark.usefixtures("loaded")
+    def test_an_error_begins_a_line(self, tmp_path: Path) -> None:
+        config = tmp_path / "triton.json"
+        config.write_text('{"acceptance": {"strategy": "rejection", "backend": "triton"}}')
+        result = run("generate", "import os", "--config", str(config), code=2)
+        assert result.stdout == "import os\n"
+        assert result.stderr.startswith("Error: backend='triton' cannot run")
+
+    @pytest.mark.usefixtures("loaded")
     def test_a_seed_is_a_text(self) -> None:
         arguments = ["generate", "import os", "-s", "block", "--max-new-tokens", "12", "--seed", "5"]
         first, second = (run(*arguments).stdout.partition("tau")[0] for _ in range(2))
@@ -322,6 +330,10 @@ class TestCompare:
         assert lines[0].split()[:4] == ["strategy", "K", "guarantee", "tau"]
         assert [line.split()[0] for line in lines[2:4]] == ["rejection", "greedy"]
         assert not result.stderr
+
+    def test_a_figure_of_nothing_is_refused_first(self, tmp_path: Path) -> None:
+        arguments = ["--num-draft-tokens", "17,20", "--plot", str(tmp_path / "a.svg")]
+        assert "no distance to draw beyond K = 16" in fails("compare", *arguments)
 
     @pytest.mark.usefixtures("loaded")
     def test_json_csv_and_files(self, tmp_path: Path) -> None:
@@ -564,6 +576,16 @@ class TestTables:
             tables.write_whole(path, "after")
         assert path.read_text() == "before"
         assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_link_is_followed_and_a_mode_kept(self, tmp_path: Path) -> None:
+        path, link = tmp_path / "rows.json", tmp_path / "link.json"
+        path.write_text("before")
+        path.chmod(0o600)
+        link.symlink_to(path.name)
+        tables.write_whole(link, "after")
+        assert link.is_symlink()
+        assert path.read_text() == "after"
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 class TestPlots:

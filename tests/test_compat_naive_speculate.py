@@ -106,6 +106,14 @@ def test_a_row_of_nan_gives_no_token() -> None:
     assert scalars(greedy_match(request.p, request.ids)) == (0, -1)
 
 
+def test_no_rows_is_an_error() -> None:
+    ids = torch.tensor([1])
+    with pytest.raises(InputError, match=r"target_dists: expected a tensor \[K\+1, V\], got NoneType"):
+        greedy_match(None, ids)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"proposal_dists: expected a tensor \[K, V\], got NoneType"):
+        speculative_sampling(torch.ones(2, 1), None, ids)  # type: ignore[arg-type]
+
+
 def test_a_batch_is_an_error() -> None:
     request = support.ordinary(2, 9, 2)
     for ids in (request.ids[None], request.ids[0]):

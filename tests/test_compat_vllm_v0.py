@@ -376,6 +376,11 @@ def test_generators_of_rows_that_the_batch_does_not_have_are_passed_over() -> No
     assert torch.equal(generators[7].get_state(), support.generator(7).get_state())
 
 
+def test_a_seed_is_no_generator() -> None:
+    with pytest.raises(InputError, match=r"generators: expected a torch\.Generator for request 0, got 1"):
+        RejectionSampler()(**inputs(2), seeded_seqs={0: 1})  # type: ignore[dict-item]
+
+
 def test_runs_reproduce() -> None:
     given = inputs(30)
     runs = []

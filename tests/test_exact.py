@@ -183,6 +183,15 @@ def test_kl_is_infinite_beyond_the_support_and_zero_for_lossless() -> None:
     assert abs(exact.kl(acceptlib.create("block"), *PAIRS["random"], num_draft_tokens=2)) < EXACT
 
 
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_a_draft_may_have_fewer_entries(name: str) -> None:
+    target, draft = torch.tensor([[0.2, 0.3, 0.5]] * 3), torch.tensor([[0.6, 0.4]] * 2)
+    wide = torch.cat((draft, torch.zeros(2, 1)), 1)
+    strategy = acceptlib.create(name)
+    assert exact.law(strategy, target, draft) == exact.law(strategy, target, wide)
+    assert exact.tv(strategy, target, draft) < 1e-12
+
+
 def test_too_much_to_enumerate_is_a_clear_error() -> None:
     rejection, rows = acceptlib.create("rejection"), torch.full((5, 200), 1 / 200)
     with pytest.raises(EnumerationError, match="1600000000 drafted sequences, 16 acceptance patterns and 200 tokens"):
@@ -198,7 +207,8 @@ BAD_LAWS: dict[str, tuple[dict[str, Any], str]] = {
     "too-few-target-rows": ({"target": HALF, "draft": HALF, "num_draft_tokens": 2}, "target: expected .* K = 2"),
     "too-few-draft-rows": ({"target": HALF, "draft": HALF[:0]}, r"draft: expected \[K, V\] = \[1, 2\], got \[0, 2\]"),
     "one-row": ({"target": HALF[0], "draft": HALF}, r"target: expected \[K\+1, V\]"),
-    "another-vocabulary": ({"target": HALF, "draft": torch.ones(1, 1)}, r"expected \[2\] probabilities"),
+    "another-vocabulary": ({"target": HALF, "draft": torch.full((1, 3), 1 / 3)}, r"expected \[2\] probabilities"),
+    "lists": ({"target": HALF.tolist(), "draft": HALF}, r"expected a torch\.Tensor or a function .* got list"),
     "too-many-draft-rows": ({"target": HALF, "draft": torch.full((3, 2), 0.5)}, r"draft: expected \[K, V\] = \[1, 2\]"),
     "no-law": ({"target": HALF, "draft": HALF[:1] + 0.1}, "that sum to 1, got"),
     "nan": ({"target": HALF * math.nan, "draft": HALF}, "that sum to 1, got"),

@@ -14,7 +14,7 @@ from support import Request
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, exact, ops, row_sum, rule
-from acceptlib.errors import OptionError, StrategyDefinitionError
+from acceptlib.errors import BackendError, InputError, OptionError, StrategyDefinitionError
 
 PACKAGE = Path(acceptlib.__file__).parent
 BUILT_INS = sorted(path for path in (PACKAGE / "strategies").glob("*.py") if path.name != "__init__.py")
@@ -37,6 +37,7 @@ def test_public_names_are_pinned() -> None:
         "Options",
         "Rng",
         "SamplingParams",
+        "Status",
         "Traits",
         "Uniforms",
         "VerifyResult",
@@ -310,6 +311,56 @@ def test_name_may_be_any_such_word(name: str) -> None:
 def test_definition_error_is_a_type_error_of_the_tree() -> None:
     assert issubclass(StrategyDefinitionError, TypeError)
     assert issubclass(StrategyDefinitionError, acceptlib.AcceptlibError)
+
+
+def test_results_and_streams_equal_themselves_alone() -> None:
+    """There is no one truth about two tensors."""
+    cpu = torch.device("cpu")
+    for make in (lambda: VerifyResult.empty(2, 3, cpu), lambda: acceptlib.Rng.of(0, 2, cpu)):
+        first, second = make(), make()
+        assert first == first  # noqa: PLR0124 - what is asked
+        assert first != second
+
+
+def test_a_status_has_a_name() -> None:
+    probs = torch.full((1, 2, 4), torch.nan)
+    result = acceptlib.create("rejection").verify(torch.zeros(1, 1, dtype=torch.int64), target_probs=probs, rng=0)
+    assert acceptlib.Status(int(result.status)) is acceptlib.Status.INVALID_ROW
+
+
+@pytest.mark.parametrize(("sizes", "device"), [((-1, 2, 3), "cpu"), ((1, 2.0, 3), "cpu"), ((1, 2, 3), "foo")])
+def test_a_workspace_of_no_size(sizes: Any, device: str) -> None:
+    with pytest.raises(InputError, match=r"expected num_requests|device 'foo'"):
+        acceptlib.create("rejection").workspace(*sizes, device)
+
+
+@pytest.mark.parametrize("backend", [None, 5, "tritn"])
+def test_an_unknown_backend(backend: Any) -> None:
+    with pytest.raises(BackendError, match=r"Unknown backend .*Available: auto, torch, triton"):
+        acceptlib.create("rejection", backend=backend)
+
+
+@pytest.mark.parametrize("role", ["accept", "residual"])
+def test_a_branch_on_what_differs_from_token_to_token(role: str) -> None:
+    """Also where a single token would let it pass."""
+    rules = {role: rule(lambda target_prob: 1.0 if target_prob > 1 / 2 else 0.0)}
+    with pytest.raises(StrategyDefinitionError, match=rf"rule '{role}' branches on values .* acceptlib\.ops\.where"):
+        made(**rules)()
+
+
+def test_a_branch_on_an_option() -> None:
+    class Switch(AcceptanceStrategy):
+        name, traits = "switch", LOSSY
+
+        class Options(acceptlib.Options):
+            careful: float = 1.0
+
+        @rule
+        def accept(target_prob: Any, careful: Any) -> Any:
+            return target_prob if careful > 0 else 1.0
+
+    probs = torch.full((1, 3, 4), 0.25)
+    assert Switch().verify(torch.zeros(1, 2, dtype=torch.int64), target_probs=probs, rng=0).num_accepted.tolist()
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

@@ -77,9 +77,10 @@ def test_metrics_share_no_lists() -> None:
 
 def test_counts_of_another_batch_are_an_error() -> None:
     metrics = AcceptanceMetrics()
-    for drafted in (torch.tensor([1]), torch.tensor([1, -1]), torch.tensor([0, 3]), torch.tensor(1), [1, None]):
+    wrong = (torch.tensor([1]), torch.tensor([1, -1]), torch.tensor([0, 3]), torch.tensor(1), torch.tensor([3.0, 3.0]))
+    for drafted in (*wrong, [1, None]):
         with pytest.raises(
-            InputError, match=r"num_draft_tokens: expected a tensor \[2\], each entry at least \[1, 0\]"
+            InputError, match=r"num_draft_tokens: expected a tensor \[2\] of integers, each at least \[1, 0\]"
         ):
             metrics.update(result([1, 0], [2, 1]), drafted)
     assert metrics == AcceptanceMetrics()

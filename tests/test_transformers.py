@@ -681,16 +681,49 @@ def test_unknown_strategy_shows_at_once() -> None:
         (PROMPT[0], 4, "one sequence"),
         (PROMPT[:, :0], 4, "n >= 1"),
         (PROMPT.float(), 4, "float32"),
+        (PROMPT.tolist(), 4, "input_ids: expected a torch.Tensor, got list"),
+        (PROMPT + 97, 4, r"expected ids in \[0, 97\), the target's vocabulary, got 100 to"),
+        (PROMPT - 97, 4, r"expected ids in \[0, 97\), the target's vocabulary, got -94 to"),
         (PROMPT, -1, "max_new_tokens"),
+        (PROMPT, 4.0, "max_new_tokens"),
     ],
 )
-def test_steps_refuses(target: Any, draft: Any, ids: torch.Tensor, max_new_tokens: int, message: str) -> None:
+def test_steps_refuses(target: Any, draft: Any, ids: Any, max_new_tokens: Any, message: str) -> None:
     """At the call, not at the first step."""
     with pytest.raises(InputError, match=message):
         SpeculativeDecoder(target=target, draft=draft).steps(ids, max_new_tokens)
 
 
+def test_one_end_of_text_is_no_collection(target: Any, draft: Any) -> None:
+    with pytest.raises(InputError, match="eos_token_ids: expected a collection of ids, got 3"):
+        SpeculativeDecoder(target=target, draft=draft).steps(PROMPT, 4, eos_token_ids=3)  # type: ignore[arg-type]
+
+
+def test_more_tokens_than_learned_positions() -> None:
+    config = transformers.GPT2Config(vocab_size=97, n_positions=8, n_embd=8, n_layer=1, n_head=2, eos_token_id=None)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    steps = SpeculativeDecoder(target=model, draft=model, num_draft_tokens=2, rng=0).steps(PROMPT, 20)
+    with pytest.raises(InputError, match=r"GPT2LMHeadModel cannot run \d+ tokens .*max_position_embeddings = 8"):
+        list(steps)
+
+
+@pytest.mark.parametrize("damage", [b"short", None])
+def test_a_damaged_model_is_a_clear_error(damage: bytes | None, tmp_path: Path) -> None:
+    for file in Path(TARGET).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(damage or (TARGET / "model.safetensors").read_bytes()[:100])
+    with pytest.raises(InputError, match=r"target: .* cannot be loaded as a model folder"):
+        load_pair(target=tmp_path)
+
+
+def test_a_device_that_there_is_not() -> None:
+    with pytest.raises(InputError, match="device 'foo'"):
+        load_pair(device="foo")
+
+
 def test_decoder_refuses(target: Any, draft: Any) -> None:
+    with pytest.raises(InputError, match=r"sampling: expected SamplingParams, got \{'temperature': 1\}"):
+        SpeculativeDecoder(target=target, draft=draft, sampling={"temperature": 1})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="num_draft_tokens"):
         SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=-1)
     with pytest.raises(InputError, match="draft: expected a transformers"):

@@ -204,7 +204,8 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
         seed: Of the rows and the streams; other seeds give other rows.
 
     Raises:
-        InputError: Rows of the bundled pair are wanted, but not that vocabulary, or transformers is missing.
+        InputError: Rows of the bundled pair are wanted, but not that vocabulary or not of that length, or transformers
+            is missing.
     """
     device = torch.device(device)
     make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
@@ -285,9 +286,15 @@ def _pair_logits(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     steps = _pair_steps(workload.num_draft_tokens)
     third = len(steps) // 3
+    if not third:
+        msg = (
+            f"num_draft_tokens: expected so few that the bundled pair's texts have 3 steps of them, got "
+            f"{workload.num_draft_tokens}, of which they have {len(steps)}: draft fewer, or take synthetic rows"
+        )
+        raise InputError(msg)
     start = {"low": 0, "medium": third, "high": 2 * third}[workload.acceptance]
-    # Evenly spread over the third, and round again where the batch is larger.
-    stride = max(third // workload.num_requests, 1)
+    # Evenly spread over the third, and round again where that is needed, by a stride that comes by every step.
+    stride = next(n for n in range(max(third // workload.num_requests, 1), 0, -1) if math.gcd(n, third) == 1)
     first = seed * workload.num_requests
     chosen = [steps[start + index * stride % third] for index in range(first, first + workload.num_requests)]
     target, draft, ids = (torch.stack(rows).to(device) for rows in zip(*chosen, strict=True))

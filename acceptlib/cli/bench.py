@@ -18,7 +18,15 @@ from acceptlib.cli import format as table
 from acceptlib.cli import models, report
 from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr, stdout
 from acceptlib.cli.format import Column, Format, check_ending
-from acceptlib.cli.options import FormatOption, MinPOption, TopKOption, TopPOption, device_of
+from acceptlib.cli.options import (
+    FormatOption,
+    MinPOption,
+    OptionOption,
+    TopKOption,
+    TopPOption,
+    device_of,
+    strategy_of,
+)
 
 if TYPE_CHECKING:
     from acceptlib.benchmarks.measure import Make, Row
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
 
 DEFAULT_SHAPES: Final = "1x5,8x5"
+
+NO_MEMORY: Final = "can't allocate memory"
+"""In the error of torch's CPU allocator, which has no class of its own."""
 
 COLUMNS: Final = (
     Column("from", expendable=1),
@@ -107,6 +118,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             metavar="A,B", help="flashinfer, transformers, vllm, or none; those that can be imported if left out."
         ),
     ] = None,
+    option: OptionOption = None,
     backend: Annotated[Backend, typer.Option(help="Engine of the strategies.")] = Backend.auto,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if left out and there is one.")] = None,
     form: FormatOption = Format.plain,
@@ -127,7 +139,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     report.check_plot(plot)
     if rows is Source.pair:
         models.prepare()
-    strategies = _strategies(names, backend.value)
+    strategies = _strategies(names, option or [], backend.value)
     where = device_of(device)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
@@ -150,7 +162,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         _run(todo, strategies, found, where, measured, quiet=bool(quiet))
     except KeyboardInterrupt:
         interrupted = True
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
+            raise
         msg = f"out of memory on {where}: give smaller --shapes or --vocab-size ({str(error).split('.')[0]})"
         raise CommandError(msg) from None
     if measured:
@@ -281,8 +295,15 @@ def _microseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"  # noqa: PLR2004 - three digits
 
 
-def _strategies(names: Sequence[str] | None, backend: Choice) -> dict[str, Make]:
-    """Return what makes each strategy; a name that does not exist is an error before anything runs."""
+def _strategies(names: Sequence[str] | None, assignments: Sequence[str], backend: Choice) -> dict[str, Make]:
+    """Return what makes each strategy; a name or an option that does not exist is an error before anything runs."""
+    if assignments:
+        if names is None or len(names) != 1:
+            msg = "-o: expected one strategy to give options to"
+            raise CommandError(msg)
+        strategy = strategy_of(names[0], None, assignments, names[0])
+        options = strategy.options.model_dump()
+        return {strategy.name: lambda: type(strategy)(backend=backend, **options)}
     entries = [registry.find(name) for name in names or registry.available()]
     return {entry.strategy.name: (lambda entry=entry: entry.strategy(backend=backend)) for entry in entries}  # type: ignore[misc]
 

@@ -66,6 +66,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     check_ending(output, report.FILE_ENDINGS, "--output")
     report.check_plot(plot)
     lengths = _lengths(num_draft_tokens)
+    if plot is not None and min(lengths) > comparison.LONGEST_EXACT:
+        msg = f"--plot: there is no distance to draw beyond K = {comparison.LONGEST_EXACT}: give a smaller one as well"
+        raise CommandError(msg)
     cases = _cases(strategies, config)
     pair = models.load(target, draft)
     settings = comparison.Settings(

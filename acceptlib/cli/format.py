@@ -9,6 +9,7 @@ import math
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -213,17 +214,20 @@ def to_csv(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> s
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: an interruption leaves what was there before.
+    """Write a file whole or not at all: an interruption leaves what was there before; a link and a mode stay.
 
     Raises:
         CommandError: The folder does not exist or cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
+    path = path.resolve()
     # Beside the file, since a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:
             temporary.write_bytes(data)
+            if path.exists():
+                shutil.copymode(path, temporary)
             os.replace(temporary, path)  # noqa: PTH105 - the call that is atomic, by its name
         finally:
             temporary.unlink(missing_ok=True)

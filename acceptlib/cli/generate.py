@@ -27,6 +27,7 @@ from acceptlib.cli.options import (
     TopPOption,
     strategy_of,
 )
+from acceptlib.errors import AcceptlibError
 from acceptlib.metrics import AcceptanceMetrics
 from acceptlib.sampling import SamplingParams
 
@@ -130,6 +131,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
                 _print_piece(console, stream.add(token_id), kind)
     except KeyboardInterrupt:
         interrupted = True
+    except AcceptlibError:
+        console.print()  # the message begins a line
+        raise
     _print_piece(console, stream.finish(), kind)
     console.print("\n")
     _print_figures(console, repr(chosen), metrics, tokens / seconds if seconds else 0.0)

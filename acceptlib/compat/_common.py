@@ -97,6 +97,9 @@ def request_streams(
     seeds = acceptlib.Rng.of(None, num_requests, device).seeds
     rng = acceptlib.Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
     for request, generator in generators.items():
+        if not isinstance(generator, torch.Generator):
+            msg = f"generators: expected a torch.Generator for request {request}, got {generator!r}"
+            raise InputError(msg)
         if 0 <= request < num_requests:
             rng.seeds[request].random_(generator=generator)
     return rng

@@ -28,6 +28,7 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
         InputError: Shapes, dtypes or devices do not fit.
     """
     expect("candidate_tokens", candidate_tokens, ("K",))
+    expect("target_dists", target_dists, ("K+1", "V"))
     result = create("greedy").verify(
         candidate_tokens[None],
         target_logits=as_rows(target_dists)[None],  # for whose argmax nothing has to be normalised
@@ -56,6 +57,8 @@ def speculative_sampling(
         InputError: Shapes, dtypes or devices do not fit.
     """
     expect("candidate_tokens", candidate_tokens, ("K",))
+    expect("target_dists", target_dists, ("K+1", "V"))
+    expect("proposal_dists", proposal_dists, ("K", "V"))
     result = create("rejection").verify(
         candidate_tokens[None], target_probs=as_rows(target_dists)[None], draft_probs=as_rows(proposal_dists)[None]
     )

@@ -11,6 +11,7 @@ import torch
 from acceptlib.demo import DRAFT, TARGET
 from acceptlib.errors import InputError
 from acceptlib.integrations.decoder import import_transformers
+from acceptlib.tensors import as_device
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ def load_pair(
         device: Where both go. On the CPU they are float32, elsewhere of the dtype they were saved in.
 
     Raises:
-        InputError: transformers is missing, a model is not there or cannot be loaded, or the two tokenizers'
-            vocabularies differ.
+        InputError: transformers is missing, there is no such device, a model is not there or cannot be loaded, or the
+            two tokenizers' vocabularies differ.
     """
     transformers = import_transformers()
-    device = torch.device(device)
+    device = as_device(device)
     names = {"target": TARGET if target is None else target, "draft": DRAFT if draft is None else draft}
     tokenizers = {role: _load(transformers.AutoTokenizer, role, name) for role, name in names.items()}
     vocabularies = {role: tokenizer.get_vocab() for role, tokenizer in tokenizers.items()}
@@ -76,7 +77,7 @@ def _load(loader: Any, role: str, name: str | Path, **options: Any) -> Any:
         raise InputError(msg)
     try:
         return loader.from_pretrained(str(path) if is_local else name, local_files_only=is_local, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each file format has errors of its own
         what = "as a model folder" if is_local else "from the Hugging Face hub, and there is no such folder"
         msg = f"{role}: {str(name)!r} cannot be loaded {what}: {error}"
         raise InputError(msg) from error

@@ -119,6 +119,27 @@ class Plan:
                     f"Available: {', '.join(sorted(known))}."
                 )
                 raise StrategyDefinitionError(msg)
+        if rule:
+            self._try(rule, role)
+
+    def _try(self, rule: Rule, role: str) -> None:
+        """Evaluate a rule on two tokens at once: a branch on what differs between them cannot be taken for both."""
+        some = np.full(2, 0.5)
+        values: dict[str, Value] = {
+            name: some < 1 if name.startswith("is_") else some
+            for name in rule.names
+            if not isinstance(self.constants.get(name), int | float)
+        }
+        try:
+            with np.errstate(all="ignore"):
+                call(rule, values, self.constants)
+        except Exception as error:
+            if "ambiguous" in str(error):
+                msg = (
+                    f"strategy {self.name!r}: rule {role!r} branches on values that differ from token to token. An "
+                    "`if` may ask for options alone: use acceptlib.ops.where for the rest."
+                )
+                raise StrategyDefinitionError(msg) from error
 
     @cached_property
     def reads(self) -> frozenset[str]:

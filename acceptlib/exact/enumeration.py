@@ -83,7 +83,8 @@ def law(
         strategy: Any strategy that is given by rules.
         target: Rows [K+1, V] of probabilities, the same whatever was drafted; or a function from the tokens so far to a
             row [V], as a real model is.
-        draft: Rows [K, V] or such a function; the drafted tokens are drawn from it. None with `draft_token_ids`.
+        draft: Rows [K, V'] or such a function; the drafted tokens are drawn from it. V' is at most V. None with
+            `draft_token_ids`.
         num_draft_tokens: K, needed where `target` is a function.
         draft_token_ids: A fixed draft of K tokens: one-hot rows where `draft` is None (an n-gram), otherwise the law
             given it.
@@ -99,11 +100,11 @@ def law(
         StrategyDefinitionError: A rule returns NaN.
     """
     plan, given = plan_of(strategy), num_draft_tokens
+    target_at = as_model(target)
     num_draft_tokens = length_of(target, given)
     if draft is None and draft_token_ids is None:
         msg = "expected a draft, or draft_token_ids for a one-hot draft, got neither"
         raise InputError(msg)
-    target_at = as_model(target)
     vocab_size = len(target_at(()))
     draft_at = None if draft is None else as_model(draft, vocab_size)
     # Rows beyond a length that was given are left out. Without one they mean that the target's bonus row is missing.
@@ -389,14 +390,20 @@ def as_model(rows: torch.Tensor | Model, vocab_size: int | None = None) -> Model
     """Return rows as a function, or a function that checks, normalises and keeps what `rows` returns.
 
     Raises:
-        InputError: When called, where a row is no law over `vocab_size` entries.
+        InputError: They are neither a tensor nor a function; when called, where a row is no law over `vocab_size`
+            entries.
     """
+    if not isinstance(rows, torch.Tensor) and not callable(rows):
+        msg = f"rows: expected a torch.Tensor or a function of the tokens so far, got {type(rows).__name__}"
+        raise InputError(msg)
     known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def row(prefix: tuple[int, ...]) -> torch.Tensor:
         if prefix not in known:
             given = rows[len(prefix)] if isinstance(rows, torch.Tensor) else rows(prefix)
             exact = torch.as_tensor(given, dtype=torch.float64)
+            if vocab_size is not None and exact.ndim == 1 and len(exact) < vocab_size:
+                exact = functional.pad(exact, (0, vocab_size - len(exact)))  # a draft's vocabulary may be narrower
             total = exact.sum()
             law = exact.ndim == 1 and vocab_size in {None, len(exact)} and bool((exact >= 0).all())
             if not law or not abs(float(total) - 1) <= ROW_TOLERANCE:

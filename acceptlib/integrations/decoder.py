@@ -122,6 +122,9 @@ class SpeculativeDecoder:
         for role, model in (("target", target), ("draft", draft)):
             _check_model(role, model)
         for name, params in (("sampling", sampling), ("draft_sampling", draft_sampling)):
+            if not isinstance(params, SamplingParams | None):
+                msg = f"{name}: expected SamplingParams, got {params!r}"
+                raise InputError(msg)
             if params is not None and params.allowed_token_bitmask is not None:
                 msg = f"{name}.allowed_token_bitmask: expected None, a mask changes from row to row: pass a processor"
                 raise InputError(msg)
@@ -148,17 +151,28 @@ class SpeculativeDecoder:
             An iterator; a step is computed when it is asked for.
 
         Raises:
-            InputError: The prompt's shape or dtype does not fit, or `max_new_tokens` < 0.
+            InputError: The prompt's shape or dtype does not fit, it has ids beyond the target's vocabulary, or
+                `max_new_tokens` < 0; while iterating, where a model cannot run as many tokens.
             StatusError: While iterating: a model's row has no law (NaN).
         """
+        if not isinstance(input_ids, torch.Tensor):
+            msg = f"input_ids: expected a torch.Tensor, got {type(input_ids).__name__}"
+            raise InputError(msg)
         if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 1:  # noqa: PLR2004
             msg = f"input_ids: expected [1, n] with n >= 1, one sequence at a time, got {list(input_ids.shape)}"
             raise InputError(msg)
         if input_ids.dtype not in {torch.int32, torch.int64}:
             msg = f"input_ids: expected int32 or int64, got {str(input_ids.dtype).removeprefix('torch.')}"
             raise InputError(msg)
-        if max_new_tokens < 0:
-            msg = f"max_new_tokens: expected an int >= 0, got {max_new_tokens}"
+        lowest, highest, size = int(input_ids.min()), int(input_ids.max()), _vocab_size(self.target)
+        if lowest < 0 or highest >= size:
+            msg = f"input_ids: expected ids in [0, {size}), the target's vocabulary, got {lowest} to {highest}"
+            raise InputError(msg)
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+            msg = f"max_new_tokens: expected an int >= 0, got {max_new_tokens!r}"
+            raise InputError(msg)
+        if not isinstance(eos_token_ids, Collection):
+            msg = f"eos_token_ids: expected a collection of ids, got {eos_token_ids!r}"
             raise InputError(msg)
         return self._run(input_ids, max_new_tokens, frozenset(eos_token_ids))
 
@@ -193,7 +207,15 @@ class _CachedModel:
             # embed may be replaced; only acceptance could suffer.
             fed = fed.clamp(max=self.largest_id)
         keep = {"logits_to_keep": count} if self.keep_rows else {}
-        output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **keep)
+        try:
+            output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **keep)
+        except IndexError as error:  # of learned positions, on a CPU
+            longest = getattr(self.model.config, "max_position_embeddings", None)
+            msg = (
+                f"{type(self.model).__name__} cannot run {token_ids.shape[1]} tokens ({error}); its config says "
+                f"max_position_embeddings = {longest}: give a shorter prompt, or ask for fewer tokens"
+            )
+            raise InputError(msg) from error
         self.length = token_ids.shape[1]
         rows: torch.Tensor = output.logits[0, -count:, : self.vocab_size].to(token_ids.device, torch.float32)
         return rows

@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from acceptlib.engine.backends import Choice
 from acceptlib.errors import BackendError, InputError, suggest
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
+from acceptlib.tensors import as_device
 from acceptlib.testing import checks
 from acceptlib.testing.batches import mixed
 from acceptlib.testing.subject import ConformanceError, Skipped, Subject, VerifyArguments, no_arguments
+
+if TYPE_CHECKING:
+    import torch
 
 NOTHING_EXPECTED: Mapping[str, str] = MappingProxyType({})
 
@@ -115,12 +117,7 @@ def make_subject(
         InputError: There is no such device.
         BackendError: The backend asked for cannot run a plain call.
     """
-    try:
-        subject = Subject(strategy, torch.device(device), verify_arguments)
-        torch.empty(0, device=subject.device)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
-        raise InputError(msg) from None
+    subject = Subject(strategy, as_device(device), verify_arguments)
     if backend is not None:
         subject = subject.on_backend(backend)
     if subject.strategy.backend == "triton":
