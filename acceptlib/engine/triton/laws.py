@@ -101,7 +101,8 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
         store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
     if CALL.logits[MODEL]:
         factor = factor_of(model, CALL, MODEL)
-        # A greedy request needs no sum. In small batches a branch takes longer, unless all are to be greedy.
+        # A greedy request needs no sum, but in small batches the branch takes longer. It stays where a strategy asks
+        # for argmaxes: its requests may all be greedy.
         if (factor > 0) | (not (CALL.loops or CALL.best[MODEL])):
             if CALL.entropy and MODEL == TARGET:
                 total, bits = sum_exp_and_bits(x, maximum, factor)
