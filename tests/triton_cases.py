@@ -54,7 +54,7 @@ class Acme(acceptlib.AcceptanceStrategy):
     """A third party's strategy, which uses what a rule may use besides the vocabulary."""
 
     name = "acme"
-    traits = acceptlib.Traits(guarantee="lossy", bound="none", stop="window", window=2)
+    traits = acceptlib.Traits(guarantee="lossy", bound="none", stop="window", window=2, top_k=3)
 
     class Options(acceptlib.Options):
         """Options of `acme`."""
