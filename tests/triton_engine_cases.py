@@ -116,7 +116,12 @@ COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given", 
 # Sampling parameters of one model's rows, the other's read beside: with top-k, and cuts found by stages of their own.
 COMPILED_FILTERED = (("rejection", "filtered-target"), ("rejection", "filtered-draft"))
 # All of them on both models' rows; masses; draws by a law.
-COMPILED_MORE = (("rejection", "filtered-constrained"), ("block", "min-p-target"), ("rejection", "logits-one-hot"))
+COMPILED_MORE = (
+    ("rejection", "filtered-constrained"),
+    ("block", "min-p-target"),
+    ("rejection", "logits-one-hot"),
+    ("forgetful", "filtered-draft"),  # by the law of one model beside filters of the other
+)
 engine.schedule = engine.schedule.__wrapped__  # for tests change what it depends on
 
 KINDS = {
