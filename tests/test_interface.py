@@ -359,8 +359,11 @@ def test_a_branch_on_an_option() -> None:
         def accept(target_prob: Any, careful: Any) -> Any:
             return target_prob if careful > 0 else 1.0
 
-    probs = torch.full((1, 3, 4), 0.25)
-    assert Switch().verify(torch.zeros(1, 2, dtype=torch.int64), target_probs=probs, rng=0).num_accepted.tolist()
+    numbers = acceptlib.Uniforms(accept=torch.tensor([[0.2, 0.3]], dtype=torch.float64), emit=torch.tensor([1]))
+    call = {"target_probs": torch.full((1, 3, 4), 0.25), "uniforms": numbers}
+    for careful, accepted in ((1.0, 1), (0.0, 2)):
+        result = Switch(careful=careful).verify(torch.zeros(1, 2, dtype=torch.int64), **call)
+        assert result.num_accepted.tolist() == [accepted]
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

@@ -134,6 +134,7 @@ class Plan:
             with np.errstate(all="ignore"):
                 call(rule, values, self.constants)
         except Exception as error:
+            # What else is wrong shows on real values.
             if "ambiguous" in str(error):
                 msg = (
                     f"strategy {self.name!r}: rule {role!r} branches on values that differ from token to token. An "
