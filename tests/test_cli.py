@@ -218,6 +218,31 @@ class TestGenerate:
         assert "\x1b" not in text
 
     @pytest.mark.usefixtures("loaded")
+    def test_tabs_stay(self) -> None:
+        assert run("generate", "a\tb", "--max-new-tokens", "1").stdout.startswith("a\tb")
+
+    def test_tau_is_of_the_text(self, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What a step emitted behind the end of the text is not in it."""
+        arguments = ["generate", "x = 1", "--num-draft-tokens", "8", "--max-new-tokens", "40", "--seed", "1"]
+
+        def steps() -> list[Any]:
+            ids, chosen = models.encode(loaded, "x = 1"), acceptlib.create("rejection")
+            options = {"num_draft_tokens": 8, "max_new_tokens": 40, "seed": 1}
+            return list(models.steps(loaded, chosen, ids, sampling=SamplingParams(), **options))
+
+        seen: set[int] = set()
+        for step in steps():
+            if step.num_accepted > 1 and step.token_ids[0] not in seen:
+                break
+            seen.update(step.token_ids)
+        end = step.token_ids[0]  # a drafted token that stands, and others behind it
+        monkeypatch.setattr(loaded.target.generation_config, "eos_token_id", end)
+        cut = steps()
+        assert len(cut[-1].token_ids) < int(cut[-1].result.num_emitted[0])
+        tau = sum(len(step.token_ids) for step in cut) / len(cut)
+        assert re.search(rf"^tau +{tau:.2f} ", run(*arguments).stdout, re.MULTILINE)
+
+    @pytest.mark.usefixtures("loaded")
     def test_an_error_begins_a_line(self, tmp_path: Path) -> None:
         config = tmp_path / "triton.json"
         config.write_text('{"acceptance": {"strategy": "rejection", "backend": "triton"}}')

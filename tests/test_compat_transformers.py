@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -134,6 +135,28 @@ def test_restored_after_an_error_and_when_nested() -> None:
         assert utils._speculative_sampling is outer
     with patch(), pytest.raises(StatusError):
         utils._speculative_sampling(torch.tensor([[0, 1]]), torch.zeros(1, 1, 4), 1, torch.full((1, 2, 4), torch.nan))
+    assert utils._speculative_sampling is ORIGINAL
+
+
+def test_contexts_of_two_threads_that_overlap() -> None:
+    """The one opened last counts, whichever closes first."""
+    opened, closed = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with patch("typical"):
+            opened.set()
+            closed.wait()
+
+    thread = threading.Thread(target=work)
+    with patch("block"):
+        outer = utils._speculative_sampling
+        thread.start()
+        opened.wait()
+        inner = utils._speculative_sampling
+    assert inner not in {outer, ORIGINAL}
+    assert utils._speculative_sampling is inner
+    closed.set()
+    thread.join()
     assert utils._speculative_sampling is ORIGINAL
 
 

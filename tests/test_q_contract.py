@@ -137,6 +137,8 @@ def test_chunks_and_placeholders_change_nothing(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_drafted_passes() -> None:
+    check_draft_contract(torch.empty(0, 4, dtype=torch.int64))
+    check_draft_contract(torch.empty(4, 0, dtype=torch.int64))
     check_draft_contract(torch.empty(0, dtype=torch.int64), draft_probs=torch.empty(0, VOCAB))
     check_draft_contract(torch.full((3,), -1), draft_probs=SHARED[:3].softmax(-1))
 
@@ -146,6 +148,8 @@ def test_nothing_drafted_passes() -> None:
     [
         ({"draft_probs": SHARED, "draft_logits": SHARED}, "at most one"),
         ({"draft_probs": SHARED, "sampling": SamplingParams(top_k=3)}, "draft_logits"),
+        ({"draft_probs": SHARED}, "draft_probs: expected probabilities, got -"),
+        ({"draft_probs": -SHARED.softmax(-1)}, "draft_probs: expected probabilities, got -"),
         ({"draft_probs": SHARED[:5]}, r"expected \[5\], a token a row, got \[400\]"),
     ],
 )

@@ -591,13 +591,79 @@ def test_what_a_step_says(target: Any, draft: Any) -> None:
         assert 0 < step.verify_seconds < 10
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_no_default_dtype_matters(target: Any, draft: Any, dtype: torch.dtype) -> None:
+    def text(length: int) -> list[list[int]]:
+        steps = SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=3, rng=0).steps(PROMPT, length)
+        return [step.token_ids for step in steps]
+
+    expected = [text(length) for length in (1, 7)]
+    torch.set_default_dtype(dtype)
+    try:
+        assert [text(length) for length in (1, 7)] == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_draft_may_be_bound_beforehand(target: Any, draft: Any) -> None:
     expected = target.generate(PROMPT, do_sample=False, max_new_tokens=10)
     loop = custom_generate("greedy", assistant_model=draft)
     assert torch.equal(target.generate(PROMPT, custom_generate=loop, do_sample=False, max_new_tokens=10), expected)
 
 
+def test_models_that_count_positions_otherwise() -> None:
+    """`generate` passes positions from 0; by itself a RoBERTa begins behind its padding token's id."""
+    config = transformers.RobertaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        is_decoder=True,
+        initializer_range=0.3,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    target = transformers.RobertaForCausalLM(config).eval()
+    with torch.no_grad():
+        target.roberta.embeddings.position_embeddings.weight.normal_(0, 1)
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=20)
+    assert torch.equal(generate(target, perturbed(target, 0.02), do_sample=False, max_new_tokens=20), expected)
+
+
+def test_models_that_take_images_too() -> None:
+    """For these `generate` passes an empty mapping that nobody gave it."""
+    text = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, initializer_range=0.3, eos_token_id=None,
+    )  # fmt: skip
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=96)
+    target = transformers.LlavaForConditionalGeneration(config).eval()
+    expected = target.generate(PROMPT, do_sample=False, max_new_tokens=20)
+    assert torch.equal(generate(target, perturbed(target, 0.02), do_sample=False, max_new_tokens=20), expected)
+
+
+@pytest.mark.parametrize("name", ["output_attentions", "output_hidden_states", "output_scores"])
+def test_extra_outputs_of_a_text_alone(target: Any, draft: Any, name: str) -> None:
+    """Plain `generate` returns the same tensor with them, so this does too."""
+    options = {"do_sample": False, "max_new_tokens": 6}
+    assert torch.equal(generate(target, draft, **options, **{name: True}), target.generate(PROMPT, **options))
+
+
 # What is refused
+
+
+class Guided(transformers.UnbatchedClassifierFreeGuidanceLogitsProcessor):
+    """A caller's own kind of a processor that keeps a state."""
+
+
+def test_a_processor_derived_from_one_with_a_state(target: Any, draft: Any) -> None:
+    with pytest.raises(InputError, match="guidance_scale=None"):
+        generate(target, draft, logits_processor=[Guided(1.5, target)], do_sample=False, max_new_tokens=4)
 
 
 def filled_cache() -> Any:
@@ -615,6 +681,11 @@ REFUSED = {
         {"do_sample": False, "return_dict_in_generate": True, "output_logits": True},
         "output_logits=False",
     ),
+    "output_attentions": (
+        {"do_sample": False, "return_dict_in_generate": True, "output_attentions": True},
+        "output_attentions=False",
+    ),
+    "prefill_chunk_size": ({"do_sample": False, "prefill_chunk_size": 2}, "prefill_chunk_size=None"),
     "use_cache": ({"do_sample": False, "use_cache": False}, "use_cache=True"),
     "filled cache": ({"do_sample": False, "past_key_values": filled_cache()}, "past_key_values"),
     "batch": ({"do_sample": False, "ids": PROMPT.repeat(2, 1)}, "got \\[2, 5\\]"),
@@ -699,12 +770,36 @@ def test_one_end_of_text_is_no_collection(target: Any, draft: Any) -> None:
         SpeculativeDecoder(target=target, draft=draft).steps(PROMPT, 4, eos_token_ids=3)  # type: ignore[arg-type]
 
 
-def test_more_tokens_than_learned_positions() -> None:
-    config = transformers.GPT2Config(vocab_size=97, n_positions=8, n_embd=8, n_layer=1, n_head=2, eos_token_id=None)
-    model = transformers.GPT2LMHeadModel(config).eval()
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("GPT2LMHeadModel", {}),  # an IndexError
+        ("GPTJForCausalLM", {"rotary_dim": 4}),  # a RuntimeError
+    ],
+)
+def test_more_tokens_than_learned_positions(family: str, options: dict[str, Any]) -> None:
+    model = getattr(transformers, family)
+    sizes = {"n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": None} | options
+    model = model(model.config_class(vocab_size=97, **sizes)).eval()
     steps = SpeculativeDecoder(target=model, draft=model, num_draft_tokens=2, rng=0).steps(PROMPT, 20)
-    with pytest.raises(InputError, match=r"GPT2LMHeadModel cannot run \d+ tokens .*max_position_embeddings = 8"):
+    with pytest.raises(InputError, match=rf"{family} cannot run \d+ tokens .* positions for 8: give a shorter prompt"):
         list(steps)
+
+
+def test_another_runtime_error_is_no_matter_of_positions(target: Any) -> None:
+    broken = copy.deepcopy(target)
+    broken.lm_head.weight = torch.nn.Parameter(torch.zeros(97, 5))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
+
+
+def test_a_model_that_keeps_no_cache_is_refused(target: Any) -> None:
+    """It would see the newest tokens alone from the second step on."""
+    config = transformers.OpenAIGPTConfig(vocab_size=97, n_positions=64, n_embd=8, n_layer=1, n_head=2)
+    model = transformers.OpenAIGPTLMHeadModel(config).eval()
+    for models in ((model, target), (target, model)):
+        with pytest.raises(InputError, match=r"OpenAIGPTLMHeadModel leaves past_key_values as they are"):
+            next(SpeculativeDecoder(target=models[0], draft=models[1], sampling=GREEDY).steps(PROMPT, 4))
 
 
 @pytest.mark.parametrize("damage", [b"short", None])

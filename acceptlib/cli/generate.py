@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console  # noqa: TC002 - rich is loaded anyway
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -111,7 +112,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     console = stdout()
     metrics = AcceptanceMetrics()
     stream = TextStream(pair.tokenizer, input_ids[0].tolist())
-    console.print(Text(printable(text), style="dim"), end="", soft_wrap=True)
+    _print_as_it_is(console, printable(text), "dim")
     seconds, tokens, kind, interrupted = 0.0, 0, "accepted", False
     try:
         steps = models.steps(
@@ -136,7 +137,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         raise
     _print_piece(console, stream.finish(), kind)
     console.print("\n")
-    _print_figures(console, repr(chosen), metrics, tokens / seconds if seconds else 0.0)
+    _print_figures(console, repr(chosen), metrics, tokens, seconds)
     if interrupted:
         complain("interrupted")
         raise typer.Exit(INTERRUPTED)
@@ -153,10 +154,16 @@ def _print_piece(console: Console, piece: str, kind: str) -> None:
     if piece:
         # An underlined blank would look like a character.
         blanks = len(piece) - len(piece.lstrip())
-        console.print(Text(piece[:blanks]).append(piece[blanks:], style=STYLES[kind]), end="", soft_wrap=True)
+        _print_as_it_is(console, piece[:blanks])
+        _print_as_it_is(console, piece[blanks:], STYLES[kind])
 
 
-def _print_figures(console: Console, call: str, metrics: AcceptanceMetrics, tokens_per_second: float) -> None:
+def _print_as_it_is(console: Console, text: str, style: str = "") -> None:
+    """Print without wrapping lines or expanding tabs."""
+    console.print(Segments([Segment(text, console.get_style(style))]), end="", soft_wrap=True)
+
+
+def _print_figures(console: Console, call: str, metrics: AcceptanceMetrics, tokens: int, seconds: float) -> None:
     if console.is_terminal:
         legend = Text("  ").join(Text(kind, style=style) for kind, style in STYLES.items())
         console.print(legend)
@@ -169,13 +176,13 @@ def _print_figures(console: Console, call: str, metrics: AcceptanceMetrics, toke
     table.add_column(style="dim")
     table.add_row(
         "tau",
-        f"{metrics.mean_acceptance_length:.2f}",
+        f"{tokens / metrics.num_steps:.2f}",  # without what was emitted behind the end of the text
         f"emitted tokens a step, {metrics.num_steps} step{'s' * (metrics.num_steps != 1)}",
     )
     if metrics.num_draft_tokens:
         counts = f"{metrics.num_accepted_tokens} of {metrics.num_draft_tokens} drafted tokens"
         table.add_row("accepted", f"{metrics.draft_acceptance_rate:.1%}", counts)
-    table.add_row("speed", f"{tokens_per_second:.0f}", "tokens per second")
+    table.add_row("speed", f"{tokens / seconds:.0f}", "tokens per second")
     console.print(table)
     if not metrics.drafted_at:
         return

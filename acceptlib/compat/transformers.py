@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,12 +17,18 @@ __all__ = ["patch"]
 REPLACED = "_speculative_sampling"
 """The function of `transformers.generation.utils` that decides on sampled drafts, from 4.57 to 5.23 at least."""
 
+_INSTALLED: list[Callable[..., Any]] = []
+"""What was there before, and the functions of open contexts, of which the last one is in its place."""
+
+_LOCK = threading.Lock()
+
 
 @contextlib.contextmanager
 def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterator[None]:
     """Let `generate(assistant_model=..., do_sample=True)` use a strategy while the context is open.
 
-    What was there before is restored at the end, also after an error. The replacement holds for the whole process.
+    What was there before is restored at the end, also after an error. The replacement holds for the whole process; of
+    contexts that are open at a time, in several threads too, the one opened last counts.
     Random numbers come from torch's default generator, so `torch.manual_seed` makes a text reproducible.
 
     With `do_sample=False`, and for drafts without logits (prompt lookup), transformers compares drafted tokens with the
@@ -39,7 +46,6 @@ def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterato
         msg = f"strategy: expected a name or what acceptlib.create returns, got {strategy!r}"
         raise InputError(msg)
     utils = _generation_utils()
-    original = getattr(utils, REPLACED)
 
     def speculative_sampling(  # transformers' signature, of 4.57 and of 5.x
         candidate_input_ids: torch.Tensor,
@@ -67,11 +73,19 @@ def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterato
             n_matches -= 1
         return result.output_token_ids[:, : int(n_matches) + 1].to(candidate_input_ids.dtype), n_matches
 
-    setattr(utils, REPLACED, speculative_sampling)
+    with _LOCK:
+        if not _INSTALLED:
+            _INSTALLED.append(getattr(utils, REPLACED))
+        _INSTALLED.append(speculative_sampling)
+        setattr(utils, REPLACED, speculative_sampling)
     try:
         yield
     finally:
-        setattr(utils, REPLACED, original)
+        with _LOCK:
+            _INSTALLED.remove(speculative_sampling)
+            setattr(utils, REPLACED, _INSTALLED[-1])
+            if len(_INSTALLED) == 1:
+                _INSTALLED.clear()
 
 
 def _generation_utils() -> Any:

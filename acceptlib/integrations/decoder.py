@@ -194,7 +194,7 @@ class _CachedModel:
         self.vocab_size = vocab_size
         self.largest_id = min(_vocab_size(model), vocab_size) - 1
         self.length = 0
-        self.keep_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.arguments = inspect.signature(model.forward).parameters
         # Without a config every layer keeps all it has seen, and a sliding window is a matter of the attention mask
         # alone: layers that forget cannot be rolled back in every version.
         self.cache = import_transformers().DynamicCache()
@@ -206,17 +206,25 @@ class _CachedModel:
             # Drafted tokens are drawn from the rows returned here whatever the draft was fed, so a token that it cannot
             # embed may be replaced; only acceptance could suffer.
             fed = fed.clamp(max=self.largest_id)
-        keep = {"logits_to_keep": count} if self.keep_rows else {}
+        length = token_ids.shape[1]
+        further: dict[str, Any] = {"logits_to_keep": count} if "logits_to_keep" in self.arguments else {}
+        if "position_ids" in self.arguments:  # as `generate` gives them: some models would count otherwise
+            further["position_ids"] = torch.arange(self.length, length, device=fed.device)[None]
         try:
-            output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **keep)
-        except IndexError as error:  # of learned positions, on a CPU
-            longest = getattr(self.model.config, "max_position_embeddings", None)
+            output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **further)
+        except (IndexError, RuntimeError) as error:  # the first of learned positions on a CPU, the second of any kind
+            longest = _most_positions(self.model)
+            if isinstance(error, RuntimeError) and not (longest and length > longest):
+                raise
             msg = (
-                f"{type(self.model).__name__} cannot run {token_ids.shape[1]} tokens ({error}); its config says "
-                f"max_position_embeddings = {longest}: give a shorter prompt, or ask for fewer tokens"
+                f"{type(self.model).__name__} cannot run {length} tokens ({error}); its config says that there are "
+                f"positions for {longest}: give a shorter prompt, or ask for fewer tokens"
             )
             raise InputError(msg) from error
-        self.length = token_ids.shape[1]
+        if self.cache.get_seq_length() != length:
+            msg = f"{type(self.model).__name__} leaves past_key_values as they are: expected a model that keeps a cache"
+            raise InputError(msg)
+        self.length = length
         rows: torch.Tensor = output.logits[0, -count:, : self.vocab_size].to(token_ids.device, torch.float32)
         return rows
 
@@ -259,7 +267,9 @@ class _Sequence:
         # Drafted tokens are written where emitted ones will be.
         laws = [self._draft(position) for position in range(num_draft_tokens)]
         draft_token_ids = self.token_ids[0, self.length : end].clone()
-        draft_probs = torch.cat(laws) if laws else torch.empty(0, self.vocab_size, device=self.device)
+        draft_probs = (
+            torch.cat(laws) if laws else torch.empty(0, self.vocab_size, dtype=torch.float32, device=self.device)
+        )
         target_logits = self._process(self.target.rows(self.token_ids[:, :end], num_draft_tokens + 1), end)
 
         # A `verify` of the strategy's own may know no state.
@@ -342,6 +352,11 @@ def _check_model(role: str, model: Any) -> None:
         kinds = ", ".join(sorted(recurrent))
         msg = f"{role}: expected attention layers, which can be rolled back, got {type(model).__name__} with {kinds}"
         raise InputError(msg)
+
+
+def _most_positions(model: Any) -> int | None:
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
 def _vocab_size(model: Any) -> int:

@@ -47,13 +47,18 @@ OTHER_MODES = {
     "use_mtp": (None, False),
     "speculation_type": (None,),
     "cache_implementation": (None, "dynamic"),
+    "prefill_chunk_size": (None,),
 }
 """Parameters of `generate` that ask for another decoding mode, with the values that do not; the last turns it off."""
 
 EXTRA_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
-# What `generate` itself puts beside the arguments of a decoding loop; anything else came from the caller.
-PREPARED = {"attention_mask", "position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep"}
+# What `generate` itself puts beside the arguments of a decoding loop; anything else came from the caller. Extra outputs
+# are no business of a text that is returned alone.
+PREPARED = {
+    *("attention_mask", "position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep"),
+    *EXTRA_OUTPUTS,
+}
 
 
 def custom_generate(
@@ -202,7 +207,9 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None
     if input_ids.ndim != 2 or input_ids.shape[0] != 1:  # noqa: PLR2004
         msg = f"input_ids: expected one sequence, [1, n], got {list(input_ids.shape)}. Generate sequences one by one."
         raise InputError(msg)
-    unknown = sorted(name for name, value in model_kwargs.items() if value is not None and name not in PREPARED)
+    # `generate` itself passes an empty mapping to models that take images too.
+    absent = {name for name, value in model_kwargs.items() if value is None or (isinstance(value, dict) and not value)}
+    unknown = sorted(model_kwargs.keys() - absent - PREPARED)
     if unknown:
         msg = f"{', '.join(unknown)}: not supported by custom_generate, which takes text prompts as input_ids alone"
         raise InputError(msg)
@@ -234,7 +241,7 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None
 def _split(processors: list[Any]) -> tuple[list[Any], SamplingParams]:
     """Split `generate`'s logits processors: those at the end become sampling parameters, those before them stay."""
     for processor in processors:
-        remedy = STATEFUL.get(type(processor).__name__)
+        remedy = next(filter(None, (STATEFUL.get(kind.__name__) for kind in type(processor).__mro__)), None)
         if remedy is not None:
             parameter = remedy.split("=", maxsplit=1)[0]
             msg = f"{parameter} is not supported by custom_generate: set {remedy} in generate or in the model's config"

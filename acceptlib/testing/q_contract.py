@@ -69,6 +69,9 @@ def check_draft_contract(
         raise InputError(msg)
     rows = law(draft_logits, sampling) if draft_logits is not None else draft_probs
     if rows is None:
+        if draft_token_ids.ndim == 0:
+            msg = "draft_token_ids: expected [R, ...], R times the same drafting, got one token"
+            raise InputError(msg)
         _check_repeats(draft_token_ids)
         return
     if rows.shape[:-1] != draft_token_ids.shape:
@@ -86,7 +89,7 @@ def check_draft_contract(
 
 
 def _check_repeats(draft_token_ids: torch.Tensor) -> None:
-    differs = (draft_token_ids != draft_token_ids[:1]).reshape(len(draft_token_ids), -1).any(0)
+    differs = (draft_token_ids != draft_token_ids[:1]).any(0).reshape(-1)
     if differs.any():
         msg = (
             f"drafts without rows are declared one-hot, but {int(differs.sum())} of {len(differs)} positions differ "
@@ -108,6 +111,9 @@ class _Bets:
 
     def place(self, q: torch.Tensor, x: torch.Tensor) -> None:
         """Bet on tokens [n] of rows [n, V] float64, given what the ones before have shown."""
+        if bool((q < 0).any()):
+            msg = f"draft_probs: expected probabilities, got {float(q.min())}: pass logits as draft_logits"
+            raise InputError(msg)
         q = q / q.sum(1, keepdim=True)
         inside = x < q.shape[1]
         q_x = q.gather(1, x.where(inside, 0)[:, None])[:, 0] * inside
