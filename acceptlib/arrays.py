@@ -54,7 +54,7 @@ def _arange(length: int, device: torch.device | None) -> Words:
     if device is None:
         return np.arange(length)
     # A tensor made in inference mode could not be used outside of it.
-    with torch.inference_mode(mode=False):
+    with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
         return torch.arange(length, device=device)
 
 

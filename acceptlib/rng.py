@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +109,9 @@ class Rng:
         if source is None or isinstance(source, torch.Generator):
             where = device if source is None else source.device
             # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
-            words = torch.randint(SMALLEST, LARGEST, (2, num_requests), generator=source, device=where).to(device)
+            # With None a compiled caller would have to know the sizes.
+            given: dict[str, Any] = {} if source is None else {"generator": source}
+            words = torch.randint(SMALLEST, LARGEST, (2, num_requests), device=where, **given).to(device)
             return cls(seeds=words[0], offsets=words[1])
         if isinstance(source, int):
             return Root(wrap(source), 0).streams(num_requests, device)

@@ -32,7 +32,7 @@ def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) 
     found = _FILLED.get(key)
     if found is None:
         # A tensor made in inference mode could not be used outside of it.
-        with torch.inference_mode(mode=False):
+        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = torch.full((length,), value, dtype=dtype, device=device)
         if len(_FILLED) < MOST_FILLED and type(found) is torch.Tensor:  # and not a fake one
             _FILLED[key] = found

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from acceptlib.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
@@ -15,12 +17,28 @@ class Workspace:
     call that is captured gets memory of its graph's own.
 
     Attributes:
-        counters: int32, zero before and after every call.
-        words: int64, whose content means nothing between calls.
+        counters: [n] int32, contiguous, zero before and after every call.
+        words: [m] int64, contiguous, on the same device, whose content means nothing between calls.
+
+    Raises:
+        InputError: They are others.
     """
 
     counters: torch.Tensor
     words: torch.Tensor
+
+    def __post_init__(self) -> None:
+        """Check what kernels would write to without looking."""
+        for name, tensor, dtype in (("counters", self.counters, torch.int32), ("words", self.words, torch.int64)):
+            fits = isinstance(tensor, torch.Tensor) and tensor.ndim == 1 and tensor.is_contiguous()
+            if not fits or tensor.dtype != dtype or tensor.device != self.counters.device:
+                expected = f"a contiguous {str(dtype).removeprefix('torch.')} tensor [n] on one device"
+                got = type(tensor).__name__
+                if isinstance(tensor, torch.Tensor):
+                    got = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} of strides "
+                    got += f"{list(tensor.stride())} on {tensor.device}"
+                msg = f"workspace.{name}: expected {expected}, got {got}. The strategy's own `workspace` allocates one."
+                raise InputError(msg)
 
     @classmethod
     def allocate(cls, num_counters: int, num_words: int, device: torch.device | str) -> Workspace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -45,6 +46,20 @@ def alike(num_requests: int, seed: int = 3) -> dict[str, torch.Tensor]:
 
 def same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"offset": 3}], ids=["generator", "generator and offset"])
+def test_a_compiled_caller_with_a_generator(options: dict[str, int]) -> None:
+    """Of one batch size and another: seeds are drawn between the graphs."""
+    source = torch.Generator()
+    call = functools.partial(chain_speculative_sampling, generator=source, **options)
+    compiled = torch.compile(call, backend="eager")
+    for num_requests in (3, 5):
+        given = batch(num_requests)
+        source.manual_seed(1)
+        found = compiled(**given)
+        source.manual_seed(1)
+        assert same(found, call(**given))
 
 
 def test_documented_example() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import support
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acceptlib.compat import _common
 from acceptlib.compat.naive_speculate import greedy_match, speculative_sampling
@@ -121,6 +122,14 @@ def test_a_batch_is_an_error() -> None:
             speculative_sampling(request.p[None], request.q[None], ids)
         with pytest.raises(InputError, match=r"candidate_tokens: expected a tensor \[K\]"):
             greedy_match(request.p[None], ids)
+
+
+def test_what_a_fake_tensor_leaves_behind_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_common, "_ZEROS", {})
+    p, ids = torch.full((3, 4), 0.25), torch.zeros(2, dtype=torch.int64)
+    with FakeTensorMode() as mode, pytest.raises(RuntimeError, match="not supported"):
+        greedy_match(mode.from_tensor(p), mode.from_tensor(ids))
+    assert scalars(greedy_match(p, ids)) == (2, 0)
 
 
 @pytest.mark.parametrize("name", ["greedy_match", "speculative_sampling"])

@@ -152,6 +152,19 @@ def test_a_compiled_caller_may_be_the_first(kind: str, monkeypatch: pytest.Monke
     assert torch.equal(SAMPLERS[kind]()(**given), found)
 
 
+def test_a_compiled_caller_with_generators() -> None:
+    """Of one batch size and another: seeds are drawn in the graph."""
+    sampler, source = RejectionSampler(), torch.Generator()
+    sampler.init_tensors("cpu")
+    compiled = torch.compile(sampler, backend="eager")
+    for num_requests in (3, 5):
+        outputs = []
+        for function in (compiled, sampler):
+            torch.manual_seed(1)
+            outputs.append(function(**inputs(num_requests), seeded_seqs={0: source.manual_seed(2)}))
+        assert torch.equal(*outputs)
+
+
 @samplers
 def test_float64_rows(kind: str) -> None:
     """Read as float32, but in strict mode, which wants float32."""
@@ -280,6 +293,10 @@ def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
     given["bonus_token_ids"] = given["bonus_token_ids"][:-1]
     with pytest.raises(InputError, match="bonus_token_ids"):
         SAMPLERS[kind]()(**given)
+    with pytest.raises(InputError, match=r"bonus_token_ids: .* got NoneType"):
+        SAMPLERS[kind]()(**given | {"bonus_token_ids": None})
+    with pytest.raises(InputError, match=r"target_with_bonus_probs: .* got ndarray"):
+        SAMPLERS[kind]()(**given | {"target_with_bonus_probs": given["target_with_bonus_probs"].numpy()})
     given["draft_token_ids"] = given["draft_token_ids"][0]
     with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, k\], got \[3\]"):
         SAMPLERS[kind]()(**given)

@@ -390,6 +390,23 @@ def test_an_empty_batch_is_all_greedy_and_all_random() -> None:
         assert of_probs(given, sampling).shape == (0, 1)
 
 
+def test_bonus_tokens_may_be_flat_and_generators_none() -> None:
+    given = batch([2, 3])
+    sampling = SamplingMetadata(torch.tensor([-1.0, 1.0]), all_greedy=False, all_random=False, generators=None)  # type: ignore[arg-type]
+    outputs = []
+    for bonus in (given["bonus_token_ids"], given["bonus_token_ids"][:, 0]):
+        torch.manual_seed(1)
+        outputs.append(RejectionSampler()(**given | {"bonus_token_ids": bonus}, sampling_metadata=sampling))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("temperature", [torch.ones(1), torch.ones(3), torch.ones(2, 1), None])
+def test_temperatures_of_another_batch_are_an_error_beside_probabilities(temperature: torch.Tensor | None) -> None:
+    sampling = SamplingMetadata(temperature, all_greedy=False, all_random=False)
+    with pytest.raises(InputError, match=r"sampling_metadata.temperature: expected a tensor \[2\]"):
+        of_probs(batch([2, 3]), sampling)
+
+
 @pytest.mark.parametrize("kind", ["greedy", "random", "mixed"])
 def test_a_compiled_caller_may_be_the_first(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_common, "_ZEROS", {})
@@ -460,6 +477,8 @@ def test_generate_uniform_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     many = generate_uniform_probs(20_000, [20_000], {0: support.generator(2)}, CPU)
     assert chi_square_z(torch.histc(many, 50, 0, 1), torch.full((50,), 1 / 50)) < FALSE_ALARM_Z
     assert generate_uniform_probs(0, [], {}, CPU).shape == (0,)
+    with pytest.raises(InputError, match="num_tokens: expected 3, the sum of num_draft_tokens, got 8"):
+        generate_uniform_probs(8, [2, 1], {}, CPU)
     # sglang#30822: the largest number there is must not be rounded to 1.
     largest = SimpleNamespace(accept=torch.full((1, 4), support.ALMOST_ONE, dtype=torch.float64))
     monkeypatch.setattr(Rng, "uniforms", lambda _self, _most: largest)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import acceptlib
 from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace, tensors
 from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
-from acceptlib.engine import backends, custom_op
+from acceptlib.engine import backends, custom_op, scratch
 from acceptlib.errors import InputError
 from acceptlib.testing.batches import Request, lay_out, ordinary
 
@@ -73,6 +73,61 @@ def test_what_needs_no_workspace() -> None:
         strategy.verify(**call, rng=0, workspace=workspace).output_token_ids,
         strategy.verify(**call, rng=0).output_token_ids,
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"words": torch.empty(4, dtype=torch.int32)},
+            r"workspace\.words: expected a contiguous int64 .*got \[4\] int32",
+        ),
+        ({"words": torch.zeros(1, dtype=torch.int64).expand(4)}, r"workspace\.words: .* of strides \[0\]"),
+        ({"words": torch.zeros(2, 2, dtype=torch.int64)}, r"workspace\.words: .* got \[2, 2\]"),
+        ({"counters": torch.zeros(4, dtype=torch.int64)}, r"workspace\.counters: expected a contiguous int32"),
+        ({"counters": torch.zeros(4, dtype=torch.int32, device="meta")}, r"workspace\.words: .* on one device, .* cpu"),
+        ({"counters": None}, r"workspace\.counters: .*got NoneType"),
+    ],
+)
+def test_memory_that_kernels_could_not_use(changes: dict[str, Any], message: str) -> None:
+    given = {"counters": torch.zeros(4, dtype=torch.int32), "words": torch.empty(4, dtype=torch.int64)}
+    with pytest.raises(InputError, match=message):
+        Workspace(**given | changes)
+
+
+@pytest.mark.parametrize("kind", ["probs", "logits"])
+@pytest.mark.parametrize("layout", ["padded", "ragged"])
+def test_no_default_device_matters(layout: Any, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows say where a call runs, and no memory that is kept is of another device."""
+    monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    call, strategy = lay_out([ordinary(3, 7, 0), ordinary(2, 7, 1)], layout, kind), acceptlib.create("block")
+    with torch.device("meta"):
+        found = strategy.verify(**call, rng=0, logprobs=True)
+    assert torch.equal(found.output_token_ids, strategy.verify(**call, rng=0, logprobs=True).output_token_ids)
+
+
+@pytest.mark.parametrize("name", ["rejection", "relaxed"])
+def test_results_made_in_inference_mode_are_written_outside_of_it(name: str) -> None:
+    strategy, device = cases.strategies()[name], torch.device("cpu")
+    sizes = (2, 3, 11)
+    with torch.inference_mode():
+        out = VerifyResult.empty(*sizes[:2], device, logprobs=True)
+        memory_of_its_own = engine.workspace(strategy.plan, *sizes, device)
+        workspace = Workspace(**{name: getattr(memory_of_its_own, name).clone() for name in ("counters", "words")})
+    call = lay_out([ordinary(*sizes[1:], seed) for seed in range(2)], "padded", "logits")
+    given = cases.inputs(
+        call.pop("draft_token_ids"),
+        **call,
+        rng=Rng(seeds=torch.arange(2), offsets=torch.zeros(2, dtype=torch.int64)),
+        state=strategy.initial_state(2, device),
+        state_names=strategy.plan.traits.state,
+        logprobs=True,
+        out=out,
+        workspace=workspace,
+    )
+    with mock.patch.object(engine, "launch") as launch:
+        assert engine.verify(strategy.plan, given) is out
+    launch.assert_called()
 
 
 def test_workspace_in_a_compiled_function() -> None:

@@ -47,6 +47,17 @@ def expect(name: str, value: object, shape: tuple[int | str, ...], device: torch
     raise InputError(msg)
 
 
+def bonus_tokens(bonus_token_ids: torch.Tensor, num_requests: int) -> torch.Tensor:
+    """Return bonus tokens [B] of [B, 1] or [B].
+
+    Raises:
+        InputError: They are no such tensor.
+    """
+    flat = isinstance(bonus_token_ids, torch.Tensor) and bonus_token_ids.ndim == 1
+    expect("bonus_token_ids", bonus_token_ids, (num_requests,) if flat else (num_requests, 1))
+    return bonus_token_ids.reshape(-1).contiguous()
+
+
 def as_rows(probs: torch.Tensor) -> torch.Tensor:
     """Return probabilities in a dtype that `verify` reads: float64, which it does not, as float32."""
     return probs.to(torch.float32) if probs.dtype == torch.float64 else probs
@@ -62,10 +73,9 @@ def zero(device: torch.device) -> torch.Tensor:
         # A tensor made in inference mode could not be used outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = torch.zeros(1, dtype=torch.float64, device=device)
-        # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own.
-        if not torch.compiler.is_compiling() and (
-            device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-        ):
+        # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own; so are fake ones.
+        kept = not torch.compiler.is_compiling() and type(found) is torch.Tensor
+        if kept and (device.type != "cuda" or not torch.cuda.is_current_stream_capturing()):
             _ZEROS[device] = found
     return found
 
@@ -94,6 +104,9 @@ def request_streams(
     """
     if not generators:
         return None
+    if not isinstance(generators, Mapping):
+        msg = f"generators: expected a mapping from row to torch.Generator, got {generators!r}"
+        raise InputError(msg)
     seeds = acceptlib.Rng.of(None, num_requests, device).seeds
     rng = acceptlib.Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
     for request, generator in generators.items():

@@ -70,6 +70,8 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     rng: Rng | torch.Generator | None = generator
     if seed is not None or offset is not None:
         rng = _streams(seed, offset, generator, num_requests, device)
+    elif generator is not None and torch.compiler.is_compiling():
+        rng = Rng.of(generator, num_requests, device)  # no operator takes a generator
     out = VerifyResult.empty(num_requests, num_draft_tokens, device, num_passed=True)
     create("rejection").verify(
         draft_token_ids, target_probs=as_rows(target_probs), draft_probs=as_rows(draft_probs), rng=rng, out=out

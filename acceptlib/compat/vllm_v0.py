@@ -21,7 +21,7 @@ from acceptlib import (
     row_sum,
     rule,
 )
-from acceptlib.compat._common import as_rows, expect, request_streams, unused_uniforms
+from acceptlib.compat._common import as_rows, bonus_tokens, expect, request_streams, unused_uniforms
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
@@ -37,7 +37,12 @@ class _SpecDecodeSampler(torch.nn.Module):
 
     Attributes:
         num_draft_tokens: Tokens drafted.
+        probs_dtype: Dtype of probabilities that strict mode expects.
+        token_id_dtype: Dtype of token ids that it expects.
     """
+
+    probs_dtype = torch.float32
+    token_id_dtype = torch.int64
 
     def __init__(self, strategy: AcceptanceStrategy, *, strict_mode: bool, disable_bonus_tokens: bool) -> None:
         super().__init__()
@@ -60,16 +65,6 @@ class _SpecDecodeSampler(torch.nn.Module):
     def num_emitted_tokens(self) -> torch.Tensor | None:
         """int64 scalar: tokens emitted, likewise."""
         return None if self._totals is None else self._totals[1]
-
-    @property
-    def probs_dtype(self) -> torch.dtype:
-        """Dtype of probabilities that strict mode expects."""
-        return torch.float32
-
-    @property
-    def token_id_dtype(self) -> torch.dtype:
-        """Dtype of token ids."""
-        return torch.int64
 
     def init_tensors(self, device: int | str | torch.device, device_type: str | torch.device = "cuda") -> None:
         """Set the counters to 0 on a device, an index among those of `device_type` or a device by itself.
@@ -99,6 +94,7 @@ class _SpecDecodeSampler(torch.nn.Module):
         if self._strict_mode:
             self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
         expect("draft_token_ids", draft_token_ids, ("B", "k"))
+        expect("target_with_bonus_probs", target_with_bonus_probs, ("B", "k+1", "V"))
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
         output = torch.empty(batch_size, k + 1, dtype=torch.int64, device=device)
@@ -120,7 +116,7 @@ class _SpecDecodeSampler(torch.nn.Module):
             draft_token_ids,
             target_probs=as_rows(target_with_bonus_probs),
             draft_probs=None if draft_probs is None else as_rows(draft_probs),
-            bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
+            bonus_token_ids=bonus_tokens(bonus_token_ids, batch_size),
             rng=request_streams(generators, batch_size, device) if generators else None,
             uniforms=unused_uniforms(batch_size, k, device) if generators is None else None,
             out=out,
@@ -291,8 +287,6 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
         """
         strategy = _GuardedTypical(posterior_threshold=posterior_threshold, posterior_alpha=posterior_alpha)
         super().__init__(strategy, strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
-        self._posterior_threshold = posterior_threshold
-        self._posterior_alpha = posterior_alpha
 
     def forward(
         self,

@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 import torch
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
-from acceptlib.compat._common import create, expect, request_streams, unused_uniforms
+from acceptlib.compat._common import bonus_tokens, create, expect, request_streams, unused_uniforms
+from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
 __all__ = [
@@ -154,7 +155,7 @@ class RejectionSampler(torch.nn.Module):
                 with a token drawn from the row there.
             draft_probs: [T, V] float32, or None for one-hot drafts (n-gram).
             target_logits: [T, V] float32, float16 or bfloat16; never written.
-            bonus_token_ids: [B, 1] int32 or int64, emitted where all drafted tokens of the request are accepted.
+            bonus_token_ids: [B, 1] or [B] int32 or int64, emitted where all drafted tokens of the request are accepted.
             sampling_metadata: A `SamplingMetadata`, vLLM's or the one here.
 
         Returns:
@@ -222,7 +223,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         cu_num_draft_tokens: [B] int32, their running sum.
         draft_probs: [T, V] or None for one-hot drafts.
         target_probs: [T, V] probabilities; logits do as well where all requests are greedy.
-        bonus_token_ids: [B, 1].
+        bonus_token_ids: [B, 1] or [B].
         sampling_metadata: A `SamplingMetadata`.
 
     Returns:
@@ -251,7 +252,9 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         chosen = random if greedy is None else greedy
         assert chosen is not None  # noqa: S101 - one of the two ran
         return chosen
-    return torch.where((sampling_metadata.temperature <= 0)[:, None], greedy, random)
+    temperature = sampling_metadata.temperature
+    expect("sampling_metadata.temperature", temperature, (len(num_draft_tokens),))
+    return torch.where((temperature <= 0)[:, None], greedy, random)
 
 
 def compute_probs(
@@ -340,11 +343,17 @@ def generate_uniform_probs(
 
     Returns:
         [T] float32 in [0, 1).
+
+    Raises:
+        InputError: The requests' numbers do not add up to T.
     """
+    if sum(num_draft_tokens) != num_tokens:
+        msg = f"num_tokens: expected {sum(num_draft_tokens)}, the sum of num_draft_tokens, got {num_tokens}"
+        raise InputError(msg)
     rng = Rng.of(_streams(num_draft_tokens, generators, device), len(num_draft_tokens), device)
     uniforms = rng.uniforms(max(num_draft_tokens, default=0)).accept
     rows = [row[:count] for row, count in zip(uniforms, num_draft_tokens, strict=True)]
-    flat = torch.cat(rows)[:num_tokens] if rows else torch.empty(0, dtype=torch.float64, device=device)
+    flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.float64, device=device)
     # 24 bits, truncated: rounding to float32 could give 1.
     return (flat * 2**24).floor_().to(torch.float32) / 2**24
 
@@ -425,13 +434,12 @@ def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logi
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
     num_requests = len(metadata.num_draft_tokens)
-    expect("bonus_token_ids", bonus_token_ids, (num_requests, 1))
     expect("cu_num_draft_tokens", metadata.cu_num_draft_tokens, (num_requests,))
     result = create(strategy).verify(
         metadata.draft_token_ids,
         cu_num_draft_tokens=metadata.cu_num_draft_tokens,
         max_num_draft_tokens=int(metadata.max_spec_len),
-        bonus_token_ids=bonus_token_ids.reshape(-1).contiguous(),
+        bonus_token_ids=bonus_tokens(bonus_token_ids, num_requests),
         **arguments,
     )
     return result.output_token_ids
@@ -441,5 +449,6 @@ def _streams(
     num_draft_tokens: Sequence[int], generators: Mapping[int, torch.Generator], device: torch.device
 ) -> Rng | None:
     """Return `request_streams`; a request without drafted tokens draws nothing from its generator."""
+    generators = generators or {}
     drafting = {b: generators[b] for b, count in enumerate(num_draft_tokens) if count > 0 and b in generators}
     return request_streams(drafting, len(num_draft_tokens), device)

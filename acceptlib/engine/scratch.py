@@ -35,10 +35,10 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
         return latest
     size = math.prod(shape)
     # A tensor made in inference mode could not be written outside of it.
-    with torch.inference_mode(mode=False):
+    with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
         flat = _BUFFERS.flat.get((name, dtype))
         if flat is None or flat.numel() < size:
-            flat = _BUFFERS.flat[name, dtype] = torch.empty(size, dtype=dtype)
+            flat = _BUFFERS.flat[name, dtype] = torch.empty(size, dtype=dtype, device=device)  # whatever the default is
         latest = _BUFFERS.latest[name, dtype] = flat[:size].view(shape)
     return latest
 

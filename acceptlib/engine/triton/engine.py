@@ -27,7 +27,7 @@ SMALL = Tuning(
     reduce_warps=4,
     reduce_registers=0,
     select_registers=224,
-    collect_programs=32,
+    collect_programs=24,
     emit_warps=8,
     emit_registers=128,
     emit_block=4096,
@@ -41,7 +41,7 @@ SMALL = Tuning(
 SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
 """The same from probabilities, which need no law of a row."""
 
-SMALL_MASSES = SMALL._replace(emit_warps=4, emit_block=2048, emit_parts=4, loops=True, thirds=True)
+SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048, emit_parts=4, loops=True, thirds=True)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
 SMALLER = SMALL._replace(emit_block=2048)
@@ -68,7 +68,7 @@ LARGE = Tuning(
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_parts=4, decides_first=False)
 """The same from probabilities, of which all programs of the only stage decide."""
 
-LARGE_ONE = LARGE._replace(reduce_registers=64, emit_parts=4)
+LARGE_ONE = LARGE._replace(reduce_registers=56, emit_parts=4)
 """The same for the rows of one model, which take half as many programs."""
 
 LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
@@ -78,7 +78,7 @@ LARGE_MIN_P = LARGE._replace(reduce_warps=4, reduce_registers=96)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
 LARGE_MASSES = LARGE._replace(
-    reduce_warps=4, reduce_registers=64, emit_registers=128, emit_block=2048, emit_parts=4, shares=3
+    reduce_warps=4, reduce_registers=64, emit_registers=152, emit_block=2048, emit_parts=4, shares=3
 )
 """The same where a mass decides."""
 
@@ -360,7 +360,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         memory.counters[: counters(call, num_requests, most, num_requests * num_emit_blocks)].zero_()
         raise
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
-        out.raw_logprobs.copy_(out.logprobs.detach())
+        with torch.inference_mode():  # where tensors made in it may be written too
+            out.raw_logprobs.copy_(out.logprobs)
     return out
 
 
@@ -440,7 +441,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
 
 def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
     """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
-    stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
-    for row, values in zip(stacked, state, strict=True):
-        row.copy_(values.detach())
+    with torch.inference_mode():  # where tensors made in it may be written too
+        stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
+        for row, values in zip(stacked, state, strict=True):
+            row.copy_(values)
     return stacked
