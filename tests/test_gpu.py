@@ -6,8 +6,10 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,8 @@ from acceptlib.benchmarks import measure, timing, workloads
 from acceptlib.benchmarks.workloads import Workload
 
 pytest.importorskip("triton", reason="without Triton there are no fused kernels")
+
+import fcntl
 
 import memory_interpreted as memory
 import triton_engine_cases as cases
@@ -423,12 +427,20 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
 # Addresses beyond 2^31
 
 
-def has_memory(size: int) -> None:
-    """Skip where a test would not fit."""
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    if free < size:
-        pytest.skip(f"needs {size // GIB} GiB of device memory, {free // GIB} are free")
+@pytest.fixture
+def has_memory() -> Iterator[Callable[[int], None]]:
+    """Return what skips a test that would not fit; of several processes' such tests one runs at a time."""
+
+    def check(size: int) -> None:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        if free < size:
+            pytest.skip(f"needs {size // GIB} GiB of device memory, {free // GIB} are free")
+
+    with Path(tempfile.gettempdir(), "acceptlib-test-gpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield check
+        torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE[1:])
@@ -445,7 +457,7 @@ def test_lists_change_nothing(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
 @pytest.mark.parametrize("strides", memory.STRIDES)
-def test_rows_far_apart(strides: str, name: str) -> None:
+def test_rows_far_apart(strides: str, name: str, has_memory: Callable[[int], None]) -> None:
     count, most, _ = memory.SIZES
     call: dict[str, Any] = cases.calls(memory.SIZES)["padded"]
     ids = call["ids"].cuda()
@@ -466,7 +478,7 @@ def test_rows_far_apart(strides: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
-def test_more_than_2_31_entries(name: str) -> None:
+def test_more_than_2_31_entries(name: str, has_memory: Callable[[int], None]) -> None:
     count, most, vocab_size = 4096, 4, 131072
     has_memory(30 * GIB)
     strategy = create(name)

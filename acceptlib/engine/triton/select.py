@@ -122,9 +122,13 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                     few = count <= CALL.tile * WIDTH
                 if few & (count <= CALL.tile):
                     most: tl.constexpr = CALL.tile
+                    half: tl.constexpr = CALL.tile // 2
                     none = tl.full((), 0, tl.int64)
                     words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
-                    cut, first, normaliser = rank_few(row, words_ptr, count, none, filters, most, "", CALL, MODEL)
+                    if count <= half:
+                        cut, first, normaliser = rank_few(row, words_ptr, count, none, filters, half, "", CALL, MODEL)
+                    else:
+                        cut, first, normaliser = rank_few(row, words_ptr, count, none, filters, most, "", CALL, MODEL)
                 else:
                     cut, first, normaliser = search_row(row, low, count, few, total, filters, CALL, MODEL)
             else:
