@@ -136,6 +136,11 @@ def test_chunks_and_placeholders_change_nothing(monkeypatch: pytest.MonkeyPatch)
     assert FALSE_ALARM_RATE == 1e-9
 
 
+def test_one_token_is_no_repeated_drafting() -> None:
+    with pytest.raises(InputError, match=r"expected \[R, ...\], R times the same drafting"):
+        check_draft_contract(torch.tensor(3))
+
+
 def test_nothing_drafted_passes() -> None:
     check_draft_contract(torch.empty(0, 4, dtype=torch.int64))
     check_draft_contract(torch.empty(4, 0, dtype=torch.int64))

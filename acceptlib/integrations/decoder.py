@@ -213,7 +213,8 @@ class _CachedModel:
         try:
             output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **further)
         except (IndexError, RuntimeError) as error:  # the first of learned positions on a CPU, the second of any kind
-            longest = _most_positions(self.model)
+            config = self.model.config.get_text_config(decoder=True)
+            longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
             if isinstance(error, RuntimeError) and not (longest and length > longest):
                 raise
             msg = (
@@ -352,11 +353,6 @@ def _check_model(role: str, model: Any) -> None:
         kinds = ", ".join(sorted(recurrent))
         msg = f"{role}: expected attention layers, which can be rolled back, got {type(model).__name__} with {kinds}"
         raise InputError(msg)
-
-
-def _most_positions(model: Any) -> int | None:
-    config = model.config.get_text_config(decoder=True)
-    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
 def _vocab_size(model: Any) -> int:
