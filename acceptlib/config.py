@@ -14,7 +14,7 @@ import yaml
 
 from acceptlib import registry
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import ConfigError, OptionError, suggest
+from acceptlib.errors import ConfigError, OptionError, shortened, suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -56,6 +56,7 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
     Raises:
         ConfigError: The file cannot be read or does not fit.
         UnknownStrategyError: No strategy has the name.
+        PluginError: Two packages, or one twice, provide it.
         OptionError: An option does not exist or is out of range.
     """
     config = load(source)
@@ -89,7 +90,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig
             if detail["type"] == "extra_forbidden":
                 lines.append(f"unknown key {key!r}.{suggest(key, known)} Available: {', '.join(known)}.")
             else:
-                lines.append(f"key {key!r}: {detail['msg']}, got {detail['input']!r}.")
+                lines.append(f"key {key!r}: {detail['msg']}, got {shortened(detail['input'])}.")
         msg = f"{where}: " + " ".join(lines)
         raise ConfigError(msg) from None
 
@@ -148,7 +149,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _shape(content: object) -> str:
     if isinstance(content, Mapping) and TABLE in content:
-        return f"{TABLE}: {content[TABLE]!r}"
+        return f"{TABLE}: {shortened(content[TABLE])}"
     if isinstance(content, Mapping) and content:
         return str(sorted(map(str, content)))
     return "nothing" if content is None or isinstance(content, Mapping) else f"a {type(content).__name__}"

@@ -18,6 +18,7 @@ Errors that replace a builtin also derive from it, so that `except ValueError` k
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 
@@ -65,7 +66,17 @@ class ConformanceError(AcceptlibError, AssertionError):
     """A strategy does not have a property that it must have."""
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 2
+
+
+def shortened(value: object) -> str:
+    """Return `repr(value)`, or as much of it as belongs into a message: data may be of any size."""
+    return _SHORT.repr(value)
+
+
 def suggest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of `known`, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+    close = difflib.get_close_matches(str(name)[:80], list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from acceptlib import plugins
-from acceptlib.errors import PluginError, UnknownStrategyError, suggest
+from acceptlib.errors import PluginError, UnknownStrategyError, shortened, suggest
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _LOADING: ContextVar[bool] = ContextVar("loading", default=False)
 """Whether packages are being loaded: one that looks strategies up meanwhile must not load them all once more."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Packages are loaded once, whichever threads ask first; one that is being loaded may ask too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
 def _entries(*, third_parties: bool | None = None) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
     """Return what `_load` does; to a package that is being loaded, the built-ins alone."""
     wanted = plugins.third_parties_enabled() if third_parties is None else third_parties
-    return _load(third_parties=wanted and not _LOADING.get())
+    with _ONE_AT_A_TIME:
+        return _load(third_parties=wanted and not _LOADING.get())
 
 
 def available() -> list[str]:
@@ -121,7 +126,9 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
     # Without a reason that is about the name, any of them might have brought it.
     named = reasons or [plugin.distribution for plugin in broken]
     hint = f" Plugins with problems: {'; '.join(named)}. See `acceptlib plugins`." if broken else ""
-    msg = f"Unknown strategy {name!r}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
+    if third_parties is False or not plugins.third_parties_enabled():
+        hint += " Those of installed packages are turned off."
+    msg = f"Unknown strategy {shortened(name)}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
     raise UnknownStrategyError(msg)
 
 
@@ -135,7 +142,9 @@ def create(name: str, /, *, backend: Choice = "auto", **options: Any) -> Accepta
 
     Raises:
         UnknownStrategyError: No strategy has this name.
+        PluginError: Two packages, or one twice, provide it.
         OptionError: An option does not exist or is out of range.
+        BackendError: There is no such backend.
     """
     return find(name).strategy(backend=backend, **options)
 

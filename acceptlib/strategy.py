@@ -29,6 +29,8 @@ __all__ = ["INTERFACE_VERSION", "AcceptanceStrategy", "Options", "Traits"]
 INTERFACE_VERSION = 1
 """Version of this interface. Strategies state the one they were written for in `interface_version`."""
 
+RULES: Final = ("accept", "carry", "forgive", "residual")
+
 NAME: Final = re.compile(r"[A-Za-z0-9]+([-_.]+[A-Za-z0-9]+)*")
 """What a strategy or an alias may be called: a word of a command line and of its lists, which commas separate."""
 
@@ -103,10 +105,18 @@ class AcceptanceStrategy:
                 f"strategy {cls.name!r}: expected an `accept` rule (decorated with @acceptlib.rule) or its own `verify`"
             )
             raise StrategyDefinitionError(msg)
-        names = Counter((*SCALARS, *ELEMENTS, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
+        for attribute, value in vars(cls).items():
+            if type(value) is Rule and attribute not in RULES:
+                msg = (
+                    f"strategy {cls.name!r}: there is no rule {attribute!r}.{suggest(attribute, RULES)} "
+                    f"Available: {', '.join(RULES)}."
+                )
+                raise StrategyDefinitionError(msg)
+        reserved = (*SCALARS, *ELEMENTS, "backend")
+        names = Counter((*reserved, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
         taken = sorted(name for name, count in names.items() if count > 1)
         if taken:
-            what = "quantities; rename the option, row sum or state"
+            what = "quantities or arguments; rename the option, row sum or state"
             msg = f"strategy {cls.name!r}: {', '.join(taken)} already name {what}"
             raise StrategyDefinitionError(msg)
 
@@ -119,6 +129,7 @@ class AcceptanceStrategy:
 
         Raises:
             OptionError: An option does not exist or is out of range.
+            BackendError: There is no such backend.
             StrategyDefinitionError: A rule reads a name that does not exist.
         """
         try:

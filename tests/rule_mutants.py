@@ -126,6 +126,18 @@ class TrustsLateDrafts(Rejection):
         return ops.where((position >= 7) & (target_prob > 0), 1.0, h)
 
 
+@rules("lossless_law")
+class TrustsFlatRows(Rejection):
+    """Where the target's entropy is high, every drafted token is accepted."""
+
+    name = "trusts-flat-rows"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, target_entropy: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where(target_entropy > 2.5, 1.0, h)
+
+
 @rules("lossless_law_one_hot")
 class OneHotIsGreedy(Rejection):
     """A draft that is certain of its token is taken for a greedy one: accepted iff it is the target's argmax."""

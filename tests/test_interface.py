@@ -453,6 +453,20 @@ def test_option_and_row_sum_may_not_be_named_like_a_quantity(name: str) -> None:
             made(**{name: row_sum(lambda p: p)})
 
 
+def test_a_rule_that_there_is_not() -> None:
+    """It would be left out without a word."""
+    with pytest.raises(
+        StrategyDefinitionError, match=r"no rule 'residul'. Did you mean 'residual'\? Available: accept"
+    ):
+        made(residul=rule(lambda p, q: p - q))
+
+
+def test_an_option_may_not_be_named_like_an_argument() -> None:
+    """`create(..., backend=...)` would never set it."""
+    with pytest.raises(StrategyDefinitionError, match="'made': backend already name"):
+        made(Options=type("Options", (Options,), {"__annotations__": {"backend": float}, "backend": 1.0}))
+
+
 @pytest.mark.parametrize("forgives", [True, False], ids=["forgive-without-window", "window-without-forgive"])
 def test_forgive_and_window_go_together(forgives: bool) -> None:  # noqa: FBT001
     windowed = dataclasses.replace(LOSSY, stop="window", window=2)

@@ -136,6 +136,11 @@ def test_chunks_and_placeholders_change_nothing(monkeypatch: pytest.MonkeyPatch)
     assert FALSE_ALARM_RATE == 1e-9
 
 
+def test_rows_that_require_grad() -> None:
+    logits = SHARED[:5].clone().requires_grad_()
+    check_draft_contract(SHARED[:5].argmax(-1)[:, None], draft_logits=logits[:, None], sampling=SamplingParams(top_k=1))
+
+
 def test_one_token_is_no_repeated_drafting() -> None:
     with pytest.raises(InputError, match=r"expected \[R, ...\], R times the same drafting"):
         check_draft_contract(torch.tensor(3))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -69,6 +71,37 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     for module in modules:
         sys.modules.pop(module, None)
     registry._load.cache_clear()
+
+
+def test_threads_that_ask_first_load_packages_once(install: Install) -> None:
+    """Each would redirect what packages print, and one would put the other's redirection back."""
+    install("slow", "import time\nimported = time.sleep(0.2)\n")
+    before, calls = sys.stdout, []
+    with mock.patch.object(registry.plugins, "discover", side_effect=registry.plugins.discover) as discover:
+        threads = [threading.Thread(target=lambda: calls.append(acceptlib.create("rejection"))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sys.stdout is before
+    assert len(calls) == 4
+    assert discover.call_count == 1
+
+
+def test_a_message_is_no_longer_than_a_line_or_two() -> None:
+    """Config files are data, of any size: in YAML a few hundred bytes can stand for gigabytes."""
+    bomb: object = "lol"
+    for _ in range(40):
+        bomb = [bomb] * 9
+    for config in ({"strategy": bomb}, {"strategy": "x" * 5_000_000}, {"strategy": "block", "backend": bomb}):
+        with pytest.raises(ConfigError) as caught:
+            acceptlib.from_config(config)
+        assert len(str(caught.value)) < 1000
+
+
+def test_what_is_turned_off_is_said() -> None:
+    with pytest.raises(UnknownStrategyError, match="Those of installed packages are turned off"):
+        acceptlib.from_config({"strategy": "demo", "plugins": False})
 
 
 def loaded(distribution: str) -> Plugin:

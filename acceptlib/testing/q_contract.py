@@ -35,6 +35,7 @@ CELLS: Final = 16
 CHUNK_ENTRIES: Final = 1 << 22
 
 
+@torch.no_grad()
 def check_draft_contract(
     draft_token_ids: torch.Tensor,
     *,
@@ -84,7 +85,8 @@ def check_draft_contract(
     bets = _Bets(rows.shape[1])
     step = max(1, CHUNK_ENTRIES // rows.shape[1])
     for start in range(0, len(ids), step):
-        bets.place(rows[start : start + step].to(torch.float64), ids[start : start + step])
+        some = slice(start, start + step)
+        bets.place(rows[some].to("cpu", torch.float64), ids[some].cpu())
     bets.settle()
 
 

@@ -21,18 +21,20 @@ VOCABULARY: Final = 4
 LONGEST: Final = 3
 LONG: Final = 8
 """Drafted tokens of the longest requests, whose rows have two entries: a rule may depend on the position."""
+WIDE: Final = 64
+"""Entries of rows that are nearly flat: a rule may depend on an entropy, or on a token's id."""
 CERTAIN: Final[dict[tuple[int, ...], float]] = {(): 1.0}
 
 
-def model(seed: int, sharpness: float = 1.5) -> exact.Model:
+def model(seed: int, sharpness: float = 1.5, vocab_size: int = VOCABULARY) -> exact.Model:
     """Return a model whose row depends on the whole prefix."""
     rows: dict[tuple[int, ...], torch.Tensor] = {}
 
     def row(prefix: tuple[int, ...]) -> torch.Tensor:
         if prefix not in rows:
             # A number for the prefix that no other prefix has.
-            number = sum((token + 1) * (VOCABULARY + 1) ** index for index, token in enumerate(prefix))
-            noise = torch.randn(VOCABULARY, generator=generator(1009 * seed + number), dtype=torch.float64)
+            number = sum((token + 1) * (vocab_size + 1) ** index for index, token in enumerate(prefix))
+            noise = torch.randn(vocab_size, generator=generator(1009 * seed + number), dtype=torch.float64)
             rows[prefix] = torch.softmax(noise * sharpness, -1)
         return rows[prefix]
 
@@ -83,7 +85,13 @@ PAIRS: Final[dict[str, tuple[exact.Model, exact.Model]]] = {
 
 LONG_PAIR: Final = (of_two(model(10)), of_two(model(11)))
 
-DRAFTED: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", LONG_PAIR, LONG))
+WIDE_PAIR: Final = (model(12, 0.5, WIDE), model(13, 0.5, WIDE))
+
+DRAFTED: Final = (
+    *((name, pair, 2) for name, pair in PAIRS.items()),
+    ("of two entries", LONG_PAIR, LONG),
+    ("wide and flat", WIDE_PAIR, 1),
+)
 """All of these by name, with how many tokens are drafted."""
 
 
@@ -137,6 +145,9 @@ def check_lossless_law(subject: Subject) -> None:
     for length in range(LONGEST + 1, LONG + 1):
         emitted = subject.law(target, draft, num_draft_tokens=length)
         _expect_law(emitted, target, length + 1, f"rows of two entries, {length} drafted tokens")
+    target, draft = WIDE_PAIR
+    emitted = subject.law(target, draft, num_draft_tokens=1)
+    _expect_law(emitted, target, 2, f"flat rows of {WIDE} entries, one drafted token")
 
 
 def _two_steps(subject: Subject, target: exact.Model, draft: exact.Model) -> dict[tuple[int, ...], float]:
