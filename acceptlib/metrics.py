@@ -49,8 +49,12 @@ class AcceptanceMetrics:
             InputError: There is not one number for each request, or one that is less than what was accepted.
         """
         counts = result.num_accepted.tolist()
-        whole = isinstance(num_draft_tokens, torch.Tensor) and num_draft_tokens.dtype in INTEGERS
-        drafts = num_draft_tokens.tolist() if whole else None
+        fits = (
+            isinstance(num_draft_tokens, torch.Tensor)
+            and num_draft_tokens.dtype in INTEGERS
+            and num_draft_tokens.ndim == 1
+        )
+        drafts = num_draft_tokens.tolist() if fits else None
         if not isinstance(drafts, list) or len(drafts) != len(counts) or any(map(operator.lt, drafts, counts)):
             expected = f"a tensor [{len(counts)}] of integers, each at least {counts}"
             msg = f"num_draft_tokens: expected {expected}, got {num_draft_tokens}"

@@ -8,6 +8,7 @@ its offset and the position: not on its batch row, its neighbours, padding or th
 from __future__ import annotations
 
 import functools
+import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -26,6 +27,9 @@ SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 CUDA_STEP = 4
 """By what offsets of torch's generators on a GPU advance, at least: the numbers of one Philox evaluation."""
+
+_ADVANCING = threading.Lock()
+"""Two threads must not find one generator at the same place."""
 
 
 class Purpose(IntEnum):
@@ -162,8 +166,9 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
         # A captured generator's state is the graph's, and advances on the device.
         if where.type == "cuda" and where == device and not torch.cuda.is_current_stream_capturing():
             generator = torch.cuda.default_generators[device.index] if source is None else source
-            offset = generator.get_offset()
-            generator.set_offset(offset + CUDA_STEP)
+            with _ADVANCING:
+                offset = generator.get_offset()
+                generator.set_offset(offset + CUDA_STEP)
             return Root(wrap(generator.initial_seed()), SMALLEST + offset)  # unlike those of an int
     return Rng.of(source, num_requests, device)
 

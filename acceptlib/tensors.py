@@ -48,7 +48,7 @@ def as_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+    except (RuntimeError, AssertionError, TypeError) as error:  # torch without CUDA asserts
         msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
         raise InputError(msg) from None
     return found

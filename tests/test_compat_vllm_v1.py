@@ -400,6 +400,13 @@ def test_bonus_tokens_may_be_flat_and_generators_none() -> None:
     assert torch.equal(*outputs)
 
 
+def test_generators_are_a_mapping() -> None:
+    sampling = random_sampling(2)
+    sampling.generators = [torch.Generator()]  # type: ignore[assignment]
+    with pytest.raises(InputError, match="generators: expected a mapping"):
+        RejectionSampler()(**batch([2, 3]), sampling_metadata=sampling)
+
+
 @pytest.mark.parametrize("temperature", [torch.ones(1), torch.ones(3), torch.ones(2, 1), None])
 def test_temperatures_of_another_batch_are_an_error_beside_probabilities(temperature: torch.Tensor | None) -> None:
     sampling = SamplingMetadata(temperature, all_greedy=False, all_random=False)

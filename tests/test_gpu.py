@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -437,7 +438,7 @@ def has_memory() -> Iterator[Callable[[int], None]]:
         if free < size:
             pytest.skip(f"needs {size // GIB} GiB of device memory, {free // GIB} are free")
 
-    with Path(tempfile.gettempdir(), "acceptlib-test-gpu.lock").open("w") as lock:
+    with Path(tempfile.gettempdir(), f"acceptlib-test-gpu-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield check
         torch.cuda.empty_cache()

@@ -19,7 +19,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, exact
 from acceptlib.demo import DRAFT, TARGET, prompts
 from acceptlib.demo.pair import ModelPair, load_pair
-from acceptlib.errors import InputError, UnknownStrategyError
+from acceptlib.errors import InputError, StatusError, UnknownStrategyError
 from acceptlib.exact import oracle
 from acceptlib.integrations import transformers as integration
 from acceptlib.integrations.transformers import SpeculativeDecoder, Step, custom_generate
@@ -786,6 +786,13 @@ def test_more_tokens_than_learned_positions(family: str, options: dict[str, Any]
         list(steps)
 
 
+def test_another_index_error_is_no_matter_of_positions(target: Any) -> None:
+    broken = copy.deepcopy(target)
+    broken.model.embed_tokens.weight = torch.nn.Parameter(broken.model.embed_tokens.weight[:2])
+    with pytest.raises(IndexError):
+        next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
+
+
 def test_another_runtime_error_is_no_matter_of_positions(target: Any) -> None:
     broken = copy.deepcopy(target)
     broken.lm_head.weight = torch.nn.Parameter(torch.zeros(97, 5))
@@ -845,6 +852,23 @@ def test_rows_without_a_law_are_reported(target: Any) -> None:
     decoder = SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY)
     with pytest.raises(acceptlib.AcceptlibError, match="NaN"):
         next(decoder.steps(PROMPT, 4))
+
+
+def test_a_draft_without_a_law_is_reported(target: Any) -> None:
+    """`verify` takes NaN in the draft's rows for 0, and would accept whatever was drafted."""
+    broken = copy.deepcopy(target)
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(torch.nan)
+    decoder = SpeculativeDecoder(target=target, draft=broken, num_draft_tokens=2, rng=0)
+    with pytest.raises(StatusError, match="the draft's row at drafted position 0 has no law"):
+        next(decoder.steps(PROMPT, 4))
+
+
+def test_a_stream_that_stays_is_refused(target: Any, draft: Any) -> None:
+    """Every step would use the same numbers."""
+    rng = Rng(seeds=torch.zeros(1, dtype=torch.int64), offsets=torch.zeros(1, dtype=torch.int64), advances=False)
+    with pytest.raises(InputError, match="rng: expected an Rng that advances"):
+        SpeculativeDecoder(target=target, draft=draft, rng=rng)
 
 
 # The pair

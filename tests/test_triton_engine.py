@@ -89,18 +89,24 @@ def test_a_row_whose_sum_would_overflow_takes_torch() -> None:
         call = {kind: rows, "uniforms": acceptlib.Uniforms(accept=rows[0, :1, :1].double(), emit=rows[0, 0, :1].long())}
         inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64, device="meta"), **call)
         assert why in str(engine.unsupported(plan, inputs))
+    call |= {"target_probs": rows[..., :4], "draft_logits": rows[:, :1]}  # a draft's, of which the rest is cut
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64, device="meta"), **call)
+    assert "at most 524287 entries of logits" in str(engine.unsupported(plan, inputs))
 
 
 @pytest.mark.parametrize("form", ["target_logits", "target_probs"])
 def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     plan, launched, vocab_size = acceptlib.create("rejection").plan, [], 70000
-    workspace = engine.workspace(plan, 1, 2, vocab_size, torch.device("cpu"))
+    with torch.inference_mode():  # a caller's own tensors, which cannot be written outside of it
+        allocated = engine.workspace(plan, 1, 2, vocab_size, torch.device("cpu"))
+        workspace = acceptlib.Workspace(counters=allocated.counters.clone(), words=allocated.words.clone())
     rows = torch.full((1, 3, vocab_size), 1 / vocab_size)
     inputs = cases.inputs(torch.zeros(1, 2, dtype=torch.int64), rng=0, workspace=workspace, **{form: rows})
 
     def interrupted(key: tuple[Any, ...], *_: object) -> None:
         launched.append(key[0])
-        workspace.counters.fill_(7)
+        with torch.inference_mode():
+            workspace.counters.fill_(7)
         raise KeyboardInterrupt
 
     with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):

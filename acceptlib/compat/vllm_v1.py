@@ -449,6 +449,6 @@ def _streams(
     num_draft_tokens: Sequence[int], generators: Mapping[int, torch.Generator], device: torch.device
 ) -> Rng | None:
     """Return `request_streams`; a request without drafted tokens draws nothing from its generator."""
-    generators = generators or {}
-    drafting = {b: generators[b] for b, count in enumerate(num_draft_tokens) if count > 0 and b in generators}
-    return request_streams(drafting, len(num_draft_tokens), device)
+    if isinstance(generators, Mapping):  # else it is refused
+        generators = {b: generators[b] for b, count in enumerate(num_draft_tokens) if count > 0 and b in generators}
+    return request_streams(generators, len(num_draft_tokens), device)

@@ -202,7 +202,7 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     if rows.temperature is not None:
         temperature = rows.temperature.detach().numpy()[:, None]
         terms /= temperature + (temperature == 0)
-    weights = torch.from_numpy(terms).exp_()  # torch's own: NumPy's differs in the last bit
+    weights = torch.from_numpy(terms).exp_()  # in place; torch's own: NumPy's differs in the last bit
     if top_k is not None:
         last = values[row, np.minimum(np.maximum(top_k - 1, 0), count - 1)[:, None]]
         terms *= (values >= last) | (top_k <= 0)[:, None]

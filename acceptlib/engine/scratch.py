@@ -38,8 +38,10 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
     with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
         flat = _BUFFERS.flat.get((name, dtype))
         if flat is None or flat.numel() < size:
-            flat = _BUFFERS.flat[name, dtype] = torch.empty(size, dtype=dtype, device=device)  # whatever the default is
-        latest = _BUFFERS.latest[name, dtype] = flat[:size].view(shape)
+            flat = torch.empty(size, dtype=dtype, device=device)  # whatever the default is
+        latest = flat[:size].view(shape)
+    if type(flat) is torch.Tensor:  # and not a fake one
+        _BUFFERS.flat[name, dtype], _BUFFERS.latest[name, dtype] = flat, latest
     return latest
 
 

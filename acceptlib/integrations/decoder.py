@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from acceptlib.engine.draw import draw
 from acceptlib.engine.process import law
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, StatusError
 from acceptlib.registry import as_strategy
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
@@ -114,8 +114,8 @@ class SpeculativeDecoder:
                 one) gives each call a fresh seed.
 
         Raises:
-            InputError: A model is not a decoder-only transformers model that can be rolled back, K < 0, or there is
-                a bitmask.
+            InputError: A model is not a decoder-only transformers model that can be rolled back, K < 0, there is a
+                bitmask, or an `Rng` that does not advance.
             UnknownStrategyError: No strategy has this name.
         """
         check_length(num_draft_tokens)
@@ -128,6 +128,9 @@ class SpeculativeDecoder:
             if params is not None and params.allowed_token_bitmask is not None:
                 msg = f"{name}.allowed_token_bitmask: expected None, a mask changes from row to row: pass a processor"
                 raise InputError(msg)
+        if isinstance(rng, Rng) and not rng.advances:
+            msg = "rng: expected an Rng that advances, for every step needs numbers of its own, got advances=False"
+            raise InputError(msg)
         self.target = target
         self.draft = draft
         self.strategy = as_strategy(strategy)
@@ -212,10 +215,10 @@ class _CachedModel:
             further["position_ids"] = torch.arange(self.length, length, device=fed.device)[None]
         try:
             output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **further)
-        except (IndexError, RuntimeError) as error:  # the first of learned positions on a CPU, the second of any kind
+        except (IndexError, RuntimeError) as error:  # of learned positions, or of any other kind
             config = self.model.config.get_text_config(decoder=True)
             longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-            if isinstance(error, RuntimeError) and not (longest and length > longest):
+            if not (longest and length > longest):
                 raise
             msg = (
                 f"{type(self.model).__name__} cannot run {length} tokens ({error}); its config says that there are "
@@ -271,6 +274,10 @@ class _Sequence:
         draft_probs = (
             torch.cat(laws) if laws else torch.empty(0, self.vocab_size, dtype=torch.float32, device=self.device)
         )
+        no_law = draft_probs.isnan().any(1).nonzero()[:, 0].tolist()  # `verify` would take NaN for 0, and q for a law
+        if no_law:
+            msg = f"the draft's row at drafted position {no_law[0]} has no law (NaN or no finite logit)"
+            raise StatusError(msg)
         target_logits = self._process(self.target.rows(self.token_ids[:, :end], num_draft_tokens + 1), end)
 
         # A `verify` of the strategy's own may know no state.

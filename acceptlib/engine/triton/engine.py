@@ -167,8 +167,9 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     if inputs.max_num_draft_tokens >= MOST_REQUESTS:
         most = inputs.max_num_draft_tokens
         return f"the fused kernels take at most {MOST_REQUESTS - 1} drafted tokens a request, and K is {most}"
-    if inputs.vocab_size > MOST_ENTRIES and (inputs.target.is_logits or (inputs.draft and inputs.draft.is_logits)):
-        return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {inputs.vocab_size}"
+    for rows in (inputs.target, inputs.draft):
+        if rows is not None and rows.is_logits and rows.data.shape[-1] > MOST_ENTRIES:
+            return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
     return unknown(plan)
 
 
@@ -357,10 +358,11 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         for key, grid, warps, registers, first in launches:
             launch(key, grid, warps, registers, (*arguments, first, num_programs))
     except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
-        memory.counters[: counters(call, num_requests, most, num_requests * num_emit_blocks)].zero_()
+        with torch.inference_mode():  # where tensors made in it may be written too
+            memory.counters[: counters(call, num_requests, most, num_requests * num_emit_blocks)].zero_()
         raise
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
-        with torch.inference_mode():  # where tensors made in it may be written too
+        with torch.inference_mode():  # likewise
             out.raw_logprobs.copy_(out.logprobs)
     return out
 
@@ -441,7 +443,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
 
 def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
     """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
-    with torch.inference_mode():  # where tensors made in it may be written too
+    with torch.inference_mode():  # as above
         stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
         for row, values in zip(stacked, state, strict=True):
             row.copy_(values)

@@ -18,6 +18,9 @@ from acceptlib.rules import ELEMENTS, Rule, row_sum
 TINY = 2.0**-126
 """The smallest normal float32, whose logarithm stands for that of 0."""
 
+MOST_PLANS = 1024
+"""Plans that are remembered: a strategy may be made for every request."""
+
 
 @row_sum
 def target_entropy(p: Value) -> Value:
@@ -54,7 +57,7 @@ def _sums(plan: Plan) -> dict[str, Rule]:
     return {**plan.used_row_sums, **({"target_entropy": target_entropy} if "target_entropy" in plan.reads else {})}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_PLANS)
 def unknown(plan: Plan) -> str | None:
     """Return why the kernels cannot run a plan, or None if they can."""
     known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *scalars_of(plan), "carry"}
@@ -64,7 +67,7 @@ def unknown(plan: Plan) -> str | None:
     return None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_PLANS)
 def bound(plan: Plan, device: torch.device) -> tuple[Rules, torch.Tensor]:
     """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
     tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
