@@ -43,7 +43,9 @@ class AcceptanceConfig(pydantic.BaseModel):
     strategy: str = pydantic.Field(description="name or alias of a strategy, see `acceptlib list`")
     backend: Choice = pydantic.Field("auto", description="engine that runs it")
     options: dict[str, Any] = pydantic.Field(default_factory=dict, description="see `acceptlib show NAME`")
-    plugins: bool = pydantic.Field(default=True, description="whether strategies of installed packages may be named")
+    plugins: pydantic.StrictBool = pydantic.Field(
+        default=True, description="whether strategies of installed packages may be named"
+    )
 
 
 def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceStrategy:

@@ -217,6 +217,16 @@ class TestGenerate:
         assert "acceptance by position" in text
         assert "\x1b" not in text
 
+    def test_more_than_any_machine_holds(self) -> None:
+        many = "9" * 20
+        for arguments in (
+            ("generate", "x", "--max-new-tokens", many),
+            ("generate", "x", "--top-k", many),
+            ("bench", "rejection", "--vocab-size", many),
+        ):
+            assert "Invalid value" in run(*arguments, code=2).stderr
+        assert "BxK below a million" in fails("bench", "rejection", "--shapes", f"{many}x5")
+
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:
         assert run("generate", "a\tb", "--max-new-tokens", "1").stdout.startswith("a\tb")

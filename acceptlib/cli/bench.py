@@ -104,7 +104,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     inputs: Annotated[
         str, typer.Option(metavar="A,B", help="What is verified from what: logits, probs, one-hot (no draft rows).")
     ] = "logits,probs",
-    vocab_size: Annotated[int, typer.Option(min=2, help="Entries of a row, V.")] = 128256,
+    vocab_size: Annotated[int, typer.Option(min=2, max=1 << 24, help="Entries of a row, V.")] = 128256,
     dtype: Annotated[Dtype, typer.Option(help="Of the rows.")] = Dtype.float32,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of both models, where rows are logits.")] = 1.0,
     top_k: TopKOption = 0,
@@ -354,8 +354,8 @@ def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str) 
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:
-    found = [re.fullmatch(r"\s*([1-9]\d*)x([1-9]\d*)\s*", part) for part in text.split(",")]
+    found = [re.fullmatch(r"\s*([1-9]\d{0,5})x([1-9]\d{0,5})\s*", part) for part in text.split(",")]
     if not all(found):
-        msg = f"--shapes: expected BxK separated by commas, as in {DEFAULT_SHAPES}, got {text!r}"
+        msg = f"--shapes: expected BxK below a million, separated by commas, as in {DEFAULT_SHAPES}, got {text!r}"
         raise CommandError(msg)
     return sorted({(int(match[1]), int(match[2])) for match in found if match})

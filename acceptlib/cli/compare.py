@@ -15,6 +15,7 @@ from acceptlib.cli import models
 from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr
 from acceptlib.cli.format import Format, check_ending
 from acceptlib.cli.options import (
+    MOST_TOKENS,
     ConfigOption,
     DraftOption,
     FormatOption,
@@ -45,7 +46,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         str, typer.Option(metavar="K,K", help="Drafted tokens a step, separated by commas.")
     ] = ",".join(map(str, DEFAULT_NUM_DRAFT_TOKENS)),
     prompts: Annotated[int, typer.Option(min=1, help="How many of the bundled prompts.")] = DEFAULT_NUM_PROMPTS,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens a prompt.")] = DEFAULT_MAX_NEW_TOKENS,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens a prompt.")
+    ] = DEFAULT_MAX_NEW_TOKENS,
     temperature: TemperatureOption = 1.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
@@ -22,6 +22,9 @@ else:
 if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
+MOST_TOKENS: Final = 1 << 20
+"""Of a generated text: more than any model's positions."""
+
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="How the table is written.")]
 OptionOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the strategy, as TOML.")
@@ -30,7 +33,9 @@ ConfigOption: TypeAlias = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="File with a table `acceptance` (.toml, .json, .yaml).")
 ]
 TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Of both models; 0 is greedy.")]
-TopKOption: TypeAlias = Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 is off.")]
+TopKOption: TypeAlias = Annotated[
+    int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest tokens; 0 is off.")
+]
 TopPOption: TypeAlias = Annotated[
     float, typer.Option(max=1.0, help="Keep the likeliest tokens with this share of the mass, above 0; 1 is off.")
 ]
