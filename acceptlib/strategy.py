@@ -30,6 +30,7 @@ INTERFACE_VERSION = 1
 """Version of this interface. Strategies state the one they were written for in `interface_version`."""
 
 RULES: Final = ("accept", "carry", "forgive", "residual")
+"""Names of a strategy's rules."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9]+([-_.]+[A-Za-z0-9]+)*")
 """What a strategy or an alias may be called: a word of a command line and of its lists, which commas separate."""

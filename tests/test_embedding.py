@@ -107,6 +107,11 @@ def test_no_default_device_matters(layout: Any, kind: Any, monkeypatch: pytest.M
     assert torch.equal(found.output_token_ids, strategy.verify(**call, rng=0, logprobs=True).output_token_ids)
 
 
+def test_no_device_is_none_for_a_workspace() -> None:
+    with pytest.raises(InputError, match="device 'None'"):
+        acceptlib.create("rejection").workspace(1, 1, 8, None)  # type: ignore[arg-type]
+
+
 def test_no_fake_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
     wanted = ("rows", (2, 9), torch.float32, torch.device("cpu"))

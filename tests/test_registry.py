@@ -99,6 +99,13 @@ def test_a_message_is_no_longer_than_a_line_or_two() -> None:
         assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.parametrize("said", ["no", "false", 0])
+def test_plugins_are_on_or_off(said: object) -> None:
+    """A word would be taken for true."""
+    with pytest.raises(ConfigError, match="key 'plugins': Input should be a valid boolean"):
+        acceptlib.from_config({"strategy": "block", "plugins": said})
+
+
 def test_what_is_turned_off_is_said() -> None:
     with pytest.raises(UnknownStrategyError, match="Those of installed packages are turned off"):
         acceptlib.from_config({"strategy": "demo", "plugins": False})
