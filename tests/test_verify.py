@@ -25,7 +25,7 @@ from acceptlib import (
     rule,
 )
 from acceptlib import rng as streams
-from acceptlib.engine import draw, process, rows, torch_engine
+from acceptlib.engine import chains, draw, process, rows, torch_engine
 from acceptlib.engine.rows import RowReader
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.inputs import Rows
@@ -649,7 +649,7 @@ class Last(AcceptanceStrategy):
 @forms
 @layouts
 @pytest.mark.parametrize("strategy", [acceptlib.create("greedy"), Halfway(), Warm(), Last()], ids=lambda s: s.name)
-def test_argmaxes_found_row_by_row_change_nothing(
+def test_requests_taken_one_by_one_change_nothing(
     strategy: AcceptanceStrategy, layout: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = mixed(60)
@@ -666,8 +666,11 @@ def test_argmaxes_found_row_by_row_change_nothing(
     arguments = support.lay_out(requests, layout, form)
     if layout == "ragged":
         arguments["cu_num_draft_tokens"][-3] = 10**6
-    bonus = {"bonus_token_ids": torch.arange(60) % 11}
+    bonus = {"bonus_token_ids": torch.arange(60) % 13 - 1}
     no_bonus_rows = {**bonus, f"target_{form}": _without_bonus_rows(arguments[f"target_{form}"], requests)}
+    temperature = torch.ones(60)
+    temperature[5:7] = torch.tensor([0.0, torch.nan])
+    warm = {"sampling": SamplingParams(temperature=temperature)} if form == "logits" else {}
 
     def results() -> list[VerifyResult]:
         out = VerifyResult.empty(60, 4, torch.device("cpu"), num_passed=True)
@@ -676,7 +679,7 @@ def test_argmaxes_found_row_by_row_change_nothing(
             strategy.verify(nothing[0], **nothing[1], **bonus, rng=support.streams(range(60))),
             *(
                 strategy.verify(**{**arguments, **more}, rng=support.streams(range(60)))
-                for more in ({}, {"logprobs": True}, bonus, no_bonus_rows, {"out": out})
+                for more in ({}, {"logprobs": True}, bonus, no_bonus_rows, warm, {"out": out})
             ),
         ]
 
@@ -696,27 +699,40 @@ def _without_bonus_rows(target: torch.Tensor, requests: list[Request]) -> torch.
     return target[kept]
 
 
-def test_rows_behind_a_miss_have_no_argmax_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_behind_a_miss_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy reads rows as far as chains reach, and one more: 1 of 5, 3 of 5, all 5, and 2 of 5 where 1 was drafted."""
     requests = [support.ordinary(4, 11, seed) for seed in range(4)]
     for request, stands in zip(requests, (0, 2, 4, 1), strict=True):
-        request.p[1] = request.p[1].sort(descending=True).values  # the argmax is 0, as a placeholder counts
         request.ids[:] = request.p.argmax(1)[:4]
         request.ids[stands:] = (request.ids[stands:] + 1) % 11
     requests[3].ids[1:] = -1
-    found = []
+    read = []
 
-    def spied(reader: RowReader, given: Any) -> Any:
-        found.append(in_chains(reader, given))
-        return found[-1]
+    class Watched:
+        def __init__(self, given: Any) -> None:
+            self.given, self.shape = given, given.shape
 
-    in_chains = RowReader._best_in_chains
-    monkeypatch.setattr(RowReader, "_best_in_chains", spied)
+        def __getitem__(self, row: int) -> Any:
+            read.append(row)
+            return self.given[row]
+
+    step = chains._step
+    monkeypatch.setattr(chains, "_step", lambda given, *rest: step(Watched(given), *rest))
     monkeypatch.setattr(rows, "LONG_ROW", 11)
     result = support.verify("greedy", requests, "padded")
     assert result.num_accepted.tolist() == [0, 2, 4, 1]
-    ((token, _),) = found
-    assert (token.reshape(4, 5) >= 0).sum(1).tolist() == [1, 3, 5, 2]
+    assert read == [0, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16]
+
+
+@pytest.mark.parametrize("long", [1, 99])
+def test_a_step_of_greedy_requests_advances_their_streams(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LONG_ROW", long)
+    arguments = support.lay_out(mixed(3), "padded", "probs")
+    rng = Rng(seeds=torch.arange(3), offsets=torch.arange(3))
+    acceptlib.create("greedy").verify(**arguments, rng=rng)
+    assert rng.offsets.tolist() == [1, 2, 3]
+    acceptlib.create("greedy").verify(**arguments, rng=replace(rng, advances=False))
+    assert rng.offsets.tolist() == [1, 2, 3]
 
 
 # The device is never waited for

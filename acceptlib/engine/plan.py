@@ -171,11 +171,12 @@ class Plan:
         return self.traits.stop != "first_rejection" or not self.reads.isdisjoint(AFTER_CARRY)
 
     @cached_property
-    def follows_argmax(self) -> bool:
-        """Whether a chain ends at the first drafted token that is not the target's argmax, whatever else there is."""
-        if self.traits.stop != "first_rejection" or self.accept.names != ("is_target_argmax",):
+    def takes_argmaxes(self) -> bool:
+        """Whether emitted tokens are the target's argmaxes, whatever else is given: drafted ones, and one more."""
+        if self.traits.stop != "first_rejection" or self.reads != {"is_target_argmax"}:
             return False
-        return not np.any(call(self.accept, {"is_target_argmax": np.zeros(1, dtype=bool)}, {}))
+        h = call(self.accept, {"is_target_argmax": np.array([False, True])}, {})
+        return not self.samples and self.residual is None and np.array_equal(h, [0, 1])
 
     @property
     def samples(self) -> bool:

@@ -125,9 +125,7 @@ class Layout:
 class RowReader:
     """Rows of one model as probabilities, processed when they are asked for, and kept if there are few."""
 
-    def __init__(
-        self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model, *, in_chains: bool = False
-    ) -> None:
+    def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model) -> None:
         """Wrap the caller's rows.
 
         Args:
@@ -136,7 +134,6 @@ class RowReader:
             vocab_size: V; a draft's rows are padded with zeros or cut to it.
             chunk: Number of rows that may be processed at a time.
             model: Whose rows they are.
-            in_chains: Whether argmaxes matter no longer than drafted tokens are these.
         """
         self.given = rows
         self.raw = rows.data
@@ -145,7 +142,6 @@ class RowReader:
         self.vocab_size = vocab_size
         self.chunk = chunk
         self.model = model
-        self.in_chains = in_chains
         self.num_processed = 0
 
     @functools.cached_property
@@ -209,7 +205,7 @@ class RowReader:
         index = self.layout.index(self.model, request, position)
         if not self.is_logits:
             return _select(self.raw, index, self.model).to(torch.float32)
-        if (probs := self._processed(row := _row_number(self.raw, index))) is not None:
+        if (probs := self._processed(row := row_number(self.raw, index))) is not None:
             return _select(probs, (row,), self.model)
         given = self._rows_at(request, index)
         return process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
@@ -222,7 +218,7 @@ class RowReader:
         """Return the probabilities [n] float64 of one token a row; 0 beyond a narrower vocabulary."""
         width = self.raw.shape[-1]
         column = ops.minimum(ids, width - 1)
-        row = _row_number(self.raw, self.layout.index(self.model, request, position))
+        row = row_number(self.raw, self.layout.index(self.model, request, position))
         probs = self._processed(row) if self.is_logits else self.raw
         if probs is not None:
             # One number an entry: several times quicker than one a dimension.
@@ -247,7 +243,7 @@ class RowReader:
         position = as_tensor(ops.minimum(arange(token_ids.shape[1], last), last[:, None]))
         request = as_tensor(self.layout.request)[:, None].expand_as(position)
         index = self.layout.index(self.model, as_words(request), as_words(position))
-        row = as_tensor(_row_number(self.raw, index))
+        row = as_tensor(row_number(self.raw, index))
         totals = torch.cat([max_and_log_sum_exp(rows.data) for rows in self._spans()], 1)[:, row]
         found = self.raw[(*map(as_tensor, index), token_ids.to(torch.int64).clamp(min=0))]
         return found.to(torch.float64) - totals[0] - totals[1]
@@ -262,9 +258,7 @@ class RowReader:
     def best(self) -> tuple[Words, Words]:
         """Argmax of every row, counted through, and whether it has a law: both [R]."""
         if self._as_given:
-            rows = self.raw.view(-1, self.raw.shape[-1])
-            by_row = self.in_chains and rows.is_cpu and rows.shape[1] >= LONG_ROW
-            return self._best_in_chains(rows.numpy()) if by_row else self._best(rows)
+            return self._best(self.raw.view(-1, self.raw.shape[-1]))
         parts = [self._best(constrain(rows)) for rows in self._spans()]
         if len(parts) == 1:
             return parts[0]
@@ -277,22 +271,6 @@ class RowReader:
         found = as_words(rows.to(torch.float32)) if rows.is_cpu else rows
         token = found.argmax(1)
         return token, self._have_law(found[arange(len(found), found), token])
-
-    def _best_in_chains(self, rows: Words) -> tuple[Words, Words]:
-        """Return the same, but -1 and True for rows behind the first drafted token that is no argmax: not read."""
-        layout = self.layout
-        token, largest = np.full(len(rows), -1), np.ones(len(rows))
-        first = _row_number(self.raw, layout.index(self.model, layout.request, 0 * layout.request))
-        chains = zip(first.tolist(), layout.ids.tolist(), layout.num_draft_tokens.tolist(), strict=True)
-        for start, ids, count in chains:
-            for row, drafted in enumerate([*ids[:count], None], start):  # None for the row behind them all
-                if not 0 <= row < len(rows):
-                    break
-                best = rows[row].argmax()
-                token[row], largest[row] = best, rows[row, best]
-                if best != drafted:
-                    break
-        return token, self._have_law(largest)
 
     def _have_law(self, largest: Words) -> Words:
         """Return whether rows have a law, given the largest entry [n] of each."""
@@ -309,13 +287,13 @@ class RowReader:
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
-            row = _row_number(self.raw, index)
+            row = row_number(self.raw, index)
             token, has_law = self.best
             return token[row], has_law[row]
         if rows is not None and not self.is_logits:
             return self._best(rows)
         if self._as_given and self.raw.is_cpu and self.raw.shape[-1] >= LONG_ROW:
-            found, row = self.raw.view(-1, self.raw.shape[-1]).numpy(), _row_number(self.raw, index)
+            found, row = self.raw.view(-1, self.raw.shape[-1]).numpy(), row_number(self.raw, index)
             token = np.array([found[i].argmax() for i in row])  # of views: what is copied is read twice
             return token, self._have_law(found[row, token])
         return self._best(constrain(self._rows_at(request, index)))
@@ -344,7 +322,7 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     if len(index) > 1 and not data.is_contiguous():
         return data[tuple(map(as_tensor, index))]
     # Several times quicker than indexing, but for one dimension only.
-    row = _row_number(data, index)
+    row = row_number(data, index)
     flat = data.view(-1, data.shape[-1]) if len(index) > 1 else data
     if isinstance(row, np.ndarray):
         step = row[1] - row[0] if len(row) > 1 else 1
@@ -358,6 +336,6 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     return rows
 
 
-def _row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:
+def row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:
     """Return the number of rows in `data`, counted through its leading dimensions."""
     return index[0] if len(index) == 1 else index[0] * data.shape[1] + index[1]

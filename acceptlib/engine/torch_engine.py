@@ -16,7 +16,7 @@ import torch
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, may_hold
-from acceptlib.engine import decide
+from acceptlib.engine import chains, decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader
@@ -63,7 +63,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     # Made outside of inference mode, so that the caller may use them like any tensor.
     most = inputs.max_num_draft_tokens
     out = inputs.out or VerifyResult.empty(inputs.num_requests, most, inputs.device, logprobs=inputs.logprobs)
-    if inputs.num_requests:
+    if inputs.num_requests and chains.can_walk(plan, inputs):
+        chains.walk(inputs, out)
+    elif inputs.num_requests:
         with torch.inference_mode(), np.errstate(all="ignore"):
             _Step(plan, inputs).run(out)
     return out
@@ -78,10 +80,8 @@ class _Step:
         size = SCRATCH_BYTES if inputs.target.data.is_cpu else DEVICE_SCRATCH_BYTES
         self.chunk = max(1, size // (4 * inputs.vocab_size))
         self.layout = Layout(inputs, reads_draft=plan.reads_draft)
-        # A result that counts what passes counts positions behind the stop too.
-        in_chains = plan.follows_argmax and (inputs.out is None or inputs.out.num_passed is None)
         sizes = (self.layout, inputs.vocab_size, self.chunk)
-        self.target = RowReader(inputs.target, *sizes, "target", in_chains=in_chains)
+        self.target = RowReader(inputs.target, *sizes, "target")
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
             self.draft = RowReader(inputs.draft, *sizes, "draft")

@@ -1,0 +1,102 @@
+"""Greedy requests on the CPU, one after the other: of few numbers, plain Python makes a decision soonest.
+
+A row has its argmax found if the chain gets to it, and no rule is evaluated, for what it would say is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import torch
+
+from acceptlib.arrays import Words, as_words
+from acceptlib.engine import rows
+from acceptlib.engine.plan import Plan
+from acceptlib.inputs import Inputs
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
+from acceptlib.rng import Rng
+
+OK, INVALID_ROW, INVALID_TOKEN_ID = map(int, (Status.OK, Status.INVALID_ROW, Status.INVALID_TOKEN_ID))
+
+NONE: Final = PLACEHOLDER_TOKEN_ID
+"""Ends a chain before its count, and stands for a token that is not emitted."""
+
+
+def can_walk(plan: Plan, inputs: Inputs) -> bool:
+    """Return whether `walk` can run a call, and rows are so long that leaving some out is what counts."""
+    target = inputs.target
+    alone = not inputs.logprobs and (inputs.out is None or inputs.out.num_passed is None)
+    return (
+        alone
+        and plan.takes_argmaxes
+        and target.data.is_cpu
+        and target.data.dtype == torch.float32
+        and target.data.shape[-1] >= rows.LONG_ROW
+        and target.data.is_contiguous()
+        and not target.is_constrained
+    )
+
+
+def walk(inputs: Inputs, out: VerifyResult) -> None:
+    """Verify requests whose tokens are argmaxes of their rows; see `AcceptanceStrategy.verify`."""
+    if isinstance(inputs.rng, Rng) and inputs.rng.advances:  # a step like any other
+        inputs.rng.offsets.add_(1)
+    least = -torch.inf if inputs.target.is_logits else 0.0
+    given = inputs.target.data.detach().view(-1, inputs.vocab_size).numpy()
+    bonus = None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.tolist()
+    tokens, stands, faults = [], [], []
+    for request, (first, ids, fault) in enumerate(_chains(inputs)):
+        follows = None if bonus is None else bonus[request]
+        stop, token, status = (0, NONE, fault) if fault else _step(given, first, ids, follows, least)
+        tokens.append([*ids[:stop], token, *[NONE] * (inputs.max_num_draft_tokens - stop)])
+        stands.append(stop)
+        faults.append(status)
+    as_words(out.output_token_ids)[:] = tokens
+    as_words(out.num_accepted)[:] = stands
+    as_words(out.num_emitted)[:] = [stop + (fault == OK) for stop, fault in zip(stands, faults, strict=True)]
+    as_words(out.status)[:] = faults
+
+
+def _step(given: Words, first: int, ids: list[int], bonus: int | None, least: float) -> tuple[int, int, int]:
+    """Return how many tokens of a chain stand, the one that follows them, and the `Status`.
+
+    Args:
+        given: All rows [n, V].
+        first: The first of the request's.
+        ids: The drafted tokens, and `NONE` behind them if the chain ends before its count.
+        bonus: What follows if all stand, if that is given.
+        least: What a row has to have an entry above.
+    """
+    vocab_size = given.shape[1]
+    for stop, drafted in enumerate((*ids, None)):
+        if drafted is None and bonus is not None:
+            return (stop, bonus, OK) if 0 <= bonus < vocab_size else (stop, NONE, INVALID_TOKEN_ID)
+        row = given[first + stop]
+        best = int(row.argmax())
+        if not least < row[best] < torch.inf:
+            break
+        if drafted is not None and drafted >= vocab_size:
+            return stop, NONE, INVALID_TOKEN_ID
+        if drafted != best:
+            return stop, best, OK
+    return stop, NONE, INVALID_ROW
+
+
+def _chains(inputs: Inputs) -> Iterator[tuple[int, list[int], int]]:
+    """Yield each request's first row, its drafted tokens as `_step` takes them, and its `Status` so far."""
+    if inputs.cu_num_draft_tokens is None and inputs.target.is_plain:
+        each = inputs.target.data.shape[1]
+        for request, ids in enumerate(inputs.draft_token_ids.tolist()):
+            end = next((position for position, drafted in enumerate(ids) if drafted < 0), len(ids))
+            yield request * each, ids[:end], OK
+        return
+    layout = rows.Layout(inputs, reads_draft=False)
+    first = rows.row_number(inputs.target.data, layout.index("target", layout.request, 0 * layout.request))
+    faults = layout.request * OK if layout.faults is None else layout.faults
+    # Clamped, a token outside might be the argmax.
+    drafted = np.where(layout.outside, inputs.vocab_size, layout.ids)
+    of_requests = zip(first, drafted, layout.num_draft_tokens, layout.reached_end, faults, strict=True)
+    for row, ids, count, whole, fault in of_requests:
+        yield int(row), [*ids[:count].tolist(), *[NONE] * (not whole)], int(fault)
