@@ -267,6 +267,42 @@ def test_sums_that_are_waited_for(name: str, count: int, monkeypatch: pytest.Mon
     assert all(key[0].awaits for key in launching.KERNELS)
 
 
+@pytest.mark.parametrize("lends", [True, False])
+@pytest.mark.parametrize("filters_draft", [True, False])
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
+def test_maxima_that_are_waited_for(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, filters_draft: bool, lends: bool
+) -> None:
+    """Of long rows under min-p: as where a stage finds them before, in calls of two sizes and in replays of both."""
+    temperature = torch.linspace(0, 1.5, count + 1, device="cuda")
+    least = torch.linspace(0, 0.2, count + 1, device="cuda").flip(0)
+    steps = [Step(name, some, "logits", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
+    for step in steps:
+        some = len(step.out.status)
+        sampling = SamplingParams(temperature=temperature[:some], min_p=least[:some])
+        unfiltered = dataclasses.replace(sampling, min_p=None)
+        step.arguments |= {"sampling": sampling, "draft_sampling": None if filters_draft else unfiltered}
+
+    def run(*, waits: bool) -> list[list[torch.Tensor]]:
+        monkeypatch.setattr(launching, "KERNELS", {})
+        monkeypatch.setattr(engine, "can_wait", lambda *_: waits)
+        tokens = [step.from_the_start(20) for step in steps]
+        assert {(key[1] == "peak", key[0].waits) for key in launching.KERNELS} == (
+            {(False, True)} if waits else {(False, False), (True, False)}
+        )
+        return tokens
+
+    expected, found = run(waits=False), run(waits=True)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(torch.stack(one), torch.stack(other))
+    graphs = [step.capture() for step in steps]
+    for turns in zip(*expected, strict=True):
+        for step, graph, tokens in zip(steps, graphs, turns, strict=True):
+            graph.replay()
+            assert torch.equal(step.out.output_token_ids, tokens)
+
+
 # Memory and waiting
 
 

@@ -112,17 +112,34 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):
         engine.verify(plan, inputs)
     assert launched[0].awaits == (form == "target_probs")
-    used = engine.counters(launched[0], 1, 2, -(-vocab_size // launched[0].emit_block))
+    blocks = [-(-vocab_size // size) for size in (launched[0].block, launched[0].emit_block)]
+    used = engine.counters(launched[0], 1, 2, *blocks)
     assert not workspace.counters[:used].any()
     assert used <= len(workspace.counters)
 
 
-@pytest.mark.parametrize(("vocab_size", "num_loops"), [(1 << 17, 2), (9000, 0)])
-def test_warps_that_wait_see_the_same_words(vocab_size: int, num_loops: int) -> None:
+def of_probs(vocab_size: int) -> dict[str, object]:
+    """Return a call of one request."""
+    return {"target_probs": torch.full((1, 2, vocab_size), 1 / vocab_size)}
+
+
+def under_min_p(vocab_size: int) -> dict[str, object]:
+    """Return a call of one request, whose rows' programs may wait for each other."""
+    rows = torch.zeros(1, 2, vocab_size)
+    return {"target_logits": rows, "draft_logits": rows[:, 1:], "sampling": acceptlib.SamplingParams(min_p=0.1)}
+
+
+@pytest.mark.parametrize(
+    ("call", "num_loops"), [(of_probs(1 << 17), 2), (of_probs(9000), 0), (under_min_p(1 << 19), 2), (under_min_p(9), 2)]
+)
+def test_warps_that_wait_see_the_same_words(
+    call: dict[str, object], num_loops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each turn of a loop that waits has a barrier: a warp that left it alone would clear what another waits for."""
-    rows = torch.full((1, 2, vocab_size), 1 / vocab_size)
-    call: dict[str, object] = {"ids": torch.zeros(1, 1, dtype=torch.int64), "target_probs": rows}
-    [(_, asm)] = cases.codes(acceptlib.create("rejection"), cases.EVERYTHING, call)
+    monkeypatch.setattr(engine, "can_wait", lambda *_: True)
+    call["ids"] = torch.zeros(1, 1, dtype=torch.int64)
+    (_, asm), *rest = cases.codes(acceptlib.create("rejection"), cases.EVERYTHING, call)
+    assert not any("ld.volatile" in other["ptx"] for _, other in rest)
     code, turns = asm["ptx"], []
     for label in re.finditer(r"^(\$L__BB\w+):", code, re.MULTILINE):
         back = re.compile(rf"bra\S*\s+{re.escape(label[1])};")
@@ -133,14 +150,20 @@ def test_warps_that_wait_see_the_same_words(vocab_size: int, num_loops: int) -> 
 
 
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
-def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size: int) -> None:
+def test_a_workspace_is_enough_for_smaller_batches(
+    num_requests: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of fewer requests or entries, some of which wait for sums in memory of the workspace's."""
     plan = acceptlib.create("rejection").plan
     workspace = engine.workspace(plan, 100, 2, 150000, torch.device("cpu"))
     rows, ids = torch.empty(num_requests, 2, vocab_size), torch.zeros(num_requests, 1, dtype=torch.int64)
     inputs = cases.inputs(ids, rng=0, target_probs=rows, draft_probs=rows[:, 1:], workspace=workspace)
+    waiting = acceptlib.SamplingParams(min_p=0.1)
+    too = cases.inputs(ids, rng=0, target_logits=rows, draft_logits=rows[:, 1:], sampling=waiting, workspace=workspace)
+    monkeypatch.setattr(engine, "can_wait", lambda *_: True)
     with mock.patch.object(engine, "launch"), mock.patch.object(engine, "resident_programs", return_value=660):
         engine.verify(plan, inputs)  # or raises
+        engine.verify(plan, too)
     assert len(workspace.counters) < 20000
 
 

@@ -82,6 +82,7 @@ FILTERED = {
     "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
     "filtered-ends": ("likeliest",),
     "min-p": ("typical",),  # whose sums come after the laws
+    "min-p-mixed": ("block", "typical", "likeliest"),
     "top-p": ("typical",),  # likewise
     "bad-draft-parameters": ("typical",),  # which reads no draft
     "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
@@ -528,6 +529,20 @@ def filtered(
             **shared,
             "sampling": acceptlib.SamplingParams(min_p=0.1),
             "draft_sampling": acceptlib.SamplingParams(),
+        },
+        "min-p-mixed": {
+            **ragged,
+            "ids": ids[kept],
+            "target_logits": logits[rows],
+            "draft_logits": draft[kept],
+            "sampling": dataclasses.replace(
+                constrained,
+                temperature=(request + 2) % 3 * 0.6,
+                min_p=request.flip(0) * 0.15,
+                allowed_token_bitmask=target_mask[rows],
+            ),
+            "draft_sampling": acceptlib.SamplingParams(min_p=1.0 - request.double() * 0.6),
+            "logprobs": True,
         },
         "top-p": {**shared, "sampling": of_mass, "logprobs": True},
         "top-p-ragged": {

@@ -26,7 +26,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, partials, search, select, sums
+from acceptlib.engine.triton import bins, engine, floors, partials, search, select, sums
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -186,19 +186,28 @@ def filtered(laws: tuple[tuple[float | None, ...], ...]) -> acceptlib.SamplingPa
     )
 
 
-def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...]) -> str:
-    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
+def compare_floors(logits: torch.Tensor) -> str:
+    """Return what `compare_laws` does under min-p alone, whoever finds what is kept."""
+    return compare_laws(logits, MIN_PS, by_block=True) or compare_laws(logits, MIN_PS)
+
+
+def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...], *, by_block: bool = False) -> str:
+    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs.
+
+    What min-p alone keeps is found block by block or by one program a row.
+    """
     sampling = filtered(laws)
     rows = logits.expand(len(laws), -1).contiguous()
     expected = process.law(rows, sampling)
     launched: list[tuple[Any, ...]] = []
     ids = torch.zeros(len(rows), 0, dtype=torch.int64)
-    with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
-        cases.run(
-            engine.verify,
-            cases.strategies()["rejection"],
-            {"ids": ids, "target_logits": rows[:, None], "sampling": sampling},
-        )
+    given_call = {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
+    tuning = engine.tuning_of
+    with (
+        mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)),
+        mock.patch.object(engine, "tuning_of", lambda *batch: tuning(*batch)._replace(floors=by_block)),
+    ):
+        cases.run(engine.verify, cases.strategies()["rejection"], given_call)
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
     words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
@@ -275,8 +284,21 @@ def law_kernel(
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-        kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
-    select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+        if CALL.floors:
+            floors.reduce_block(
+                x, entry, model, zero, block, num_blocks, zero == 0, workspace_ptr, "peak", CALL, kernel_rows.TARGET
+            )
+        else:
+            kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
+    if CALL.floors:
+        for block in range(num_blocks):
+            entry = block * CALL.block + tl.arange(0, CALL.block)
+            x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
+            floors.reduce_block(
+                x, entry, model, zero, block, num_blocks, zero == 0, workspace_ptr, "reduce", CALL, kernel_rows.TARGET
+            )
+    else:
+        select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     if CALL.num_collected:
         for program in range(3):
             fetched = bins.fetch(zero, zero == 0, zero + program, num_blocks, model, CALL)
@@ -415,7 +437,7 @@ def run_laws() -> dict[str, str]:
     }
     for listed in LISTED:
         with listing(listed):
-            results |= {f"min-p-{listed}-{kind}": compare_laws(logits, MIN_PS) for kind, logits in law_rows().items()}
+            results |= {f"min-p-{listed}-{kind}": compare_floors(logits) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     return results | {"thirds": compare_thirds(), "words": compare_words()}
 

@@ -16,19 +16,16 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import counters, laws, rows
-from acceptlib.engine.triton.laws import WIDTH, key_of
+from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
     COMPARED,
     LISTED,
-    LOWEST,
-    MASS_SCALE,
     Filters,
     Reduced,
     left_out_of_sample,
     list_of,
     list_sub_blocks,
-    mass_of,
     mass_to_keep,
     maxima_of,
     number_of,
@@ -38,6 +35,7 @@ from acceptlib.engine.triton.search import (
     sub_blocks_from,
     word_of,
 )
+from acceptlib.engine.triton.sums import MASS_SCALE, mass_of
 
 BINS = WIDTH
 """Of a row, each with room for as many entries as a tile has sub-blocks."""

@@ -91,6 +91,8 @@ class Call:
     emit_run: int
     thirds: bool
     in_order: bool
+    floors: bool
+    waits: bool
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -102,9 +104,20 @@ class Call:
 
     @cached_property
     def filtered(self) -> tuple[bool, bool]:
-        """Whether a model's rows have a top-k, top-p or min-p."""
+        """Whether the law of a model's rows is a cut, for they have a top-k, top-p or min-p."""
         target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
-        return target, draft
+        return target and not self.floors, draft and not self.floors
+
+    @cached_property
+    def floored(self) -> tuple[bool, bool]:
+        """Whether blocks of a model's rows are summed up beside their row's maximum, of which min-p keeps a share."""
+        target, draft = self.min_ps
+        return target and self.floors, draft and self.floors
+
+    @property
+    def peaks(self) -> bool:
+        """Whether a stage finds these maxima before, for want of programs that wait for each other."""
+        return self.floors and not self.waits
 
     @cached_property
     def filters(self) -> bool:
@@ -226,7 +239,8 @@ class Call:
     def draws_by_law(self) -> bool:
         """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
-        return self.draws and keeps and self.mass_scalar < 0 and self.logits[0] and not self.filtered[0]
+        plain = self.logits[0] and not (self.filtered[0] or self.floored[0])
+        return self.draws and keeps and self.mass_scalar < 0 and plain
 
     @property
     def counts_rows(self) -> bool:

@@ -1,5 +1,6 @@
 """The Triton engine: what it can run, and how a call is sized for its batch and run in stages."""
 
+import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ SMALL = Tuning(
     loops=False,
     decides_first=False,
     lazy=False,
+    floors=True,
 )
 """For latency: a batch that leaves the device with room to spare."""
 
@@ -123,6 +125,9 @@ SIZES = Sizes()
 
 REGISTERS = 1 << 16
 """Of a multiprocessor."""
+
+WAITING_REGISTERS = 128
+"""Of threads of programs that wait for their row's maximum: no more, although nothing bounds them."""
 
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
@@ -218,6 +223,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     tuning = tuning_of(rules, num_requests * num_blocks, target, draft)
     if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         tuning = LARGE_PROBS  # programs that wait must not be all that run
+    tuning = tuning._replace(waits=tuning.floors and can_wait(device, tuning.reduce_warps, num_blocks))
     num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
     call = compiled_for(
         rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
@@ -249,6 +255,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
     overlap = any(waits) and _overlaps(device)
     sizes_of = {  # programs, warps and registers
+        "peak": (per_row, tuning.reduce_warps, tuning.reduce_registers),
         "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
         "select": (call.num_filtered, select_warps, select_registers),
         "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
@@ -263,7 +270,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     launches = []
     for stage, wait in zip(found, waits, strict=True):
         programs, warps, registers = sizes_of[stage.name]
-        if stage.name == "reduce" and stage.rows == BOTH.value:
+        if stage.name in {"peak", "reduce"} and stage.rows == BOTH.value:
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
@@ -312,11 +319,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     )
     call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
     num_tokens = ids.numel()
-    memory = memory_for(
-        inputs,
-        counters(call, num_requests, most, num_requests * num_emit_blocks),
-        words(call, num_requests, most, num_tokens, num_blocks, num_emit_blocks),
-    )
+    num_counters = counters(call, num_requests, most, num_requests * num_blocks, num_requests * num_emit_blocks)
+    memory = memory_for(inputs, num_counters, words(call, num_requests, most, num_tokens, num_blocks, num_emit_blocks))
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
     arguments = [
         out.output_token_ids,
@@ -359,7 +363,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
             launch(key, grid, warps, registers, (*arguments, first, num_programs))
     except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
         with torch.inference_mode():  # where tensors made in it may be written too
-            memory.counters[: counters(call, num_requests, most, num_requests * num_emit_blocks)].zero_()
+            memory.counters[:num_counters].zero_()
         raise
     if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
         with torch.inference_mode():  # likewise
@@ -378,6 +382,12 @@ def resident_programs(device: torch.device, warps: int, registers: int) -> int:
     """Return how many programs run at a time on a device, as far as registers limit them."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return processors * (REGISTERS // (32 * warps * registers))
+
+
+def can_wait(device: torch.device, warps: int, num_blocks: int) -> bool:
+    """Return whether programs of a row may wait for each other: far more of them run at a time."""
+    in_order = device.type == "cuda" and torch.version.hip is None
+    return in_order and 2 * num_blocks <= resident_programs(device, warps, WAITING_REGISTERS)
 
 
 def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
@@ -400,10 +410,10 @@ def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks:
     return end + len(call.state) * num_requests
 
 
-def counters(call: Call, num_requests: int, most: int, num_blocks: int) -> int:
-    """Return how many counters of its workspace a call uses, given the blocks of its last stage: 64 bits are two."""
+def counters(call: Call, num_requests: int, most: int, num_blocks: int, num_emit_blocks: int) -> int:
+    """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two."""
     counts: int = num_counts.fn(num_requests, most)
-    return counts + 6 * num_blocks * call.emit_parts * call.awaits
+    return counts + 6 * num_emit_blocks * call.emit_parts * call.awaits + (2 * most + 1) * num_blocks * call.waits
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
@@ -436,8 +446,10 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
         # Batches that wait are small.
-        most_blocks = min(num_requests * num_emit_blocks, SIZES.medium * BLOCK // tuning.emit_block)
-        num_counters = max(num_counters, counters(call, num_requests, most, most_blocks))
+        most_blocks = SIZES.medium * BLOCK // tuning.emit_block
+        some = [min(num_requests * blocks, most_blocks) for blocks in (num_blocks, num_emit_blocks)]
+        call = dataclasses.replace(call, waits=tuning.floors)
+        num_counters = max(num_counters, counters(call, num_requests, most, *some))
     return Workspace.allocate(num_counters, num_words, device)
 
 

@@ -32,6 +32,8 @@ class Tuning(NamedTuple):
             own.
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
+        floors: Whether programs find what min-p alone keeps of a block, given its row's maximum, rather than one a row.
+        waits: Whether they may wait for each other's maxima, or a stage finds these before.
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
             programs count who is last.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
@@ -50,6 +52,8 @@ class Tuning(NamedTuple):
     lazy: bool
     thirds: bool = False
     in_order: bool = False
+    floors: bool = False
+    waits: bool = False
     row_programs: int = 1024
     shares: int = 1
 
@@ -156,7 +160,8 @@ def compiled_for(
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
     leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not form.counts_passed
-    filtered = any(map(any, filters))
+    floors = tuning.floors and any(min_ps) and not any(top_ks + top_ps)
+    filtered = any(map(any, filters)) and not floors
     part = tuning.emit_block // tuning.emit_parts
     return Call(
         **{**rules, "sums": sums},
@@ -195,6 +200,8 @@ def compiled_for(
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
         in_order=tuning.in_order and tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS and torch.version.hip is None,
+        floors=floors,
+        waits=floors and tuning.waits,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,

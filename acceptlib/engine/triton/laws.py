@@ -4,7 +4,8 @@ From logits, a row's law is its maximum, its normaliser and, where asked for, it
 and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. Sums are
 integers, of fours added up in one order, so neither the layout of a program nor the order of blocks changes a bit.
 
-A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores it.
+A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores it. Under min-p alone
+`floors` sums up what is kept of each block instead, relative to the row's maximum, in batches that are not large.
 """
 
 # ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton.rows import DRAFT, KEEP, LOG2_E, TARGET, factor_of, load_raw
+from acceptlib.engine.triton.rows import DRAFT, KEEP, LOG2_E, TARGET, factor_of, floor_of, load_raw
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
@@ -22,6 +23,7 @@ from acceptlib.engine.triton.sums import (
     add_three,
     add_two,
     in_thirds,
+    inverse_of,
     sum_exp,
     sum_exp_and_bits,
 )
@@ -34,6 +36,9 @@ LAW_WORDS = tl.constexpr(8)
 
 NUM_LISTED = tl.constexpr(13)
 """Half of a word of the law of a filtered row: how many sub-blocks are listed that hold what is kept; -1 if not all."""
+
+LOWEST = tl.constexpr(-2139095041)
+"""The key of minus infinity."""
 
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 """Above the key of any logit; `logit_of` makes a NaN of it."""
@@ -89,12 +94,12 @@ def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.co
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
-        maxima = tl.reduce(tl.reshape(x, [sub_blocks, WIDTH]), 1, _larger)
+        maxima = tl.reduce(tl.reshape(x, [sub_blocks, WIDTH]), 1, larger)
         place = block * sub_blocks + tl.arange(0, sub_blocks)
         tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
-        maximum = tl.reduce(maxima, 0, _larger)
+        maximum = tl.reduce(maxima, 0, larger)
     else:
-        maximum = tl.reduce(x, 0, _larger)
+        maximum = tl.reduce(x, 0, larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
     if CALL.loops:
@@ -142,7 +147,7 @@ def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.cons
     """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
     if CALL.biased[TARGET] or CALL.masked[TARGET]:
         x = load_raw(model, position, entry, mask, float("-inf"), KEEP, CALL)
-    maximum = tl.reduce(x, 0, _larger)
+    maximum = tl.reduce(x, 0, larger)
     at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64) * num_blocks + block)
     tl.store(at, sum_exp(x, maximum, LOG2_E), mask=mask)
     tl.store((at + 1).to(tl.pointer_type(tl.float32)), maximum, mask=mask)
@@ -160,7 +165,7 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
     sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
     maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
     maximum = largest_of(maxima)
-    terms = terms_of(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32))
+    terms = rescaled(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32))
     total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
     return tl.where(maximum < float("inf"), (x - maximum).to(tl.float64) - tl.log(total), float("nan"))
 
@@ -190,8 +195,8 @@ def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
     """
     if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.filters or CALL.lazy or CALL.thirds):
         maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
-        terms = terms_of(target_parts.maxima, target_parts.sums, maximum, factor_of(target, CALL, TARGET))
-        draft_terms = terms_of(draft_parts.maxima, draft_parts.sums, draft_maximum, factor_of(draft, CALL, DRAFT))
+        terms = terms_of(target_parts, maximum, factor_of(target, CALL, TARGET), CALL, TARGET)
+        draft_terms = terms_of(draft_parts, draft_maximum, factor_of(draft, CALL, DRAFT), CALL, DRAFT)
         total, draft_total = tl.reduce((terms, draft_terms), 1, add_two)
         target_law = law_of(target, target_parts, maximum, total, CALL, TARGET)
         return Pair(target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT))
@@ -245,7 +250,7 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maximum = largest_of(parts.maxima)
     if CALL.logits[MODEL]:
-        terms = terms_of(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL))
+        terms = terms_of(parts, maximum, factor_of(model, CALL, MODEL), CALL, MODEL)
         total = in_thirds(terms, 1) if CALL.thirds else tl.sum(terms, 1)
     return law_of(model, parts, maximum, total, CALL, MODEL)
 
@@ -255,7 +260,9 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
     """Return the law of rows without a filter, given their maxima and the sums of their exponentials."""
     total = tl.maximum(total, 1)
     normaliser = tl.zeros_like(maximum)
-    if CALL.logits[MODEL]:
+    if CALL.floored[MODEL]:
+        normaliser = inverse_of(total)
+    elif CALL.logits[MODEL]:
         normaliser = (normaliser + SUM_SCALE) / total.to(tl.float32)
     argmax = tl.zeros(maximum.shape, tl.int32)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
@@ -287,7 +294,16 @@ def entropy_of(parts, maximum, total, factor):
 
 
 @triton.jit
-def terms_of(maxima, sums, maximum, factor):
+def terms_of(parts, maximum, factor, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return what blocks add to the sums of their rows, relative to the maxima of these, [n, MAX_BLOCKS]."""
+    if CALL.floored[MODEL]:
+        return parts.sums
+    else:
+        return rescaled(parts.maxima, parts.sums, maximum, factor)
+
+
+@triton.jit
+def rescaled(maxima, sums, maximum, factor):
     """Return the sums of exponentials of blocks times 2^44, relative to the maxima of their rows, [n, MAX_BLOCKS]."""
     relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
     return (sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)).to(tl.int64)
@@ -341,7 +357,10 @@ def prob(x, entry, model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return entries as probabilities, float32, given the law of their rows."""
     if CALL.logits[MODEL]:
         factor = factor_of(model, CALL, MODEL)
-        p = tl.exp2((x - law.maximum) * factor) * law.normaliser
+        weight = tl.exp2((x - law.maximum) * factor)
+        p = weight * law.normaliser
+        if CALL.floored[MODEL]:
+            p = tl.where(weight < floor_of(model), 0.0, p)
         if CALL.filtered[MODEL]:
             p = tl.where((x > law.cut) | ((x == law.cut) & (entry >= law.first_kept)), p, 0.0)
         if CALL.temperature[MODEL]:
@@ -374,8 +393,7 @@ def largest_prob(model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
 @triton.jit
 def largest_of(maxima):
     """Return the largest of each row [n, MAX_BLOCKS], NaN if one is: a warp has one instruction for it, of integers."""
-    keys = tl.where(maxima == maxima, key_of(maxima), NAN_KEY)
-    return logit_of(tl.max(keys, 1))
+    return logit_of(tl.max(key_or_nan(maxima), 1))
 
 
 @triton.jit
@@ -393,6 +411,12 @@ def logit_of(key):
 
 
 @triton.jit
-def _larger(a, b):
+def key_or_nan(x):
+    """Return the keys of logits, and above them that of any NaN."""
+    return tl.where(x == x, key_of(x), NAN_KEY)
+
+
+@triton.jit
+def larger(a, b):
     """Return the larger of two numbers, NaN if one is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

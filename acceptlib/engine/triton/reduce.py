@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, laws, rows, select
+from acceptlib.engine.triton import counters, decide, floors, laws, rows, select
 from acceptlib.engine.triton.binding import call
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 @triton.jit
-def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.constexpr):
+def reduce_rows(position, count, program, request, ROWS: tl.constexpr, STAGE: tl.constexpr, CALL: tl.constexpr):
     """Find what the law of one of ROWS at a position needs of some blocks; decide the position if the last to do so.
 
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
@@ -51,13 +51,13 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
         if CALL.reduces[TARGET] and ROWS != DRAFT:
             if program < step:
-                reduce_row(position, position <= count, program, step, request, request.target, CALL, TARGET)
+                reduce_row(position, position <= count, program, step, request, request.target, STAGE, CALL, TARGET)
                 if CALL.joins:
                     close_row(position, position <= count, step, count, request, request.target, CALL, TARGET)
         if CALL.reduces[DRAFT] and ROWS != TARGET:
             first = program - (tl.num_programs(0) - step)
             if first >= 0:
-                reduce_row(position, position < count, first, step, request, request.draft, CALL, DRAFT)
+                reduce_row(position, position < count, first, step, request, request.draft, STAGE, CALL, DRAFT)
                 if CALL.joins:
                     close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not (CALL.needs_sums or CALL.filters):
@@ -66,25 +66,32 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
 
 
 @triton.jit
-def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def reduce_row(
+    position, exists, first, step, request, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr
+):
     """Find what the law of one row needs of every `step`th block from the first on."""
     if CALL.loops:
         for block in range(first, request.num_blocks, step):
-            reduce_block(position, exists, block, request, model, CALL, MODEL)
+            reduce_block(position, exists, block, request, model, STAGE, CALL, MODEL)
     else:
-        reduce_block(position, exists, first, request, model, CALL, MODEL)
+        reduce_block(position, exists, first, request, model, STAGE, CALL, MODEL)
 
 
 @triton.jit
-def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def reduce_block(position, exists, block, request, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of one block."""
     num_blocks = request.num_blocks
     entries = rows.entries_from(block * CALL.block, CALL.block)
     x = rows.load_block(model, position, entries, exists, exists, float("-inf"), KEEP, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
-    laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
-    if CALL.raw and MODEL == TARGET:
+    if CALL.floored[MODEL]:
+        row = position if MODEL == TARGET else request.most + 1 + position
+        peaks_ptr = request.counters.peaks_ptr + row * num_blocks
+        floors.reduce_block(x, entries.each, model, position, block, num_blocks, exists, peaks_ptr, STAGE, CALL, MODEL)
+    else:
+        laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
+    if CALL.raw and MODEL == TARGET and STAGE == "reduce":
         laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
 
 

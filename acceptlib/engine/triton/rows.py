@@ -57,10 +57,11 @@ class Given(NamedTuple):
 class Model(NamedTuple):
     """One model's rows of one request: pointers are at its first row.
 
-    `temperature` has not been looked at yet: what does not depend on it is on its way before. `sums_ptr`, `maxima_ptr`
-    and `best_ptr` are the sum of exponentials, the maximum and the argmax of each block of each row, `cuts_ptr` the
-    laws of filtered rows, `cut_words` each. `extra_ptr` is what is reduced of the target alone: the sum and the maximum
-    of a block as it is given (`CALL.raw`), and what its entropy needs (`CALL.entropy`).
+    `temperature` and `min_p` have not been looked at yet: what does not depend on them is on its way before.
+    `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials, the maximum and the argmax of each block of
+    each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is what is reduced of the target
+    alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its entropy needs
+    (`CALL.entropy`).
     """
 
     rows_ptr: tl.tensor
@@ -71,7 +72,7 @@ class Model(NamedTuple):
     temperature: tl.tensor
     top_k_ptr: tl.tensor
     top_p_ptr: tl.tensor
-    min_p_ptr: tl.tensor
+    min_p: tl.tensor
     mask_ptr: tl.tensor
     mask_row_stride: tl.tensor
     mask_stride: tl.tensor
@@ -158,6 +159,9 @@ def open_model(
     temperature = tl.full((), 1.0, tl.float32)
     if CALL.temperature[MODEL]:
         temperature = tl.load(given.temperature_ptr + request)
+    min_p = tl.full((), 0.0, tl.float32)
+    if CALL.min_ps[MODEL]:
+        min_p = tl.load(given.min_p_ptr + request)
     mask_ptr = given.mask_ptr
     if CALL.masked[MODEL]:
         mask_ptr += first_row * given.mask_row_stride if CALL.ragged else request * given.mask_request_stride
@@ -173,7 +177,7 @@ def open_model(
         temperature=temperature,
         top_k_ptr=given.top_k_ptr + request,
         top_p_ptr=given.top_p_ptr + request,
-        min_p_ptr=given.min_p_ptr + request,
+        min_p=min_p,
         mask_ptr=mask_ptr,
         mask_row_stride=given.mask_row_stride,
         mask_stride=given.mask_stride,
@@ -201,8 +205,7 @@ def fault_of(model, vocab_size, CALL: tl.constexpr, MODEL: tl.constexpr):
         top_p = tl.load(model.top_p_ptr)
         fault = tl.where((top_p > 0) & (top_p <= 1), fault, 5)
     if CALL.min_ps[MODEL]:
-        min_p = tl.load(model.min_p_ptr)
-        fault = tl.where((min_p >= 0) & (min_p <= 1), fault, 5)
+        fault = tl.where((model.min_p >= 0) & (model.min_p <= 1), fault, 5)
     if CALL.biased[MODEL]:
         for base in range(0, model.num_biases, FEW):
             index = base + tl.arange(0, FEW)
@@ -220,6 +223,15 @@ def factor_of(model, CALL: tl.constexpr, MODEL: tl.constexpr):
         divided = tl.minimum(tl.div_rn(factor, model.temperature), 1e30)
         factor = tl.where(model.temperature > 0, divided, 0.0)
     return factor
+
+
+@triton.jit
+def floor_of(model):
+    """Return the least weight, beside the largest entry's 1, that min-p keeps: float32; 0 if it is off."""
+    number = model.min_p
+    rounded = tl.where((number > 0) & (number <= 1), number, 0.0).to(tl.float32)
+    following = (rounded.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+    return tl.where((rounded.to(tl.float64) < number.to(tl.float64)) & (rounded < 1), following, rounded)
 
 
 @triton.jit

@@ -13,13 +13,8 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, rows
 from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.laws import WIDTH, key_of, logit_of
-
-MASS_SCALE = tl.constexpr(4398046511104.0)
-"""2^42, of masses relative to the largest entry."""
-
-LOWEST = tl.constexpr(-2139095041)
-"""The key of minus infinity."""
+from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of, logit_of
+from acceptlib.engine.triton.sums import inverse_of, mass_of
 
 LISTED = tl.constexpr(8)
 """Sub-blocks that a list has room for, for each of a tile, beside WIDTH entries."""
@@ -433,26 +428,6 @@ def lightest(low, high, maximum, factor, least):
 def mass_to_keep(top_p, total):
     """Return the integer mass that top-p keeps of a total."""
     return tl.minimum(tl.maximum((top_p * total.to(tl.float64)).to(tl.int64), 1), total)
-
-
-@triton.jit
-def inverse_of(mass):
-    """Return the normaliser of rows of which a mass is kept."""
-    return (tl.full((), MASS_SCALE, tl.float64) / mass.to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
-def mass_of(x, maximum, factor):
-    """Return the integer mass of logits relative to the largest."""
-    return (tl.exp2((x - maximum) * factor) * MASS_SCALE).to(tl.int64)
-
-
-@triton.jit
-def at_least(number):
-    """Return the smallest float32 that is not below a number in [0, 1]; 0 for any other."""
-    rounded = tl.where((number > 0) & (number <= 1), number, 0.0).to(tl.float32)
-    following = (rounded.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)
-    return tl.where((rounded.to(tl.float64) < number.to(tl.float64)) & (rounded < 1), following, rounded)
 
 
 @triton.jit

@@ -15,19 +15,15 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import bins, counters, laws, rows
-from acceptlib.engine.triton.laws import WIDTH, key_of
+from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
     LISTED,
-    LOWEST,
     Filters,
     Reduced,
     a_row_each,
-    at_least,
-    inverse_of,
     list_of,
     list_sub_blocks,
-    mass_of,
     mass_to_keep,
     maxima_of,
     number_of,
@@ -37,6 +33,7 @@ from acceptlib.engine.triton.search import (
     sub_blocks_from,
     word_of,
 )
+from acceptlib.engine.triton.sums import inverse_of, mass_of
 
 HIGHEST = tl.constexpr(2147483647)
 
@@ -99,10 +96,10 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if CALL.top_ps[MODEL]:
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
-        total = tl.maximum(tl.sum(laws.terms_of(parts.maxima, parts.sums, law.maximum, factor)), 1) >> 2
+        total = tl.maximum(tl.sum(laws.rescaled(parts.maxima, parts.sums, law.maximum, factor)), 1) >> 2
         target = mass_to_keep(top_p, total)
     if CALL.min_ps[MODEL]:
-        least = at_least(tl.load(model.min_p_ptr))
+        least = rows.floor_of(model)
     cut = tl.full((), float("-inf"), tl.float32)
     first = tl.full((), 0, tl.int64)
     number = tl.full((), -1, tl.int32)

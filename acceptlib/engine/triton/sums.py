@@ -27,6 +27,9 @@ MAGIC_BITS = tl.constexpr(0x4B400000)
 WEIGHT_SCALE = tl.constexpr(1152921504606846976.0)
 """2^60, of weights in a draw."""
 
+MASS_SCALE = tl.constexpr(4398046511104.0)
+"""2^42, of masses relative to the largest entry of a row."""
+
 
 @triton.jit
 def sum_exp(x, maximum, factor):
@@ -91,6 +94,18 @@ def in_thirds(numbers, axis: tl.constexpr):
 def fixed(weights):
     """Return weights times 2^60 as int64."""
     return (weights * WEIGHT_SCALE).to(tl.int64)
+
+
+@triton.jit
+def mass_of(x, maximum, factor):
+    """Return the integer mass of logits relative to the largest."""
+    return (tl.exp2((x - maximum) * factor) * MASS_SCALE).to(tl.int64)
+
+
+@triton.jit
+def inverse_of(mass):
+    """Return the normaliser of rows of which a mass is kept."""
+    return (tl.full((), MASS_SCALE, tl.float64) / mass.to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
