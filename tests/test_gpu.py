@@ -274,7 +274,10 @@ def test_sums_that_are_waited_for(name: str, count: int, monkeypatch: pytest.Mon
 def test_maxima_that_are_waited_for(
     name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, filters_draft: bool, lends: bool
 ) -> None:
-    """Of long rows under min-p: as where a stage finds them before, in calls of two sizes and in replays of both."""
+    """Of long rows under min-p: cuts found by one program a row keep the same; in calls of two sizes and in replays.
+
+    One odd number of words that are waited for comes before a call of its graph's own, which waits for wider ones.
+    """
     temperature = torch.linspace(0, 1.5, count + 1, device="cuda")
     least = torch.linspace(0, 0.2, count + 1, device="cuda").flip(0)
     steps = [Step(name, some, "logits", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
@@ -283,24 +286,25 @@ def test_maxima_that_are_waited_for(
         sampling = SamplingParams(temperature=temperature[:some], min_p=least[:some])
         unfiltered = dataclasses.replace(sampling, min_p=None)
         step.arguments |= {"sampling": sampling, "draft_sampling": None if filters_draft else unfiltered}
-
-    def run(*, waits: bool) -> list[list[torch.Tensor]]:
+    found = []
+    for waits in (False, True):
         monkeypatch.setattr(launching, "KERNELS", {})
-        monkeypatch.setattr(engine, "can_wait", lambda *_: waits)
-        tokens = [step.from_the_start(20) for step in steps]
-        assert {(key[1] == "peak", key[0].waits) for key in launching.KERNELS} == (
-            {(False, True)} if waits else {(False, False), (True, False)}
-        )
-        return tokens
-
-    expected, found = run(waits=False), run(waits=True)
-    for one, other in zip(expected, found, strict=True):
+        if not waits:
+            monkeypatch.setattr(engine, "can_wait", lambda *_: False)
+        found.append([step.from_the_start(20) for step in steps])
+        assert {key[0].floors for key in launching.KERNELS} == {waits}
+        monkeypatch.undo()
+    for one, other in zip(*found, strict=True):
         assert torch.equal(torch.stack(one), torch.stack(other))
-    graphs = [step.capture() for step in steps]
-    for turns in zip(*expected, strict=True):
-        for step, graph, tokens in zip(steps, graphs, turns, strict=True):
+    of_probs = Step("rejection", 1, "probs", vocab_size=LONG, lends=False)
+    [tokens] = of_probs.from_the_start(1)
+    graphs = [step.capture() for step in (*steps, of_probs)]
+    for turns in zip(*found[0], strict=True):
+        for step, graph, tokens_of_turn in zip(steps, graphs, turns, strict=False):
             graph.replay()
-            assert torch.equal(step.out.output_token_ids, tokens)
+            assert torch.equal(step.out.output_token_ids, tokens_of_turn)
+    graphs[-1].replay()
+    assert torch.equal(of_probs.out.output_token_ids, tokens)
 
 
 # Memory and waiting

@@ -114,6 +114,7 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     assert launched[0].awaits == (form == "target_probs")
     blocks = [-(-vocab_size // size) for size in (launched[0].block, launched[0].emit_block)]
     used = engine.counters(launched[0], 1, 2, *blocks)
+    assert used % 2 == 0
     assert not workspace.counters[:used].any()
     assert used <= len(workspace.counters)
 
@@ -129,16 +130,17 @@ def under_min_p(vocab_size: int) -> dict[str, object]:
     return {"target_logits": rows, "draft_logits": rows[:, 1:], "sampling": acceptlib.SamplingParams(min_p=0.1)}
 
 
+@pytest.mark.parametrize("target", ["cuda:80", cases.EVERYTHING])
 @pytest.mark.parametrize(
     ("call", "num_loops"), [(of_probs(1 << 17), 2), (of_probs(9000), 0), (under_min_p(1 << 19), 2), (under_min_p(9), 2)]
 )
 def test_warps_that_wait_see_the_same_words(
-    call: dict[str, object], num_loops: int, monkeypatch: pytest.MonkeyPatch
+    call: dict[str, object], num_loops: int, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each turn of a loop that waits has a barrier: a warp that left it alone would clear what another waits for."""
     monkeypatch.setattr(engine, "can_wait", lambda *_: True)
     call["ids"] = torch.zeros(1, 1, dtype=torch.int64)
-    (_, asm), *rest = cases.codes(acceptlib.create("rejection"), cases.EVERYTHING, call)
+    (_, asm), *rest = cases.codes(acceptlib.create("rejection"), target, call)
     assert not any("ld.volatile" in other["ptx"] for _, other in rest)
     code, turns = asm["ptx"], []
     for label in re.finditer(r"^(\$L__BB\w+):", code, re.MULTILINE):
@@ -149,18 +151,52 @@ def test_warps_that_wait_see_the_same_words(
     assert all("bar.sync" in turn for turn in waiting)
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "num_requests", "name", "waits"),
+    [
+        (32, 1, "rejection", True),
+        (32, 8, "block", True),
+        (32, 9, "rejection", False),  # which is not small
+        (66, 1, "rejection", True),
+        (67, 1, "rejection", False),  # of which not enough rows have all programs run at a time
+    ],
+)
+def test_programs_of_a_row_wait_where_many_rows_run(
+    num_blocks: int, num_requests: int, name: str, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    """Each has one block, for it must not wait for what it would store later."""
+    device = mock.Mock(type="cuda")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(
+        engine, "resident_programs", lambda _, warps, registers: 132 * (65536 // (32 * warps * registers))
+    )
+    can_wait = engine.can_wait
+    monkeypatch.setattr(engine, "can_wait", lambda _, warps, blocks: can_wait(device, warps, blocks))
+    launched: list[Any] = []
+    monkeypatch.setattr(engine, "launch", lambda *launch: launched.append(launch))
+    call = under_min_p(num_blocks * engine.BLOCK)
+    repeated = {
+        name: value.expand(num_requests, -1, -1) for name, value in call.items() if isinstance(value, torch.Tensor)
+    }
+    ids = torch.zeros(num_requests, 1, dtype=torch.int64)
+    engine.verify(acceptlib.create(name).plan, cases.inputs(ids, rng=0, **{**call, **repeated}))
+    (key, grid, *_), *_ = launched
+    assert key[0].floors == waits
+    assert not waits or grid[0] == 2 * num_blocks
+
+
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
 def test_a_workspace_is_enough_for_smaller_batches(
     num_requests: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of fewer requests or entries, some of which wait for sums in memory of the workspace's."""
+    """Of fewer requests or entries, some of which wait for sums or maxima in memory of the workspace's."""
+    monkeypatch.setattr(engine, "can_wait", lambda *_: True)
     plan = acceptlib.create("rejection").plan
     workspace = engine.workspace(plan, 100, 2, 150000, torch.device("cpu"))
     rows, ids = torch.empty(num_requests, 2, vocab_size), torch.zeros(num_requests, 1, dtype=torch.int64)
     inputs = cases.inputs(ids, rng=0, target_probs=rows, draft_probs=rows[:, 1:], workspace=workspace)
     waiting = acceptlib.SamplingParams(min_p=0.1)
     too = cases.inputs(ids, rng=0, target_logits=rows, draft_logits=rows[:, 1:], sampling=waiting, workspace=workspace)
-    monkeypatch.setattr(engine, "can_wait", lambda *_: True)
     with mock.patch.object(engine, "launch"), mock.patch.object(engine, "resident_programs", return_value=660):
         engine.verify(plan, inputs)  # or raises
         engine.verify(plan, too)

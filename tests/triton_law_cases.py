@@ -202,15 +202,14 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
     launched: list[tuple[Any, ...]] = []
     ids = torch.zeros(len(rows), 0, dtype=torch.int64)
     given_call = {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
-    tuning = engine.tuning_of
     with (
         mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)),
-        mock.patch.object(engine, "tuning_of", lambda *batch: tuning(*batch)._replace(floors=by_block)),
+        mock.patch.object(engine, "can_wait", return_value=by_block),
     ):
         cases.run(engine.verify, cases.strategies()["rejection"], given_call)
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
-    words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
+    words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0) + len(rows) * num_blocks, dtype=torch.int64)
     given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     parameters = (rows if value is None else value for value in given)  # what is not given is not read
     law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
@@ -281,21 +280,21 @@ def law_kernel(
         CALL=CALL,
         MODEL=kernel_rows.TARGET,
     )
+    # Words that all are there before any is waited for, where laws of cuts would be.
+    waited_ptr = (workspace_ptr + 2 * num_rows * num_blocks + number * num_blocks).to(tl.pointer_type(tl.int32))
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
         if CALL.floors:
-            floors.reduce_block(
-                x, entry, model, zero, block, num_blocks, zero == 0, workspace_ptr, "peak", CALL, kernel_rows.TARGET
-            )
+            floors.announce(x, waited_ptr + block, zero == 0)
         else:
             kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
     if CALL.floors:
         for block in range(num_blocks):
             entry = block * CALL.block + tl.arange(0, CALL.block)
             x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-            floors.reduce_block(
-                x, entry, model, zero, block, num_blocks, zero == 0, workspace_ptr, "reduce", CALL, kernel_rows.TARGET
+            floors.weigh_block(
+                x, entry, model, zero, block, num_blocks, waited_ptr, zero == 0, CALL, kernel_rows.TARGET
             )
     else:
         select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)

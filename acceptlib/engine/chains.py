@@ -27,10 +27,10 @@ NONE: Final = PLACEHOLDER_TOKEN_ID
 def can_walk(plan: Plan, inputs: Inputs) -> bool:
     """Return whether `walk` can run a call, and rows are so long that leaving some out is what counts."""
     target = inputs.target
-    alone = not inputs.logprobs and (inputs.out is None or inputs.out.num_passed is None)
     return (
-        alone
-        and plan.takes_argmaxes
+        plan.takes_argmaxes
+        and not inputs.logprobs
+        and (inputs.out is None or inputs.out.num_passed is None)  # which counts positions past the stop
         and target.data.is_cpu
         and target.data.dtype == torch.float32
         and target.data.shape[-1] >= rows.LONG_ROW
@@ -46,20 +46,23 @@ def walk(inputs: Inputs, out: VerifyResult) -> None:
     least = -torch.inf if inputs.target.is_logits else 0.0
     given = inputs.target.data.detach().view(-1, inputs.vocab_size).numpy()
     bonus = None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.tolist()
-    tokens, stands, faults = [], [], []
-    for request, (first, ids, fault) in enumerate(_chains(inputs)):
-        follows = None if bonus is None else bonus[request]
-        stop, token, status = (0, NONE, fault) if fault else _step(given, first, ids, follows, least)
+    tokens, accepted, emitted, statuses = [], [], [], []
+    for request, (first, ids, status) in enumerate(_chains(inputs)):
+        found = 0, NONE, status
+        if status == OK:
+            found = _walk_one(given, first, ids, None if bonus is None else bonus[request], least)
+        stop, token, status = found  # noqa: PLW2901 - as far as it is known
         tokens.append([*ids[:stop], token, *[NONE] * (inputs.max_num_draft_tokens - stop)])
-        stands.append(stop)
-        faults.append(status)
+        accepted.append(stop)
+        emitted.append(stop + (status == OK))
+        statuses.append(status)
     as_words(out.output_token_ids)[:] = tokens
-    as_words(out.num_accepted)[:] = stands
-    as_words(out.num_emitted)[:] = [stop + (fault == OK) for stop, fault in zip(stands, faults, strict=True)]
-    as_words(out.status)[:] = faults
+    as_words(out.num_accepted)[:] = accepted
+    as_words(out.num_emitted)[:] = emitted
+    as_words(out.status)[:] = statuses
 
 
-def _step(given: Words, first: int, ids: list[int], bonus: int | None, least: float) -> tuple[int, int, int]:
+def _walk_one(given: Words, first: int, ids: list[int], bonus: int | None, least: float) -> tuple[int, int, int]:
     """Return how many tokens of a chain stand, the one that follows them, and the `Status`.
 
     Args:
@@ -85,7 +88,7 @@ def _step(given: Words, first: int, ids: list[int], bonus: int | None, least: fl
 
 
 def _chains(inputs: Inputs) -> Iterator[tuple[int, list[int], int]]:
-    """Yield each request's first row, its drafted tokens as `_step` takes them, and its `Status` so far."""
+    """Yield each request's first row, its drafted tokens as `_walk_one` takes them, and its `Status` so far."""
     if inputs.cu_num_draft_tokens is None and inputs.target.is_plain:
         each = inputs.target.data.shape[1]
         for request, ids in enumerate(inputs.draft_token_ids.tolist()):

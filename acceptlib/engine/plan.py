@@ -175,7 +175,8 @@ class Plan:
         """Whether emitted tokens are the target's argmaxes, whatever else is given: drafted ones, and one more."""
         if self.traits.stop != "first_rejection" or self.reads != {"is_target_argmax"}:
             return False
-        h = call(self.accept, {"is_target_argmax": np.array([False, True])}, {})
+        with np.errstate(all="ignore"):
+            h = call(self.accept, {"is_target_argmax": np.array([False, True])}, {})
         return not self.samples and self.residual is None and np.array_equal(h, [0, 1])
 
     @property

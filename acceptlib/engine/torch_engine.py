@@ -3,8 +3,8 @@
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
-looking costs nothing, rows that have to be processed, or searched for their largest entry, are read as far as chains
-reach.
+looking costs nothing, rows that have to be processed are read as far as chains reach, and greedy requests with long
+rows are left to `chains`.
 """
 
 from __future__ import annotations
@@ -63,11 +63,12 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     # Made outside of inference mode, so that the caller may use them like any tensor.
     most = inputs.max_num_draft_tokens
     out = inputs.out or VerifyResult.empty(inputs.num_requests, most, inputs.device, logprobs=inputs.logprobs)
-    if inputs.num_requests and chains.can_walk(plan, inputs):
-        chains.walk(inputs, out)
-    elif inputs.num_requests:
+    if inputs.num_requests:
         with torch.inference_mode(), np.errstate(all="ignore"):
-            _Step(plan, inputs).run(out)
+            if chains.can_walk(plan, inputs):
+                chains.walk(inputs, out)
+            else:
+                _Step(plan, inputs).run(out)
     return out
 
 

@@ -92,7 +92,6 @@ class Call:
     thirds: bool
     in_order: bool
     floors: bool
-    waits: bool
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -104,20 +103,15 @@ class Call:
 
     @cached_property
     def filtered(self) -> tuple[bool, bool]:
-        """Whether the law of a model's rows is a cut, for they have a top-k, top-p or min-p."""
+        """Whether what top-k, top-p and min-p keep of a model's rows is found as a cut, by one program a row."""
         target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
         return target and not self.floors, draft and not self.floors
 
     @cached_property
     def floored(self) -> tuple[bool, bool]:
-        """Whether blocks of a model's rows are summed up beside their row's maximum, of which min-p keeps a share."""
+        """Whether it is found block by block instead, relative to the row's maximum: see `floors`."""
         target, draft = self.min_ps
         return target and self.floors, draft and self.floors
-
-    @property
-    def peaks(self) -> bool:
-        """Whether a stage finds these maxima before, for want of programs that wait for each other."""
-        return self.floors and not self.waits
 
     @cached_property
     def filters(self) -> bool:

@@ -56,13 +56,13 @@ class Stream(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """One request's: of programs of the last stage, the stop, of programs of rows [5, K+1], and words waited for."""
+    """One request's: programs of the last stage, the stop, programs of rows [5, K+1], and words waited for."""
 
     arrived_ptr: tl.tensor
     stop_ptr: tl.tensor
     rows_arrived_ptr: tl.tensor
     sums_ptr: tl.tensor
-    peaks_ptr: tl.tensor
+    maxima_ptr: tl.tensor
 
 
 class Request(NamedTuple):

@@ -317,11 +317,11 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     tl.debug_barrier()  # every warp has read them
     tl.store(request.counters.arrived_ptr, 0)
     tl.store(request.counters.stop_ptr, 0)
-    if CALL.waits:
-        peaks = (2 * request.most + 1) * request.num_blocks
-        for base in range(0, peaks, 256):
+    if CALL.floors:
+        num_words = (2 * request.most + 1) * request.num_blocks
+        for base in range(0, num_words, 256):
             index = base + tl.arange(0, 256)
-            tl.store(request.counters.peaks_ptr + index, 0, mask=index < peaks)
+            tl.store(request.counters.maxima_ptr + index, 0, mask=index < num_words)
     if CALL.counts_rows:
         for base in range(0, 5 * (request.most + 1), 64):
             index = base + tl.arange(0, 64)

@@ -126,8 +126,11 @@ SIZES = Sizes()
 REGISTERS = 1 << 16
 """Of a multiprocessor."""
 
-WAITING_REGISTERS = 128
-"""Of threads of programs that wait for their row's maximum: no more, although nothing bounds them."""
+WAITING_REGISTERS = 168
+"""Registers of threads of programs that wait for their row's maximum, at most."""
+
+WAITING_ROWS = 6
+"""Rows, at least, of which all programs run at a time where programs wait: so many streams may have one unfinished."""
 
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
@@ -223,7 +226,11 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     tuning = tuning_of(rules, num_requests * num_blocks, target, draft)
     if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         tuning = LARGE_PROBS  # programs that wait must not be all that run
-    tuning = tuning._replace(waits=tuning.floors and can_wait(device, tuning.reduce_warps, num_blocks))
+    blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
+    per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
+    # A program that waits must not have what others wait for still before it.
+    alone = per_row == num_blocks
+    tuning = tuning._replace(floors=tuning.floors and alone and can_wait(device, tuning.reduce_warps, num_blocks))
     num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
     call = compiled_for(
         rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
@@ -238,9 +245,6 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
         num_programs = max(num_programs, even)
         shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
-    # Likewise of the stages that go through rows.
-    blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
-    per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
     near = num_requests * num_blocks < OVERLAP_BLOCKS
     # Interpreted, stages never overlap, but then it is the order that counts.
     beside = call.splits and near and (_overlaps(device) or device.type == "cpu")
@@ -255,8 +259,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
     overlap = any(waits) and _overlaps(device)
     sizes_of = {  # programs, warps and registers
-        "peak": (per_row, tuning.reduce_warps, tuning.reduce_registers),
-        "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
+        "reduce": (per_row, tuning.reduce_warps, WAITING_REGISTERS if call.floors else tuning.reduce_registers),
         "select": (call.num_filtered, select_warps, select_registers),
         "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
@@ -270,7 +273,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     launches = []
     for stage, wait in zip(found, waits, strict=True):
         programs, warps, registers = sizes_of[stage.name]
-        if stage.name in {"peak", "reduce"} and stage.rows == BOTH.value:
+        if stage.name == "reduce" and stage.rows == BOTH.value:
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
@@ -385,9 +388,9 @@ def resident_programs(device: torch.device, warps: int, registers: int) -> int:
 
 
 def can_wait(device: torch.device, warps: int, num_blocks: int) -> bool:
-    """Return whether programs of a row may wait for each other: far more of them run at a time."""
-    in_order = device.type == "cuda" and torch.version.hip is None
-    return in_order and 2 * num_blocks <= resident_programs(device, warps, WAITING_REGISTERS)
+    """Return whether programs of a row of some blocks, one a block, may wait for each other."""
+    starts_in_order = device.type == "cuda" and torch.version.hip is None
+    return starts_in_order and WAITING_ROWS * num_blocks <= resident_programs(device, warps, WAITING_REGISTERS)
 
 
 def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
@@ -411,9 +414,13 @@ def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks:
 
 
 def counters(call: Call, num_requests: int, most: int, num_blocks: int, num_emit_blocks: int) -> int:
-    """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two."""
+    """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two.
+
+    The number is even, for the next one's words of 64 bits may come behind them.
+    """
     counts: int = num_counts.fn(num_requests, most)
-    return counts + 6 * num_emit_blocks * call.emit_parts * call.awaits + (2 * most + 1) * num_blocks * call.waits
+    waited = 6 * num_emit_blocks * call.emit_parts * call.awaits + (2 * most + 1) * num_blocks * call.floors
+    return (counts + waited + 1) // 2 * 2
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
@@ -445,11 +452,11 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         emit_bits = (num_emit_blocks - 1).bit_length()
         call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
-        # Batches that wait are small.
+        # Batches of which programs wait are small; under min-p alone it is for maxima.
         most_blocks = SIZES.medium * BLOCK // tuning.emit_block
-        some = [min(num_requests * blocks, most_blocks) for blocks in (num_blocks, num_emit_blocks)]
-        call = dataclasses.replace(call, waits=tuning.floors)
-        num_counters = max(num_counters, counters(call, num_requests, most, *some))
+        blocks = [min(num_requests * number, most_blocks) for number in (num_blocks, num_emit_blocks)]
+        call = dataclasses.replace(call, floors=tuning.floors and can_wait(device, tuning.reduce_warps, 1))
+        num_counters = max(num_counters, counters(call, num_requests, most, *blocks))
     return Workspace.allocate(num_counters, num_words, device)
 
 

@@ -32,8 +32,8 @@ class Tuning(NamedTuple):
             own.
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
-        floors: Whether programs find what min-p alone keeps of a block, given its row's maximum, rather than one a row.
-        waits: Whether they may wait for each other's maxima, or a stage finds these before.
+        floors: Whether programs that reduce rows under min-p alone wait for the row's maximum, where they may, to find
+            what is kept of a block. Else one program a row finds a cut.
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
             programs count who is last.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
@@ -53,7 +53,6 @@ class Tuning(NamedTuple):
     thirds: bool = False
     in_order: bool = False
     floors: bool = False
-    waits: bool = False
     row_programs: int = 1024
     shares: int = 1
 
@@ -201,7 +200,6 @@ def compiled_for(
         thirds=tuning.thirds,
         in_order=tuning.in_order and tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS and torch.version.hip is None,
         floors=floors,
-        waits=floors and tuning.waits,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,

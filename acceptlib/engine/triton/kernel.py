@@ -1,6 +1,5 @@
 """The kernel: one entry, whose stages run as a call needs them, one after the other but for a late `reduce`.
 
-    peak      the maxima of rows under min-p alone, where programs may not wait for each other
     reduce    what the laws of rows need, for logits and for the argmax
     select    what top-k, top-p and min-p keep of rows
     collect   the entries that a cut is among, where rows have top-p alone
@@ -71,7 +70,7 @@ def verify_kernel(
     raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
     totals_ptr,  # [2] int64, added to
-    counters_ptr,  # [B * (2 + 5 * (K+1))] int32; [B, 3, num_parts] int64 or [B, 2K+1, num_blocks] int32; 0 but in calls
+    counters_ptr,  # [B * (2 + 5 * (K+1))] int32, and words that are waited for; all zero between calls
     workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride: tl.int64,
@@ -140,7 +139,7 @@ def verify_kernel(
     program = tl.program_id(0)
     number = tl.program_id(1).to(tl.int64)
     position = first_position + tl.program_id(2)
-    if (STAGE == "peak" or STAGE == "reduce") and not CALL.lazy:  # noqa: PLR1714 - likewise
+    if STAGE == "reduce" and not CALL.lazy:
         # Most requests stop early, and what is read last is still in the cache when it is drawn from.
         position = first_position + tl.num_programs(2) - 1 - tl.program_id(2)
     if OVERLAP:
@@ -226,6 +225,7 @@ def verify_kernel(
     else:
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
+    # [B, 3, num_parts] int64 if `CALL.awaits`, [B, 2K+1, num_blocks] int32 if `CALL.floors`; never both.
     waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens)
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
@@ -251,7 +251,7 @@ def verify_kernel(
             stop_ptr=counters_ptr + num_requests + number,
             rows_arrived_ptr=counters_ptr + 2 * num_requests + number * 5 * (max_num_draft_tokens + 1),
             sums_ptr=waited_ptr.to(tl.pointer_type(tl.int64)) + number * 3 * num_emit_blocks * CALL.emit_parts,
-            peaks_ptr=waited_ptr + number * (2 * max_num_draft_tokens + 1) * num_blocks,
+            maxima_ptr=waited_ptr + number * (2 * max_num_draft_tokens + 1) * num_blocks,
         ),
     )
     prepared_ptr = workspace_ptr + layout.prepared + 3 * number
@@ -272,8 +272,8 @@ def verify_kernel(
             fetched = decide.after_wait(fetched, count, request, CALL)
         else:
             tl.extra.cuda.gdc_wait()
-    if STAGE == "peak" or STAGE == "reduce":  # noqa: PLR1714 - what Triton compiles
-        reduce.reduce_rows(position, num_read, program, request, ROWS, STAGE, CALL)
+    if STAGE == "reduce":
+        reduce.reduce_rows(position, num_read, program, request, ROWS, CALL)
     elif STAGE == "select" or STAGE == "finish":  # noqa: PLR1714 - what Triton compiles
         select.select_rows(position, num_read, program, request, STAGE, CALL)
     elif STAGE == "collect":

@@ -5,7 +5,7 @@ and the sum of exponentials of every block of the row are found first; whoever n
 integers, of fours added up in one order, so neither the layout of a program nor the order of blocks changes a bit.
 
 A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores it. Under min-p alone
-`floors` sums up what is kept of each block instead, relative to the row's maximum, in batches that are not large.
+`floors` sums up what is kept of each block instead, relative to the row's maximum, in small batches.
 """
 
 # ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling

@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 @triton.jit
-def reduce_rows(position, count, program, request, ROWS: tl.constexpr, STAGE: tl.constexpr, CALL: tl.constexpr):
+def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.constexpr):
     """Find what the law of one of ROWS at a position needs of some blocks; decide the position if the last to do so.
 
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
@@ -51,13 +51,13 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, STAGE: tl
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
         if CALL.reduces[TARGET] and ROWS != DRAFT:
             if program < step:
-                reduce_row(position, position <= count, program, step, request, request.target, STAGE, CALL, TARGET)
+                reduce_row(position, position <= count, program, step, request, request.target, CALL, TARGET)
                 if CALL.joins:
                     close_row(position, position <= count, step, count, request, request.target, CALL, TARGET)
         if CALL.reduces[DRAFT] and ROWS != TARGET:
             first = program - (tl.num_programs(0) - step)
             if first >= 0:
-                reduce_row(position, position < count, first, step, request, request.draft, STAGE, CALL, DRAFT)
+                reduce_row(position, position < count, first, step, request, request.draft, CALL, DRAFT)
                 if CALL.joins:
                     close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not (CALL.needs_sums or CALL.filters):
@@ -66,19 +66,17 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, STAGE: tl
 
 
 @triton.jit
-def reduce_row(
-    position, exists, first, step, request, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr
-):
+def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of every `step`th block from the first on."""
     if CALL.loops:
         for block in range(first, request.num_blocks, step):
-            reduce_block(position, exists, block, request, model, STAGE, CALL, MODEL)
+            reduce_block(position, exists, block, request, model, CALL, MODEL)
     else:
-        reduce_block(position, exists, first, request, model, STAGE, CALL, MODEL)
+        reduce_block(position, exists, first, request, model, CALL, MODEL)
 
 
 @triton.jit
-def reduce_block(position, exists, block, request, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
+def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of one block."""
     num_blocks = request.num_blocks
     entries = rows.entries_from(block * CALL.block, CALL.block)
@@ -87,11 +85,11 @@ def reduce_block(position, exists, block, request, model, STAGE: tl.constexpr, C
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     if CALL.floored[MODEL]:
         row = position if MODEL == TARGET else request.most + 1 + position
-        peaks_ptr = request.counters.peaks_ptr + row * num_blocks
-        floors.reduce_block(x, entries.each, model, position, block, num_blocks, exists, peaks_ptr, STAGE, CALL, MODEL)
+        words_ptr = request.counters.maxima_ptr + row * num_blocks
+        floors.weigh_block(x, entries.each, model, position, block, num_blocks, words_ptr, exists, CALL, MODEL)
     else:
         laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
-    if CALL.raw and MODEL == TARGET and STAGE == "reduce":
+    if CALL.raw and MODEL == TARGET:
         laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
 
 

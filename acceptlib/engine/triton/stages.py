@@ -7,7 +7,7 @@ from typing import NamedTuple
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 
-READERS = frozenset({"peak", "reduce", "sum"})
+READERS = frozenset({"reduce", "sum"})
 """Stages that go through whole rows."""
 
 PART_BLOCKS = 4096
@@ -47,9 +47,6 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
     found = []
     filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
     for here in parts(most + 1, num_blocks) if in_parts else [(0, most + 1)]:
-        if call.peaks:
-            of_one = TARGET if call.floored[TARGET] else DRAFT
-            found.append(Stage("peak", *here, rows=(BOTH if all(call.floored) else of_one).value))
         if reduces:
             found.append(Stage("reduce", *here, rows=(filtered if beside else BOTH).value))
         if call.selects:
