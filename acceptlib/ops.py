@@ -63,9 +63,11 @@ def log(a: Value) -> Value:
     return _library(a).log(a)
 
 
-def log2(a: Value) -> Value:
-    """Return the logarithm of `a` to base 2, on a CPU the quicker one."""
-    return _library(a).log2(a)
+def log2(a: Value, guard: float = 0.0) -> Value:
+    """Return the logarithm of `a + guard` to base 2, on a CPU the quicker one; the sum takes no row's memory."""
+    if guard and isinstance(a, torch.Tensor):
+        return (a + guard).log2_()
+    return _library(a).log2(a + guard if guard else a)
 
 
 def sqrt(a: Value) -> Value:

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -552,3 +553,17 @@ def test_a_logarithm_takes_what_torch_takes(dtype: torch.dtype) -> None:
     slope = torch.full((), 4.0, dtype=dtype, requires_grad=True)
     ops.log(slope).backward()
     assert slope.grad == 0.25
+
+
+def test_a_guarded_logarithm_is_that_of_the_sum_and_leaves_its_argument_alone() -> None:
+    row = torch.tensor([0.0, 1e-6, 0.3, 1.0])
+    given = row.clone()
+    found = ops.log2(row, 1e-5)
+    assert torch.equal(found, torch.log2(row + 1e-5))
+    assert torch.equal(row, given)
+    assert np.array_equal(ops.log2(row.double().numpy(), 1e-5), np.log2(row.double().numpy() + 1e-5))
+    assert ops.log2(0.25) == ops.log2(0.0, 0.25) == -2
+    slope = torch.zeros(1, requires_grad=True)
+    ops.log2(slope, 0.5).backward()
+    assert slope.grad is not None
+    assert slope.grad.item() == pytest.approx(2 / ops.LN_2)

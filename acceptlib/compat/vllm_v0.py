@@ -252,7 +252,7 @@ class _GuardedTypical(AcceptanceStrategy):
 
         A factor here would be one more pass over the row; in place, a CPU's product takes no more of the cache.
         """
-        logs = ops.log2(p + 1e-5)
+        logs = ops.log2(p, 1e-5)
         logs *= p
         return logs
 

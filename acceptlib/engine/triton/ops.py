@@ -52,9 +52,9 @@ def log(a):
 
 
 @triton.jit
-def log2(a):
-    """Return the logarithm of `a` to base 2."""
-    return tl.log2(like(a, a))
+def log2(a, guard=0.0):
+    """Return the logarithm of `a + guard` to base 2."""
+    return tl.log2(like(a, a) + like(guard, a))
 
 
 @triton.jit
