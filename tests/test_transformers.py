@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 import subprocess
@@ -31,6 +32,10 @@ Texts = list[tuple[torch.Tensor, torch.Tensor]]
 PROMPT = torch.tensor([[5, 17, 3, 88, 41]])
 GREEDY = SamplingParams(temperature=0.0)
 FALSE_ALARM_Z = 5.998  # one-sided normal quantile of 1e-9
+CACHE = next(
+    name for name in integration.CACHES if name in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+)
+"""What this version of transformers calls a cache."""
 
 
 def make_model(seed: int, vocab_size: int = 97, family: str = "Llama", **options: Any) -> Any:
@@ -687,7 +692,7 @@ REFUSED = {
     ),
     "prefill_chunk_size": ({"do_sample": False, "prefill_chunk_size": 2}, "prefill_chunk_size=None"),
     "use_cache": ({"do_sample": False, "use_cache": False}, "use_cache=True"),
-    "filled cache": ({"do_sample": False, "past_key_values": filled_cache()}, "past_key_values"),
+    "filled cache": ({"do_sample": False, CACHE: filled_cache()}, f"{CACHE}: expected none"),
     "batch": ({"do_sample": False, "ids": PROMPT.repeat(2, 1)}, "got \\[2, 5\\]"),
     "padding": ({"do_sample": False, "attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}, "attention_mask"),
     "padding token": (
@@ -706,7 +711,7 @@ if not transformers.__version__.startswith("4."):
     # Version 4 itself replaces a static cache beside an assistant, and does not say whose an empty cache is.
     REFUSED |= {
         "static cache": ({"do_sample": False, "cache_implementation": "static"}, "cache_implementation='dynamic'"),
-        "own cache": ({"do_sample": False, "past_key_values": transformers.DynamicCache()}, "past_key_values"),
+        "own cache": ({"do_sample": False, CACHE: transformers.DynamicCache()}, f"{CACHE}: expected none"),
     }
 
 
@@ -805,7 +810,7 @@ def test_a_model_that_keeps_no_cache_is_refused(target: Any) -> None:
     config = transformers.OpenAIGPTConfig(vocab_size=97, n_positions=64, n_embd=8, n_layer=1, n_head=2)
     model = transformers.OpenAIGPTLMHeadModel(config).eval()
     for models in ((model, target), (target, model)):
-        with pytest.raises(InputError, match=r"OpenAIGPTLMHeadModel leaves past_key_values as they are"):
+        with pytest.raises(InputError, match=r"OpenAIGPTLMHeadModel leaves \w+ as it was"):
             next(SpeculativeDecoder(target=models[0], draft=models[1], sampling=GREEDY).steps(PROMPT, 4))
 
 

@@ -198,6 +198,7 @@ class _CachedModel:
         self.largest_id = min(_vocab_size(model), vocab_size) - 1
         self.length = 0
         self.arguments = inspect.signature(model.forward).parameters
+        self.cache_name = "cache" if "cache" in self.arguments else "past_key_values"  # before transformers 5.24
         # Without a config every layer keeps all it has seen, and a sliding window is a matter of the attention mask
         # alone: layers that forget cannot be rolled back in every version.
         self.cache = import_transformers().DynamicCache()
@@ -214,7 +215,7 @@ class _CachedModel:
         if "position_ids" in self.arguments:  # as `generate` gives them: some models would count otherwise
             further["position_ids"] = torch.arange(self.length, length, device=fed.device)[None]
         try:
-            output = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, **further)
+            output = self.model(input_ids=fed, use_cache=True, **{self.cache_name: self.cache}, **further)
         except (IndexError, RuntimeError) as error:  # of learned positions, or of any other kind
             config = self.model.config.get_text_config(decoder=True)
             longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
@@ -226,7 +227,7 @@ class _CachedModel:
             )
             raise InputError(msg) from error
         if self.cache.get_seq_length() != length:
-            msg = f"{type(self.model).__name__} leaves past_key_values as they are: expected a model that keeps a cache"
+            msg = f"{type(self.model).__name__} leaves {self.cache_name} as it was: expected a model that keeps a cache"
             raise InputError(msg)
         self.length = length
         rows: torch.Tensor = output.logits[0, -count:, : self.vocab_size].to(token_ids.device, torch.float32)

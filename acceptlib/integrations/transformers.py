@@ -53,10 +53,13 @@ OTHER_MODES = {
 
 EXTRA_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
+CACHES = ("cache", "past_key_values")
+"""What models and `generate` call a cache, since transformers 5.24 and before."""
+
 # What `generate` itself puts beside the arguments of a decoding loop; anything else came from the caller. Extra outputs
 # are no business of a text that is returned alone.
 PREPARED = {
-    *("attention_mask", "position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep"),
+    *("attention_mask", "position_ids", "cache_position", *CACHES, "use_cache", "logits_to_keep"),
     *EXTRA_OUTPUTS,
 }
 
@@ -176,7 +179,7 @@ def _generate(
 def _arguments_of_generate(decode: Callable[..., Any]) -> dict[str, Any]:
     """Return what was passed to the `generate` call that runs `decode`, or nothing.
 
-    transformers (4.57 to 5.23 at least) hands a callable `custom_generate` neither `assistant_model` nor `streamer`,
+    transformers (4.57 to 5.24 at least) hands a callable `custom_generate` neither `assistant_model` nor `streamer`,
     although `generate` accepts both beside it. Reading them where they were passed is the only way not to lose them
     without a word.
     """
@@ -216,10 +219,11 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None
     if model_kwargs.get("use_cache") is False:
         msg = "use_cache=False is not supported: speculative decoding keeps its caches, set use_cache=True"
         raise InputError(msg)
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-        msg = "past_key_values: expected none, the decoder keeps its own caches: leave it out and pass the whole prompt"
-        raise InputError(msg)
+    for name in CACHES:
+        cache = model_kwargs.get(name)
+        if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
+            msg = f"{name}: expected none, the decoder keeps its own caches: leave it out and pass the whole prompt"
+            raise InputError(msg)
     attention_mask = model_kwargs.get("attention_mask")
     if attention_mask is not None and not bool((attention_mask == 1).all()):
         # `generate` makes a mask of its own where the prompt has padding tokens.
