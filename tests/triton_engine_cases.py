@@ -531,17 +531,12 @@ def filtered(
             "draft_sampling": acceptlib.SamplingParams(),
         },
         "min-p-mixed": {
-            **ragged,
-            "ids": ids[kept],
-            "target_logits": logits[rows],
-            "draft_logits": draft[kept],
+            **shared,
+            "draft_logits": draft + 7.0,  # the same law, of other maxima than the target's
             "sampling": dataclasses.replace(
-                constrained,
-                temperature=(request + 2) % 3 * 0.6,
-                min_p=request.flip(0) * 0.15,
-                allowed_token_bitmask=target_mask[rows],
+                constrained, temperature=(request + 2) % 3 * 0.6, min_p=request.flip(0) * 0.15
             ),
-            "draft_sampling": acceptlib.SamplingParams(min_p=1.0 - request.double() * 0.6),
+            "draft_sampling": acceptlib.SamplingParams(min_p=0.2 + request.double() * 0.2),
             "logprobs": True,
         },
         "top-p": {**shared, "sampling": of_mass, "logprobs": True},
