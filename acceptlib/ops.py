@@ -64,7 +64,7 @@ def log(a: Value) -> Value:
 
 
 def log2(a: Value, guard: float = 0.0) -> Value:
-    """Return the logarithm of `a + guard` to base 2, on a CPU the quicker one; the sum takes no row's memory."""
+    """Return the logarithm of `a + guard` to base 2, on a CPU the quicker one, in the memory of the sum."""
     if guard and isinstance(a, torch.Tensor):
         return (a + guard).log2_()
     return _library(a).log2(a + guard if guard else a)

@@ -276,7 +276,8 @@ def test_maxima_that_are_waited_for(
 ) -> None:
     """Of long rows under min-p: cuts found by one program a row keep the same; in calls of two sizes and in replays.
 
-    One odd number of words that are waited for comes before a call of its graph's own, which waits for wider ones.
+    Of one request the words that are waited for are an odd number; behind them in a graph's memory lie those of another
+    call, of 64 bits.
     """
     temperature = torch.linspace(0, 1.5, count + 1, device="cuda")
     least = torch.linspace(0, 0.2, count + 1, device="cuda").flip(0)

@@ -152,19 +152,26 @@ def test_warps_that_wait_see_the_same_words(
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "num_requests", "name", "waits"),
+    ("num_blocks", "num_requests", "name", "sizes", "waits"),
     [
-        (32, 1, "rejection", True),
-        (32, 8, "block", True),
-        (32, 9, "rejection", False),  # which is not small
-        (66, 1, "rejection", True),
-        (67, 1, "rejection", False),  # of which not enough rows have all programs run at a time
+        (32, 1, "rejection", engine.SIZES, True),
+        (32, 8, "block", engine.SIZES, True),
+        (32, 9, "rejection", engine.SIZES, False),  # which is not small
+        (66, 1, "rejection", engine.SIZES, True),
+        (67, 1, "rejection", engine.SIZES, False),  # of which not enough rows have all programs run at a time
+        (35, 64, "block", cases.EVERY_SIZE[0], False),  # whose programs have two blocks each, were it small
     ],
 )
 def test_programs_of_a_row_wait_where_many_rows_run(
-    num_blocks: int, num_requests: int, name: str, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+    num_blocks: int,
+    num_requests: int,
+    name: str,
+    sizes: engine.Sizes,
+    waits: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each has one block, for it must not wait for what it would store later."""
+    monkeypatch.setattr(engine, "SIZES", sizes)
     device = mock.Mock(type="cuda")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(
