@@ -16,6 +16,9 @@ import torch
 Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
+FEW_THREADS = 4
+"""Threads of torch up to which one of NumPy takes logarithms sooner, where it has wide instructions for them."""
+
 
 def as_words(tensor: torch.Tensor) -> Words:
     """Return an array that shares the memory of a tensor on the CPU, or another device's tensor as it is."""
@@ -68,3 +71,25 @@ def leading(condition: Words) -> Words:
 def may_hold(condition: Words) -> bool:
     """Return whether some entry is true; True where finding out would wait for the device."""
     return isinstance(condition, torch.Tensor) or bool(np.count_nonzero(condition))
+
+
+def log2(numbers: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
+    """Return logarithms to base 2, where asked to in the memory of the numbers; NumPy's, 2 ulps off, if quicker."""
+    plain = numbers.is_cpu and numbers.dtype == torch.float32 and not numbers.requires_grad
+    if plain and torch.get_num_threads() <= FEW_THREADS and _has_wide_logarithms():
+        found = numbers if in_place else torch.empty_like(numbers)
+        with np.errstate(all="ignore"):
+            np.log2(numbers.numpy(), out=found.numpy())
+        return found
+    return numbers.log2_() if in_place else torch.log2(numbers)
+
+
+@functools.cache
+def _has_wide_logarithms() -> bool:
+    """Return whether this processor has instructions that NumPy takes several logarithms at a time with."""
+    try:
+        from numpy.lib import introspect  # noqa: PLC0415 - NumPy has it from 2.1 on
+    except ImportError:
+        return False
+    found = introspect.opt_func_info(func_name="^log2$", signature="float32")
+    return not found["log2"]["ff"]["current"].startswith("baseline")

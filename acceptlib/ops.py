@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from acceptlib import arrays
+
 Value: TypeAlias = Any
 """A number, or a tensor or an array of them: what a rule takes and returns (float64 scalars, float32 rows)."""
 
@@ -59,15 +61,14 @@ def log(a: Value) -> Value:
     """Return the natural logarithm of `a`."""
     if isinstance(a, torch.Tensor) and a.is_cpu and a.dtype == torch.float32:
         # torch's own is MKL's, which is several times slower on an AMD EPYC than on Intel's.
-        return torch.log2(a).mul_(LN_2)
+        return arrays.log2(a).mul_(LN_2)
     return _library(a).log(a)
 
 
 def log2(a: Value, guard: float = 0.0) -> Value:
     """Return the logarithm of `a + guard` to base 2, on a CPU the quicker one, in the memory of the sum."""
-    if guard and isinstance(a, torch.Tensor):
-        return (a + guard).log2_()
-    return _library(a).log2(a + guard if guard else a)
+    total = a + guard if guard else a
+    return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _library(a).log2(total)
 
 
 def sqrt(a: Value) -> Value:

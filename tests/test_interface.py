@@ -14,7 +14,7 @@ import torch
 from support import Request
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, exact, ops, row_sum, rule
+from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, arrays, exact, ops, row_sum, rule
 from acceptlib.errors import BackendError, InputError, OptionError, StrategyDefinitionError
 
 PACKAGE = Path(acceptlib.__file__).parent
@@ -543,23 +543,51 @@ def test_no_built_in_is_special(path: Path) -> None:
     assert strings(path).isdisjoint(names)
 
 
+@pytest.fixture(params=[False, True], ids=["torch's logarithms", "NumPy's"])
+def numpy_takes_logarithms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Have logarithms taken by either library, whatever this processor is good at."""
+    monkeypatch.setattr(arrays, "_has_wide_logarithms", lambda: request.param)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: arrays.FEW_THREADS)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("numpy_takes_logarithms")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_a_logarithm_takes_what_torch_takes(dtype: torch.dtype) -> None:
     numbers = torch.tensor([0.0, 0.25, 1.0, 3.0, torch.inf, -1.0], dtype=dtype)
     found = ops.log(numbers)
     assert isinstance(found, torch.Tensor)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, torch.log(numbers), rtol=torch.finfo(dtype).eps, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(found, torch.log(numbers), rtol=2 * torch.finfo(dtype).eps, atol=0.0, equal_nan=True)
     slope = torch.full((), 4.0, dtype=dtype, requires_grad=True)
     ops.log(slope).backward()
     assert slope.grad == 0.25
 
 
+def test_a_logarithm_to_base_2_is_within_two_units_of_the_last_place(*, numpy_takes_logarithms: bool) -> None:
+    numbers = torch.cat([torch.rand(100_001, generator=torch.manual_seed(0)), torch.logspace(-38, 38, 10_001)])
+    exact = numbers.double().log2()
+    found = ops.log2(numbers)
+    assert torch.equal(found, torch.log2(numbers)) != numpy_takes_logarithms
+    assert ((found - exact).abs() <= 3 * torch.finfo(torch.float32).eps * exact.abs()).all()
+    # Whoever is near, and wherever it lies.
+    assert torch.equal(ops.log2(numbers[7:1000:3]), found[7:1000:3])
+    assert torch.equal(ops.log2(numbers[None].expand(2, -1)), found[None].expand(2, -1))
+
+
+def test_many_threads_take_logarithms_sooner_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_has_wide_logarithms", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: arrays.FEW_THREADS + 1)
+    numbers = torch.rand(100_001, generator=torch.manual_seed(0))
+    assert torch.equal(ops.log2(numbers), torch.log2(numbers))
+
+
+@pytest.mark.usefixtures("numpy_takes_logarithms")
 def test_a_guarded_logarithm_is_that_of_the_sum_and_leaves_its_argument_alone() -> None:
     row = torch.tensor([0.0, 1e-6, 0.3, 1.0])
     given = row.clone()
     found = ops.log2(row, 1e-5)
-    assert torch.equal(found, torch.log2(row + 1e-5))
+    torch.testing.assert_close(found, torch.log2(row + 1e-5), rtol=2 * torch.finfo(torch.float32).eps, atol=0.0)
     assert torch.equal(row, given)
     assert np.array_equal(ops.log2(row.double().numpy(), 1e-5), np.log2(row.double().numpy() + 1e-5))
     assert ops.log2(0.25) == ops.log2(0.0, 0.25) == -2

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, may_hold
+from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
 from acceptlib.engine import chains, decide
 from acceptlib.engine.draw import WEIGHT_SCALE, draw
 from acceptlib.engine.plan import Plan, call
@@ -455,8 +455,8 @@ def _is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:
     """Return the entropies [n] of rows in nats, float64: the same for every order of summation; NaN if not finite."""
-    bits = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("bits", p.shape, p.dtype, p.device)).log2_()
-    terms = scratch("terms", p.shape, torch.float64, p.device).copy_(bits.mul_(p))
+    safe = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("bits", p.shape, p.dtype, p.device))
+    terms = scratch("terms", p.shape, torch.float64, p.device).copy_(log2(safe, in_place=True).mul_(p))
     total = terms.add_(ENTROPY_GRID).sub_(ENTROPY_GRID).sum(1)
     return total.masked_fill(total.isinf(), torch.nan) * -ops.LN_2
 
