@@ -578,7 +578,7 @@ def test_a_draw_goes_through_what_is_listed_of_a_row(
 @pytest.mark.parametrize(
     ("strategy", "filtered", "registers"),
     [
-        ("rejection", "sampling", engine.LIST_REGISTERS),
+        ("rejection", "sampling", 99),
         ("rejection", "draft_sampling", engine.LARGE.emit_registers),
         ("cautious", "sampling", engine.LARGE.emit_registers),
     ],
@@ -586,8 +586,9 @@ def test_a_draw_goes_through_what_is_listed_of_a_row(
 def test_programs_that_read_whole_rows_leave_room_for_others(
     strategy: str, filtered: str, registers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draws from lists take more registers, and nothing else does for the filters' sake."""
+    """Draws from lists have a bound of their own, and nothing else does for the filters' sake."""
     monkeypatch.setattr(engine, "SIZES", LARGE)
+    monkeypatch.setattr(engine, "LIST_REGISTERS", 99)
     found: list[int] = []
     monkeypatch.setattr(engine, "launch", lambda _key, _grid, _warps, registers, _: found.append(registers))
     logits = torch.zeros(2, 4, 9)

@@ -53,52 +53,47 @@ SMALLEST = SMALL._replace(emit_block=1024)
 """For requests so few that otherwise some multiprocessors would have none of them."""
 
 LARGE = Tuning(
-    reduce_warps=8,
-    reduce_registers=48,
+    reduce_warps=4,
+    reduce_registers=112,
     select_registers=128,
     collect_programs=8,
     emit_warps=4,
-    emit_registers=64,
-    emit_block=1024,
-    emit_parts=1,
+    emit_registers=128,
+    emit_block=2048,
+    emit_parts=4,
     loops=True,
     decides_first=True,
     lazy=True,
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
-LARGE_PROBS = LARGE._replace(emit_registers=80, emit_parts=4, decides_first=False)
+LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False)
 """The same from probabilities, of which all programs of the only stage decide."""
 
-LARGE_ONE = LARGE._replace(reduce_registers=56, emit_parts=4)
+LARGE_ONE = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024)
 """The same for the rows of one model, which take half as many programs."""
 
-LARGE_HALF = LARGE._replace(reduce_warps=4, row_programs=512)
+LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56)
+"""The same where argmaxes are all that is asked for."""
+
+LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_programs=512)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_MIN_P = LARGE._replace(reduce_warps=4, reduce_registers=96)
+LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
-LARGE_MASSES = LARGE._replace(
-    reduce_warps=4, reduce_registers=64, emit_registers=152, emit_block=2048, emit_parts=4, shares=3
-)
+LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, shares=3)
 """The same where a mass decides."""
 
-MEDIUM = LARGE._replace(
-    reduce_warps=4,
-    reduce_registers=64,
-    collect_programs=16,
-    emit_registers=128,
-    emit_block=2048,
-    emit_parts=4,
-    decides_first=False,
-    lazy=False,
-)
+MEDIUM = LARGE._replace(reduce_registers=64, collect_programs=16, decides_first=False, lazy=False)
 """Between the two: rows are read before a stop would be known."""
 
+MEDIUM_HALF = MEDIUM._replace(reduce_warps=2, reduce_registers=80)
+"""The same for both models' rows of 16-bit numbers."""
+
 TUNINGS = (
-    *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM"),
-    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
+    *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "MEDIUM_HALF"),
+    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_BEST", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
 )
 """Names of all of these."""
 
@@ -191,13 +186,16 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
     if small:
         return SMALLEST if num_blocks < SIZES.smaller else SMALLER if num_blocks < SIZES.small else SMALL
     if num_blocks < SIZES.large:
-        return MEDIUM
+        return MEDIUM if draft is None or target.dtype == torch.float32 else MEDIUM_HALF
     models = (target,) if draft is None else (target, draft)
     if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
         return LARGE_MIN_P
     if target.dtype != torch.float32:
         return LARGE_HALF
-    return LARGE_ONE if draft is None else LARGE
+    if draft is not None:
+        return LARGE
+    draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
+    return LARGE_ONE if draws or rules["reads_target"] else LARGE_BEST
 
 
 class Schedule(NamedTuple):
