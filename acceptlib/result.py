@@ -1,4 +1,4 @@
-"""What a `verify` call returns: tokens, counts, and why a request emitted none."""
+"""What a `verify` call returns: tokens, counts, and why a request went without its last token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ PLACEHOLDER_TOKEN_ID: Final = -1
 
 
 class Status(IntEnum):
-    """Why a request emitted no token; of several reasons, the one that was met first.
+    """Why a request went without the token that ends a step; of several reasons, the one that was met first.
+
+    Tokens accepted before are kept.
 
     Attributes:
-        OK: 0, it emitted one.
-        INVALID_ROW: 1, the target's row has NaN, an infinity, or no entry above zero probability.
+        OK: 0, it has one.
+        INVALID_ROW: 1, the target's row has NaN, +inf, a drafted token below 0, or no entry above zero probability.
         UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
         INVALID_TOKEN_ID: 3, a drafted or bonus token id is outside the vocabulary.
         INVALID_COUNT: 4, `cu_num_draft_tokens` makes no sense there.
@@ -35,7 +37,7 @@ class Status(IntEnum):
 
 
 EXPLANATIONS: Final[dict[Status, str]] = {
-    Status.INVALID_ROW: "the target's row has NaN, an infinity, or no entry above zero probability",
+    Status.INVALID_ROW: "the target's row has NaN, +inf, a drafted token below 0, or no entry above zero probability",
     Status.UNNORMALIZED_ROW: "a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4",
     Status.INVALID_TOKEN_ID: "a drafted or bonus token id is outside the vocabulary",
     Status.INVALID_COUNT: (

@@ -158,12 +158,16 @@ class AcceptanceStrategy:
             self._key = custom_op.register(self)
 
     def constants(self) -> dict[str, Constant]:
-        """Return what rules may read beside quantities: by default every numeric option.
+        """Return what rules may read beside quantities: by default every option that is a number or a tuple of them.
 
         Override it to derive constants from options. A tuple holds one value a position, and is 0 beyond its end.
         """
-        values = self.options.model_dump().items()
-        return {name: value for name, value in values if isinstance(value, int | float | tuple)}
+
+        def is_constant(value: object) -> bool:
+            entries = value if isinstance(value, tuple) else (value,)
+            return all(isinstance(entry, int | float) for entry in entries)
+
+        return {name: value for name, value in self.options.model_dump().items() if is_constant(value)}
 
     def resolve_traits(self) -> Traits:
         """Return the traits under this instance's options: by default those of the class."""

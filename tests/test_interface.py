@@ -147,6 +147,55 @@ def test_tuple_holds_one_value_a_position_and_0_beyond() -> None:
         assert result.num_accepted.tolist() == stood
 
 
+class Weighted(AcceptanceStrategy):
+    """A row sum with an option of each position, and options that no rule can read."""
+
+    name = "weighted"
+    traits = LOSSY
+
+    class Options(Options):
+        weights: tuple[float, ...] = (1.0, 0.0, 1.0)
+        layers: tuple[tuple[int, int], ...] = ((1, 2),)
+        words: tuple[str, ...] = ("a",)
+
+    @row_sum
+    def mass(p: Any, weights: Any) -> Any:
+        return p * weights
+
+    @rule
+    def accept(mass: Any) -> Any:
+        return mass
+
+
+@pytest.mark.parametrize("layout", ["padded", "ragged"])
+def test_a_row_sum_may_have_a_constant_of_each_position(layout: str) -> None:
+    strategy = Weighted(weights=(1.0, 1.0))
+    requests = [support.ordinary(length, 11, length) for length in (3, 1, 2)]
+    result = strategy.verify(**support.lay_out(requests, layout), rng=support.streams(range(3)))
+    assert result.num_accepted.tolist() == [2, 1, 2]
+    p, q = torch.full((4, 2), 0.5), torch.tensor([[0.75, 0.25]] * 3)
+    assert exact.law(Weighted(), p, draft_token_ids=(0, 0, 0)) == {(0, 0): 0.5, (0, 1): 0.5}
+    # Everything is rejected at the first row, and nothing at the second.
+    figures = exact.step_figures(Weighted(weights=(0.0, 1.0)), torch.tensor([0, 0, 0]), p, q, num_visited=2)
+    assert figures.tv == pytest.approx((0 + 0.25) / 2)
+
+
+@pytest.mark.parametrize("view", [lambda p: p[:], lambda p: p.detach(), lambda p: p.view_as(p)])
+@pytest.mark.parametrize("kind", [row_sum, rule])
+def test_a_rule_that_returns_a_view_of_a_row_leaves_the_row_alone(kind: Any, view: Any) -> None:
+    body: dict[str, Any] = {"name": "viewing", "traits": LOSSY}
+    if kind is row_sum:
+        body |= {"accept": rule(lambda mass: 0.0 * mass), "mass": row_sum(view)}
+    else:
+        body |= {"accept": rule(lambda target_prob: 0.0 * target_prob), "residual": rule(view)}
+    strategy = type("Viewing", (AcceptanceStrategy,), body)()
+    given = support.lay_out([support.ordinary(3, 11, 0)], "padded")
+    rows = given["target_probs"].clone()
+    assert run(strategy, [support.ordinary(3, 11, 0)]).status.tolist() == [0]
+    assert strategy.verify(**given, rng=0).status.tolist() == [0]
+    assert torch.equal(given["target_probs"], rows)
+
+
 class PointResidual(AcceptanceStrategy):
     """Rejects everything and never draws the drafted token, weighting the rest by what was drafted."""
 

@@ -232,6 +232,15 @@ def test_nan_under_a_mask_is_no_fault() -> None:
     assert not found.isnan().any()
 
 
+def test_a_law_has_no_gradient_and_leaves_none_behind() -> None:
+    logits = torch.randn(2, 9, generator=torch.manual_seed(0))
+    expected = process.law(logits, SamplingParams(temperature=0.5, top_k=3))
+    found = process.law(logits.clone().requires_grad_(), SamplingParams(temperature=0.5, top_k=3))
+    assert not found.requires_grad
+    assert torch.equal(found, expected)
+    assert torch.equal(process.law(logits, SamplingParams(temperature=0.5, top_k=3)), expected)
+
+
 @pytest.mark.parametrize("top_k", [0, 5])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, "all masked"])
 def test_a_row_without_a_law_is_nan_throughout(bad: float | str, top_k: int) -> None:

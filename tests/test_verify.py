@@ -11,6 +11,7 @@ import pytest
 import support
 import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
+from torch.nn import functional
 
 import acceptlib
 from acceptlib import (
@@ -55,6 +56,19 @@ def test_layouts_agree(setting: str, form: str) -> None:
         support.verify(setting, requests, "ragged", form, logprobs=True),
         support.verify(setting, requests, "padded", form, logprobs=True),
     )
+
+
+@settings
+def test_drafted_tokens_may_lie_where_the_emitted_ones_go(setting: str) -> None:
+    """As in a buffer of tokens that is verified where it is."""
+    requests = [support.ordinary(3, 11, seed) for seed in range(40)]
+    call = support.lay_out(requests, "padded", "logits")
+    state = support.create(setting).initial_state(40, "cpu")
+    expected = support.create(setting).verify(**call, rng=0, state=state)
+    tokens = functional.pad(call["draft_token_ids"], (0, 1))
+    out = replace(VerifyResult.empty(40, 3, torch.device("cpu")), output_token_ids=tokens)
+    found = support.create(setting).verify(**call | {"draft_token_ids": tokens[:, :3]}, rng=0, state=state, out=out)
+    assert torch.equal(found.output_token_ids, expected.output_token_ids.long())
 
 
 @settings

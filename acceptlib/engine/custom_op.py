@@ -70,8 +70,11 @@ ARGUMENTS: Final = {
 
 
 def register(strategy: AcceptanceStrategy) -> str:
-    """Return the key under which this process's graphs find a strategy, for as long as it lives."""
-    key = f"{strategy.name}-{next(_NUMBERS)}"
+    """Return the key under which this process's graphs find a strategy, for as long as it lives.
+
+    It says what the strategy is, so that a graph that another process saved never finds one with other options.
+    """
+    key = f"{strategy!r} {next(_NUMBERS)}"
     _STRATEGIES[key] = strategy
     return key
 
@@ -172,7 +175,10 @@ def _operator(*arguments: Any) -> None:
     key = take("strategy")
     strategy = _STRATEGIES.get(key)
     if strategy is None:
-        msg = f"strategy {key!r} of a compiled graph no longer exists: keep the strategy for as long as its graphs"
+        msg = (
+            f"strategy {key!r} of a compiled graph does not exist: keep a strategy for as long as its graphs. A "
+            "process that loads a saved graph has to make the same strategies in the same order first."
+        )
         raise InputError(msg)
     seed, seeds, offsets, advances = take("seed"), take("seeds"), take("offsets"), take("advances")
     accept, emit = take("accept"), take("emit")

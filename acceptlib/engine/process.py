@@ -41,6 +41,7 @@ PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p", "bias_token_ids",
 """Those of `Rows` that have an entry a request."""
 
 
+@torch.no_grad()
 def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
     """Return the law that tokens are drawn from under sampling parameters.
 
@@ -49,7 +50,7 @@ def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
         sampling: Parameters of B requests; a bitmask is [B, ceil(V/32)] or [B, n, ceil(V/32)].
 
     Returns:
-        Probabilities in the shape of `logits`, float32; NaN throughout a row that has no law.
+        Probabilities in the shape of `logits`, float32, without a gradient; NaN throughout a row that has no law.
 
     Raises:
         InputError: The parameters do not fit the logits.
@@ -165,7 +166,8 @@ def _filter(rows: Rows, probs: torch.Tensor) -> None:
     """Write the law of rows with top-k, top-p or min-p."""
     num_rows, vocab_size = probs.shape
     if _readable(probs):
-        left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
+        with np.errstate(all="ignore"):
+            left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
     else:
         left = torch.arange(num_rows, device=probs.device)
     chunk = max(1, CHUNK_BYTES // (4 * max(vocab_size, LEAST_ROW)))
@@ -175,7 +177,6 @@ def _filter(rows: Rows, probs: torch.Tensor) -> None:
         probs.index_copy_(0, some, _filter_all(take(rows, some, rows.data[some], bitmask)))
 
 
-@np.errstate(all="ignore")
 def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     """Write the law of rows whose few largest entries suffice; return [n] bool, which rows these are.
 

@@ -243,6 +243,8 @@ class _Step:
             found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
         if "position" in self.plan.reads:
             read["position"] = as_tensor(position)[:, None].to(torch.float32)
+        for name in self.values.keys() & self.plan.constants.keys():  # of which each position has its own
+            read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(call(row_sum, read, self.numbers), p).to(torch.float32)
             found[f"{name} in float32"] = terms.sum(1)
@@ -428,9 +430,9 @@ class _Step:
             probs = ops.where(is_last, ops.where(emitted, float64(prob), torch.nan)[:, None], torch.nan)
             probs[:, :most] = ops.where(stands, self.values["target_prob"], probs[:, :most])
             out.logprobs.copy_(as_tensor(probs).log())
-        tokens = as_words(out.output_token_ids)
-        tokens[:] = ops.where(is_last, ops.where(emitted, token, PLACEHOLDER_TOKEN_ID)[:, None], PLACEHOLDER_TOKEN_ID)
+        tokens = ops.where(is_last, ops.where(emitted, token, PLACEHOLDER_TOKEN_ID)[:, None], PLACEHOLDER_TOKEN_ID)
         tokens[:, :most] = ops.where(stands, self.layout.ids, tokens[:, :most])
+        as_words(out.output_token_ids)[:] = tokens  # only now: the drafted ones may lie there
         if out.logprobs is not None and out.raw_logprobs is not None:
             out.raw_logprobs.copy_(out.logprobs)
             if not self.inputs.target.is_plain:
@@ -450,7 +452,7 @@ class _Step:
 
 def _is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
     """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
-    return found.is_contiguous() and all(found is not rows for rows in given.values())
+    return found.is_contiguous() and all(found.data_ptr() != rows.data_ptr() for rows in given.values())
 
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:

@@ -261,7 +261,7 @@ def acceptance(
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
     values, numbers = decide.positional(plan, num_draft_tokens, length, state)
-    values |= row_scalars(plan, ids, p[:, :-1], q, numbers)
+    values |= row_scalars(plan, ids, p[:, :-1], q, values, numbers)
     if token_ids is not None:
         values["draft_token_id"] = token_ids.gather(1, ids.T).T.to(torch.float64)
     carry = decide.run_carry(plan, values, numbers, ids)
@@ -275,7 +275,12 @@ def acceptance(
 
 
 def row_scalars(
-    plan: Plan, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, numbers: Mapping[str, float]
+    plan: Plan,
+    ids: torch.Tensor,
+    p: torch.Tensor,
+    q: torch.Tensor,
+    given: decide.Values,
+    numbers: Mapping[str, float],
 ) -> decide.Values:
     """Return what rules read of rows at drafted tokens, float64.
 
@@ -284,6 +289,7 @@ def row_scalars(
         ids: [N, K] int64.
         p: [N, K, V] or [1, K, V] float64; with the latter, what does not depend on the token comes back as [1, K].
         q: The same for the draft.
+        given: What `decide.positional` says of the positions.
         numbers: The plan's constants.
     """
     at = ids[..., None]
@@ -304,9 +310,10 @@ def row_scalars(
         top = p.topk(min(plan.traits.top_k, p.shape[-1])).values
         top = top / top.sum(-1, keepdim=True)
         values["target_top_entropy"] = -torch.xlogy(top, top).sum(-1)
-    position = torch.arange(p.shape[-2], dtype=torch.float64)[None]
+    # Of all sequences alike.
+    of_positions = {name: value[:1] for name, value in given.items() if name == "position" or name in plan.constants}
     for name, row_sum in plan.used_row_sums.items():
-        values[name] = _elementwise(row_sum, ids, p, q, {**values, "position": position}, numbers).sum(-1)
+        values[name] = _elementwise(row_sum, ids, p, q, {**values, **of_positions}, numbers).sum(-1)
     return values
 
 

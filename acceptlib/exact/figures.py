@@ -128,7 +128,7 @@ def step_figures(
     expected = 1 + float((stops * torch.arange(length + 1)).sum())
     if not plan.looks_ahead:
         grid, numbers = decide.positional(plan, torch.tensor([length]), length, tensors)
-        scalars = row_scalars(plan, ids[None], p[None, :-1], q[None], numbers)
+        scalars = row_scalars(plan, ids[None], p[None, :-1], q[None], grid, numbers)
         grid["carry"] = decide.run_carry(plan, {**grid, **scalars}, numbers, ids[None])[:, :-1]
         found = []
         for row in range(min(num_visited, length)):
@@ -165,7 +165,7 @@ def row_law(
     """
     ids = torch.arange(len(p))[:, None]
     p, q = p[None, None], q[None, None]
-    before = {**values, **row_scalars(plan, ids, p, q, numbers)}
+    before = {**values, **row_scalars(plan, ids, p, q, values, numbers)}
     carry = call(plan.carry, before, numbers) if plan.carry else before["carry"]
     h = call(plan.accept, {**before, "carry": carry}, numbers)
     h = torch.as_tensor(h, dtype=torch.float64).expand(ids.shape)[:, 0]
