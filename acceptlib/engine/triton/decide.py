@@ -118,10 +118,7 @@ class Kept(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Rows that a stop or a mass may need: first and last, and of those between the ones whose bit is set.
-
-    Rows beyond the bits are wanted.
-    """
+    """Rows that a stop or a mass may need: first and last, and those between whose bit is set or that have none."""
 
     first: tl.tensor
     last: tl.tensor
