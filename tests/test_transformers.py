@@ -843,6 +843,75 @@ def test_decoder_refuses(target: Any, draft: Any) -> None:
         SpeculativeDecoder(target=fake_model(layer_types=["full_attention", "linear_attention"]), draft=draft)
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("BertLMHeadModel", SMALL),
+        ("BertGenerationDecoder", SMALL),
+        ("ElectraForCausalLM", SMALL | {"embedding_size": 32}),
+        ("RoFormerForCausalLM", SMALL),
+        ("XLMWithLMHeadModel", {"vocab_size": 97, "emb_dim": 32, "n_layers": 1, "n_heads": 2}),
+    ],
+)
+def test_encoders_are_refused(target: Any, name: str, sizes: dict[str, Any]) -> None:
+    """The prompt would see the tokens drafted behind it, and say something else."""
+    kind = getattr(transformers, name)
+    with pytest.raises(
+        InputError, match=rf"target: expected a causal model, got {name} as an encoder.*is_decoder=True"
+    ):
+        SpeculativeDecoder(target=kind(kind.config_class(**sizes)), draft=target)
+
+
+@pytest.mark.parametrize("name", ["BertLMHeadModel", "GPTNeoXForCausalLM"])
+def test_causal_models_are_not_taken_for_encoders(name: str) -> None:
+    """BERT where it is told to be a decoder; the other's config says `is_decoder=False`, which it does not read."""
+    kind = getattr(transformers, name)
+    config = kind.config_class(**SMALL, eos_token_id=None, **({"is_decoder": True} if name.startswith("Bert") else {}))
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    assert config.is_decoder is name.startswith("Bert")
+    expected = model.generate(PROMPT, do_sample=False, max_new_tokens=20)
+    assert torch.equal(generate(model, perturbed(model, 0.02), do_sample=False, max_new_tokens=20), expected)
+
+
+def paligemma() -> Any:
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 8,
+    }  # fmt: skip
+    text = {"model_type": "gemma", "num_key_value_heads": 2, "head_dim": 16} | SMALL
+    config = transformers.PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=32)
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
+def test_models_that_attend_in_both_directions_are_refused(target: Any) -> None:
+    config = transformers.Gemma3TextConfig(
+        num_key_value_heads=2, head_dim=16, use_bidirectional_attention=True, **SMALL
+    )
+    gemma = transformers.Gemma3ForCausalLM(config)
+    turned = copy.deepcopy(target)
+    turned.config.is_causal = False
+    for model in (paligemma(), gemma, turned):
+        with pytest.raises(InputError, match=r"draft: expected a causal model, got \w+ with attention in both direct"):
+            SpeculativeDecoder(target=target, draft=model)
+
+
+@pytest.mark.parametrize("where", [None, False, "vision"])
+def test_attention_in_both_directions_within_images_is_no_matter(target: Any, where: Any) -> None:
+    model = copy.deepcopy(target)
+    model.config.use_bidirectional_attention = where
+    SpeculativeDecoder(target=model, draft=target)
+
+
 def fake_model(*, stateful: bool = False, **config: Any) -> Any:
     model = torch.nn.Module()
     model.config = transformers.PretrainedConfig(**config)

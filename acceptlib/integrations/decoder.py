@@ -80,8 +80,8 @@ class Step:
 class SpeculativeDecoder:
     """Generates from a target model with a draft model's help, one sequence at a time.
 
-    Both models are decoder-only transformers models over one tokenizer; vocabulary sizes may differ by padding. They
-    may be on different devices. Each token is run through each model once: caches are kept and cropped.
+    Both models are causal transformers models over one tokenizer; vocabulary sizes may differ by padding. They may be
+    on different devices. Each token is run through each model once: caches are kept and cropped.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only options
@@ -114,8 +114,8 @@ class SpeculativeDecoder:
                 one) gives each call a fresh seed.
 
         Raises:
-            InputError: A model is not a decoder-only transformers model that can be rolled back, K < 0, there is a
-                bitmask, or an `Rng` that does not advance.
+            InputError: A model is not a causal decoder-only transformers model that can be rolled back, K < 0, there is
+                a bitmask, or an `Rng` that does not advance.
             UnknownStrategyError: No strategy has this name.
         """
         check_length(num_draft_tokens)
@@ -345,7 +345,7 @@ class _Sequence:
 
 
 def _check_model(role: str, model: Any) -> None:
-    """Raise `InputError` unless `model` is a decoder-only transformers model whose cache can be rolled back."""
+    """Raise `InputError` unless `model` is a causal transformers model whose cache can be rolled back."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         msg = f"{role}: expected a transformers causal language model, got {type(model).__name__}"
@@ -356,10 +356,27 @@ def _check_model(role: str, model: Any) -> None:
     if getattr(model, "_is_stateful", False):
         msg = f"{role}: expected a model whose cache can be rolled back, got {type(model).__name__}, which is stateful"
         raise InputError(msg)
-    recurrent = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ()) - ATTENTION_LAYERS
+    text_config = config.get_text_config(decoder=True)
+    recurrent = set(getattr(text_config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if recurrent:
         kinds = ", ".join(sorted(recurrent))
         msg = f"{role}: expected attention layers, which can be rolled back, got {type(model).__name__} with {kinds}"
+        raise InputError(msg)
+    # Causal models' configs may say is_decoder=False, as each does before transformers 5: what counts is whether a
+    # layer has read it. Parts for images or sound, with configs of their own, say so rightly.
+    if text_config is config and any(vars(module).get("is_decoder") is False for module in model.modules()):
+        msg = (
+            f"{role}: expected a causal model, got {type(model).__name__} as an encoder, whose tokens see later ones: "
+            "load it with is_decoder=True"
+        )
+        raise InputError(msg)
+    # Before it had the flag, PaliGemma was so always. "vision" is for images alone, and so is no matter.
+    bidirectional = getattr(text_config, "use_bidirectional_attention", config.model_type == "paligemma")
+    if bidirectional not in {None, False, "vision"} or getattr(text_config, "is_causal", None) is False:
+        msg = (
+            f"{role}: expected a causal model, got {type(model).__name__} with attention in both directions, whose "
+            "prompt would see drafted tokens: take another model, or generate without drafts"
+        )
         raise InputError(msg)
 
 
