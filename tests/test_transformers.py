@@ -770,9 +770,19 @@ def test_steps_refuses(target: Any, draft: Any, ids: Any, max_new_tokens: Any, m
         SpeculativeDecoder(target=target, draft=draft).steps(ids, max_new_tokens)
 
 
-def test_one_end_of_text_is_no_collection(target: Any, draft: Any) -> None:
-    with pytest.raises(InputError, match="eos_token_ids: expected a collection of ids, got 3"):
-        SpeculativeDecoder(target=target, draft=draft).steps(PROMPT, 4, eos_token_ids=3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("ends", [3, torch.tensor(3), "3", ["3"], [3.0], torch.tensor([3.0])])
+def test_what_is_no_collection_of_ends(target: Any, draft: Any, ends: Any) -> None:
+    with pytest.raises(InputError, match=r"eos_token_ids: expected a collection of ids, got .*3.*: pass ints"):
+        SpeculativeDecoder(target=target, draft=draft).steps(PROMPT, 4, eos_token_ids=ends)
+
+
+@pytest.mark.parametrize("kind", [set, torch.tensor, lambda ends: [torch.tensor(end) for end in ends]])
+def test_ends_of_any_kind_of_integer(target: Any, draft: Any, kind: Callable[[list[int]], Any]) -> None:
+    decoder = SpeculativeDecoder(target=target, draft=draft, sampling=GREEDY)
+    text = [token for step in decoder.steps(PROMPT, 12) for token in step.token_ids]
+    place = next(place for place in range(2, 12) if text[place] not in text[:place])
+    cut = [token for step in decoder.steps(PROMPT, 12, kind([text[place], 96])) for token in step.token_ids]
+    assert cut == text[: place + 1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -141,21 +142,22 @@ class SpeculativeDecoder:
         self.rng = rng
 
     def steps(
-        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_ids: Collection[int] = ()
+        self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_ids: Collection[int] | torch.Tensor = ()
     ) -> Iterator[Step]:
         """Generate, one verified step at a time.
 
         Args:
             input_ids: [1, n] integers, n >= 1, the prompt.
             max_new_tokens: Emit at most this many tokens, and exactly so many without an end of sequence.
-            eos_token_ids: Tokens that end the sequence; the first one emitted is the last token.
+            eos_token_ids: Tokens that end the sequence, ints or a tensor of them; the first one emitted is the last
+                token.
 
         Returns:
             An iterator; a step is computed when it is asked for.
 
         Raises:
-            InputError: The prompt's shape or dtype does not fit, it has ids beyond the target's vocabulary, or
-                `max_new_tokens` < 0; while iterating, where a model cannot run as many tokens.
+            InputError: The prompt's shape or dtype does not fit, it has ids beyond the target's vocabulary,
+                `max_new_tokens` < 0, or an end is no int; while iterating, where a model cannot run as many tokens.
             StatusError: While iterating: a model's row has no law (NaN).
         """
         if not isinstance(input_ids, torch.Tensor):
@@ -174,10 +176,12 @@ class SpeculativeDecoder:
         if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
             msg = f"max_new_tokens: expected an int >= 0, got {max_new_tokens!r}"
             raise InputError(msg)
-        if not isinstance(eos_token_ids, Collection):
-            msg = f"eos_token_ids: expected a collection of ids, got {eos_token_ids!r}"
-            raise InputError(msg)
-        return self._run(input_ids, max_new_tokens, frozenset(eos_token_ids))
+        try:
+            ends = frozenset(operator.index(token) for token in eos_token_ids)  # a tensor's entries equal no int's hash
+        except TypeError as error:
+            msg = f"eos_token_ids: expected a collection of ids, got {eos_token_ids!r}: pass ints, such as [2]"
+            raise InputError(msg) from error
+        return self._run(input_ids, max_new_tokens, ends)
 
     def _run(self, input_ids: torch.Tensor, max_new_tokens: int, eos_token_ids: frozenset[int]) -> Iterator[Step]:
         sequence = _Sequence(self, input_ids, max_new_tokens)
