@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import math
@@ -241,6 +242,30 @@ def test_stop_strings_as_a_criterion(pair: ModelPair, greedy_texts: Texts) -> No
 def test_streamer_gets_every_token(target: Any, draft: Any) -> None:
     streamer = Collector()
     text = generate(target, draft, do_sample=False, max_new_tokens=20, streamer=streamer)
+    assert streamer.tokens == text[0].tolist()
+    assert streamer.ended
+
+
+def wrapped(loop: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(loop)
+    def call(*args: Any, **options: Any) -> Any:
+        return loop(*args, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("wrap", [functools.partial, wrapped])
+def test_a_wrapped_loop_loses_nothing(target: Any, draft: Any, wrap: Callable[..., Any]) -> None:
+    """`generate` gives a loop neither the streamer nor the assistant, and a wrapper knows neither."""
+    streamer = Collector()
+    text = target.generate(
+        PROMPT,
+        custom_generate=wrap(custom_generate()),
+        assistant_model=draft,
+        streamer=streamer,
+        do_sample=False,
+        max_new_tokens=8,
+    )
     assert streamer.tokens == text[0].tolist()
     assert streamer.ended
 

@@ -113,7 +113,7 @@ def custom_generate(
         assistant_model: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        passed = _arguments_of_generate(decode)
+        passed = _arguments_of_generate(model)
         draft = next(
             (m for m in (assistant_model, passed.get("assistant_model"), bound_assistant) if m is not None), None
         )
@@ -176,17 +176,19 @@ def _generate(
     return sequences
 
 
-def _arguments_of_generate(decode: Callable[..., Any]) -> dict[str, Any]:
-    """Return what was passed to the `generate` call that runs `decode`, or nothing.
+def _arguments_of_generate(model: Any) -> dict[str, Any]:
+    """Return what was passed to the `model.generate` call that runs a loop, or nothing.
 
     transformers (4.57 to 5.24 at least) hands a callable `custom_generate` neither `assistant_model` nor `streamer`,
     although `generate` accepts both beside it. Reading them where they were passed is the only way not to lose them
-    without a word.
+    without a word. The callable there may be a wrapper of the loop, so it is the model that tells the call.
     """
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
-        if frame.f_code.co_name == "generate" and frame.f_locals.get("custom_generate") is decode:
-            return {name: frame.f_locals.get(name) for name in ("assistant_model", "streamer", "synced_gpus")}
+        if frame.f_code.co_name == "generate":
+            found = frame.f_locals
+            if found.get("self") is model and callable(found.get("custom_generate")):
+                return {name: found.get(name) for name in ("assistant_model", "streamer", "synced_gpus")}
         frame = frame.f_back  # type: ignore[assignment]
     return {}
 
