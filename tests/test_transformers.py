@@ -748,6 +748,21 @@ def test_generate_refuses(target: Any, draft: Any, options: dict[str, Any], mess
         generate(target, draft, max_new_tokens=4, **options)
 
 
+def test_processes_in_step_are_refused_where_generate_chooses_them(
+    target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It passes a loop False whatever it has worked out, and processes that wait for one another would hang."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    sharded = copy.deepcopy(target)
+    sharded._is_fsdp_managed_module = True
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 4}
+    with pytest.raises(InputError, match=r"synced_gpus, which generate turns on by itself .* set synced_gpus=False"):
+        generate(sharded, draft, **options)
+    expected = generate(target, draft, **options)
+    assert torch.equal(generate(sharded, draft, synced_gpus=False, **options), expected)
+
+
 def test_assistant_model_is_required(target: Any) -> None:
     with pytest.raises(InputError, match="assistant_model"):
         target.generate(PROMPT, custom_generate=custom_generate(), do_sample=False, max_new_tokens=4)

@@ -121,8 +121,12 @@ def custom_generate(
         if draft is None:
             msg = "assistant_model: expected the draft model, got None: pass it to generate beside custom_generate"
             raise InputError(msg)
-        if synced_gpus or passed.get("synced_gpus"):
-            msg = "synced_gpus is not supported by custom_generate: set synced_gpus=False"
+        synced = passed.get("synced_gpus", synced_gpus)
+        if _is_sharded(model) if synced is None else synced:
+            msg = (
+                "synced_gpus, which generate turns on by itself for a model split by FSDP or DeepSpeed ZeRO-3, is not "
+                "supported by custom_generate: set synced_gpus=False, and give every process one prompt and seed"
+            )
             raise InputError(msg)
         _check_config(generation_config)
         _check_inputs(input_ids, model_kwargs)
@@ -191,6 +195,15 @@ def _arguments_of_generate(model: Any) -> dict[str, Any]:
                 return {name: found.get(name) for name in ("assistant_model", "streamer", "synced_gpus")}
         frame = frame.f_back  # type: ignore[assignment]
     return {}
+
+
+def _is_sharded(model: Any) -> bool:
+    """Return what `generate` takes for `synced_gpus=None`, and tells no loop: does it take all processes to run?"""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
+        return False
+    integrations = import_transformers().integrations
+    return bool(integrations.is_deepspeed_zero3_enabled() or integrations.is_fsdp_managed_module(model))
 
 
 def _check_config(generation_config: Any) -> None:
