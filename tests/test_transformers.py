@@ -962,6 +962,32 @@ def test_attention_in_both_directions_within_images_is_no_matter(target: Any, wh
     SpeculativeDecoder(target=model, draft=target)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        (
+            "MambaForCausalLM",
+            {"num_hidden_layers": 1, "hidden_size": 32},
+            "can be rolled back, got Mamba.* is stateful",
+        ),
+        (
+            "T5ForConditionalGeneration",
+            {"num_layers": 1, "d_model": 32, "decoder_start_token_id": 0},
+            "got T5.* an encoder-de",
+        ),
+    ],
+)
+def test_models_are_checked_before_what_was_prepared_for_them(
+    target: Any, name: str, sizes: dict[str, Any], message: str
+) -> None:
+    """A cache of states that cannot be asked for its length, or an encoder's outputs, which nobody passed."""
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(vocab_size=97, **sizes)).eval()
+    loop = custom_generate(assistant_model=target)
+    with pytest.raises(InputError, match=f"target: expected .*{message}"):
+        model.generate(PROMPT, custom_generate=loop, do_sample=False, max_new_tokens=4)
+
+
 def fake_model(*, stateful: bool = False, **config: Any) -> Any:
     model = torch.nn.Module()
     model.config = transformers.PretrainedConfig(**config)

@@ -128,9 +128,8 @@ def custom_generate(
                 "supported by custom_generate: set synced_gpus=False, and give every process one prompt and seed"
             )
             raise InputError(msg)
-        _check_config(generation_config)
-        _check_inputs(input_ids, model_kwargs)
         processors, sampling = _split(list(logits_processor or ()))
+        # The models are checked here, before what `generate` has prepared for them, such as a cache of another kind.
         decoder = SpeculativeDecoder(
             target=model,
             draft=draft,
@@ -140,6 +139,8 @@ def custom_generate(
             logits_processors=processors,
             rng=seed,
         )
+        _check_config(generation_config)
+        _check_inputs(input_ids, model_kwargs)
         sequences = _generate(decoder, input_ids, generation_config, stopping_criteria or (), streamer, on_step)
         if generation_config.return_dict_in_generate:
             return import_transformers().generation.GenerateDecoderOnlyOutput(sequences=sequences)
