@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, exact
@@ -432,6 +433,36 @@ def processors_of(model: Any, **options: Any) -> Any:
 
     model.generate(PROMPT, custom_generate=keep, do_sample=True, max_new_tokens=1, **options)
     return seen[0]
+
+
+def test_processors_run_where_the_prompt_is() -> None:
+    """`generate` builds them there, and plain sampling runs them there, whatever the model's device."""
+    with FakeTensorMode():  # of a device that there need not be
+        built = transformers.MinNewTokensLengthLogitsProcessor(5, 3, torch.tensor([2]), device="cpu")
+        ids, row = torch.zeros(1, 5, dtype=torch.int64, device="cuda"), torch.zeros(1, 97, device="cuda")
+        with pytest.raises(RuntimeError, match=r"cuda.* cpu"):
+            built(ids, row)
+        assert integration._run_on(torch.device("cpu"), [built])(ids, row).device == row.device
+
+
+def test_a_prompt_on_another_device(target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another name, that is: there may be no other here."""
+    used: list[torch.device] = []
+    original = integration._run_on
+    monkeypatch.setattr(integration, "_run_on", lambda device, left: used.append(device) or original(device, left))
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 20,
+        "eos_token_id": [2],
+        "min_new_tokens": 9,
+        "repetition_penalty": 1.7,
+    }
+    expected = target.generate(PROMPT, **options)
+    assert torch.equal(generate(target, draft, **options), expected)
+    assert not used
+    monkeypatch.setattr(type(target), "device", torch.device("cpu:0"))
+    assert torch.equal(generate(target, draft, **options), expected)
+    assert used == [PROMPT.device]
 
 
 WARPERS: dict[str, tuple[dict[str, Any], list[str], SamplingParams]] = {

@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from acceptlib.errors import InputError
-from acceptlib.integrations.decoder import SpeculativeDecoder, Step, check_length, import_transformers
+from acceptlib.integrations.decoder import (
+    LogitsProcessor,
+    SpeculativeDecoder,
+    Step,
+    check_length,
+    import_transformers,
+)
 from acceptlib.registry import as_strategy
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategy import AcceptanceStrategy
@@ -129,6 +135,8 @@ def custom_generate(
             )
             raise InputError(msg)
         processors, sampling = _split(list(logits_processor or ()))
+        if processors and input_ids.device != model.device:
+            processors = [_run_on(input_ids.device, processors)]
         # The models are checked here, before what `generate` has prepared for them, such as a cache of another kind.
         decoder = SpeculativeDecoder(
             target=model,
@@ -273,6 +281,18 @@ def _split(processors: list[Any]) -> tuple[list[Any], SamplingParams]:
         left = left[: left.index(name)]
         processors = processors[:-1]
     return processors, SamplingParams(**found)
+
+
+def _run_on(device: torch.device, processors: list[Any]) -> LogitsProcessor:
+    """Return a logits processor that runs others on the prompt's device, for which `generate` has built them."""
+
+    def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        placed = scores.to(device)
+        for processor in processors:
+            placed = processor(input_ids.to(device), placed)
+        return placed.to(scores.device)
+
+    return process
 
 
 def _is_plain(warper: Any) -> bool:
