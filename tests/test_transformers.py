@@ -423,6 +423,24 @@ def test_processors_are_applied(target: Any, draft: Any, options: dict[str, Any]
         )
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_draft_that_may_say_nothing(target: Any, *, do_sample: bool) -> None:
+    """Every other token is one that it lacks: such a step has no drafted token there, and ends before it."""
+
+    def by_turns(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        known = torch.arange(97) < 90
+        return scores.masked_fill(known if input_ids.shape[1] % 4 == 0 else ~known, -torch.inf)
+
+    options: dict[str, Any] = {"do_sample": do_sample, "max_new_tokens": 30, "logits_processor": [by_turns]}
+    steps: list[Step] = []
+    loop = {"on_step": steps.append, "num_draft_tokens": 6, "seed": 0}
+    text = generate(target, make_model(3, vocab_size=90), loop=loop, **options)
+    assert [bool(token >= 90) for token in text[0, 5:]] == [place % 4 == 0 for place in range(5, 35)]
+    assert {step.num_draft_tokens for step in steps} == {0, 1, 2, 3}
+    if not do_sample:
+        assert torch.equal(text, target.generate(PROMPT, **options))
+
+
 def processors_of(model: Any, **options: Any) -> Any:
     """Return what `generate` makes of options, as it hands them to a decoding loop."""
     seen: list[Any] = []

@@ -58,7 +58,8 @@ class Step:
     Attributes:
         token_ids: Emitted tokens, cut after the first end-of-sequence token.
         num_accepted: Drafted tokens that stood, as `verify` counted them, before that cut.
-        num_draft_tokens: K; less than asked for near the end of the budget.
+        num_draft_tokens: K; less than asked for near the end of the budget, and where logits processors mask all
+            tokens of a draft with fewer.
         draft_token_ids: [K] int64.
         target_logits: [K+1, V] float32, after logits processors and before the sampling parameters.
         draft_probs: [K, V'] float32, the laws that the drafted tokens were drawn from; V' is at most V.
@@ -271,10 +272,13 @@ class _Sequence:
     def advance(self, eos_token_ids: frozenset[int]) -> Step:
         """Draft, verify and append."""
         # One less than the budget, so that the recovered or bonus token fits too.
-        num_draft_tokens = min(self.decoder.num_draft_tokens, self.remaining - 1)
-        end = self.length + num_draft_tokens
+        wanted = min(self.decoder.num_draft_tokens, self.remaining - 1)
+        laws: list[torch.Tensor] = []
         # Drafted tokens are written where emitted ones will be.
-        laws = [self._draft(position) for position in range(num_draft_tokens)]
+        while len(laws) < wanted and (drafted := self._draft(len(laws))) is not None:
+            laws.append(drafted)
+        num_draft_tokens = len(laws)
+        end = self.length + num_draft_tokens
         draft_token_ids = self.token_ids[0, self.length : end].clone()
         draft_probs = (
             torch.cat(laws) if laws else torch.empty(0, self.vocab_size, dtype=torch.float32, device=self.device)
@@ -322,10 +326,14 @@ class _Sequence:
             state=state,
         )
 
-    def _draft(self, position: int) -> torch.Tensor:
-        """Append one drafted token and return the law [1, V'] float32 it was drawn from."""
+    def _draft(self, position: int) -> torch.Tensor | None:
+        """Append one drafted token and return the law [1, V'] float32 it was drawn from, or None if it may say none."""
         end = self.length + position
         logits = self._process(self.draft.rows(self.token_ids[:, :end], 1), end)
+        # Processors may leave but tokens that a smaller draft lacks; to ask the device takes time, so only then.
+        smaller = self.draft.largest_id < self.vocab_size - 1
+        if smaller and self.decoder.logits_processors and bool(logits.isneginf().all()):
+            return None
         # The engine's own processing, and the very row that `verify` is given: what is declared is what is drawn from.
         probs = law(logits, self.decoder.draft_sampling)
         self.token_ids[0, end] = draw(probs, self.rng.draft_bits(position))[0]
