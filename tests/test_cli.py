@@ -505,6 +505,14 @@ class TestCompare:
         (tmp_path / "rows.json").mkdir()
         assert "is a folder" in fails("compare", "--output", str(tmp_path / "rows.json"))
 
+    def test_a_link_to_nowhere_is_refused_first(self, tmp_path: Path) -> None:
+        link, loop = tmp_path / "rows.json", tmp_path / "loop.json"
+        link.symlink_to(tmp_path / "none" / "rows.json")
+        assert f"folder {str(tmp_path / 'none')!r} does not exist" in fails("compare", "--output", str(link))
+        loop.symlink_to(loop)
+        assert "cannot be written: Too many levels" in fails("compare", "--output", str(loop))
+        assert "cannot be written: File name too long" in fails("compare", "--output", "x" * 300 + ".json")
+
     def test_a_strategy_is_compared_once(self) -> None:
         strategies = [case.name for case in compare._cases("rejection,block,speculative", None)]
         assert strategies == ["rejection", "block"]
@@ -621,6 +629,29 @@ class TestTables:
         assert link.is_symlink()
         assert path.read_text() == "after"
         assert path.stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("named", [False, True], ids=["descriptor", "fifo"])
+    def test_a_pipe_is_written_into(self, tmp_path: Path, *, named: bool) -> None:
+        """By its name, or as /dev/stdout leads to one: it is no file to be replaced."""
+        link = tmp_path / "rows.json"
+        if named:
+            os.mkfifo(tmp_path / "pipe")
+            # One descriptor for both ends: neither side waits for the other.
+            ends = [os.open(tmp_path / "pipe", os.O_RDWR)] * 2
+            link.symlink_to("pipe")
+        else:
+            ends = [*os.pipe()]
+            link.symlink_to(f"/proc/self/fd/{ends[1]}")
+        try:
+            os.set_blocking(ends[0], False)
+            tables.check_ending(link, (".json",), "--output")
+            tables.write_whole(link, "rows")
+            assert os.read(ends[0], 10) == b"rows"
+            assert link.is_symlink()
+            assert not named or (tmp_path / "pipe").is_fifo()
+        finally:
+            for end in {*ends}:
+                os.close(end)
 
 
 class TestPlots:

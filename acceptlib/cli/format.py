@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from acceptlib.cli.console import CommandError, stdout
+from acceptlib.errors import shortened
 
 NARROWEST_COLUMN: Final = 24
 """A column that wraps is never narrower than this, however narrow the terminal."""
@@ -216,14 +218,19 @@ def to_csv(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> s
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: an interruption leaves what was there before; a link and a mode stay.
 
+    What is there and no file, as a pipe, is written into.
+
     Raises:
         CommandError: The folder does not exist or cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
-    path = path.resolve()
-    # Beside the file, since a rename is atomic within one file system only.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        path = path.resolve()
+        # Beside the file, since a rename is atomic within one file system only.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_bytes(data)
             if path.exists():
@@ -247,12 +254,21 @@ def check_ending(path: Path | None, endings: Sequence[str], option: str) -> None
     if path.suffix.lower() not in endings:
         msg = f"{option}: expected a file ending in {', '.join(endings)}, got {str(path)!r}"
         raise CommandError(msg)
-    folder = path.absolute().parent
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = 0
+    except OSError as error:
+        msg = f"{option}: {shortened(str(path))} cannot be written: {error.strerror}"
+        raise CommandError(msg) from None
+    if stat.S_ISDIR(mode):
+        msg = f"{option}: {str(path)!r} is a folder: give the name of a file"
+        raise CommandError(msg)
+    if mode and not stat.S_ISREG(mode):
+        return
+    folder = path.resolve().parent  # of the file that a link leads to
     if not folder.is_dir():
         msg = f"{option}: folder {str(folder)!r} does not exist"
-        raise CommandError(msg)
-    if path.is_dir():
-        msg = f"{option}: {str(path)!r} is a folder: give the name of a file"
         raise CommandError(msg)
     try:
         tempfile.TemporaryFile(dir=folder).close()
