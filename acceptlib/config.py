@@ -14,7 +14,7 @@ import yaml
 
 from acceptlib import registry
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import ConfigError, OptionError, shortened, suggest
+from acceptlib.errors import MOST_PROBLEMS, ConfigError, OptionError, key_of, shortened, suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,19 +80,22 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig
     elif isinstance(source, str | os.PathLike):
         where, table = str(source), _read(Path(source))
     else:
-        msg = f"config: expected a path or a mapping, got {source!r}"
+        msg = f"config: expected a path or a mapping, got {shortened(source)}"
         raise ConfigError(msg)
     try:
         return AcceptanceConfig.model_validate(dict(table))
     except pydantic.ValidationError as error:
         known = sorted(AcceptanceConfig.model_fields)
         lines = []
-        for detail in error.errors():
-            key = ".".join(str(part) for part in detail["loc"])
+        found = error.errors()
+        for detail in found[:MOST_PROBLEMS]:
+            key = key_of(detail["loc"])
             if detail["type"] == "extra_forbidden":
-                lines.append(f"unknown key {key!r}.{suggest(key, known)} Available: {', '.join(known)}.")
+                lines.append(f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}.")
             else:
-                lines.append(f"key {key!r}: {detail['msg']}, got {shortened(detail['input'])}.")
+                lines.append(f"key {key}: {detail['msg']}, got {shortened(detail['input'])}.")
+        if len(found) > MOST_PROBLEMS:
+            lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
         msg = f"{where}: " + " ".join(lines)
         raise ConfigError(msg) from None
 
@@ -153,5 +156,5 @@ def _shape(content: object) -> str:
     if isinstance(content, Mapping) and TABLE in content:
         return f"{TABLE}: {shortened(content[TABLE])}"
     if isinstance(content, Mapping) and content:
-        return str(sorted(map(str, content)))
+        return shortened(list(content))
     return "nothing" if content is None or isinstance(content, Mapping) else f"a {type(content).__name__}"

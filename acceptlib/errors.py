@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 
 class AcceptlibError(Exception):
@@ -66,17 +67,37 @@ class ConformanceError(AcceptlibError, AssertionError):
     """A strategy does not have a property that it must have."""
 
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
+LONGEST: Final = 200
+"""Letters of a value in a message."""
+
+MOST_PROBLEMS: Final = 5
+"""Of one config or of one strategy's options, in a message."""
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Say how long an integer is that nobody reads: Python refuses to write one of thousands of digits."""
+        return super().repr_int(x, level) if x.bit_length() <= LONGEST else f"<int of {x.bit_length()} bits>"
+
+
+_SHORT = _Short()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel = 2
 
 
 def shortened(value: object) -> str:
     """Return `repr(value)`, or as much of it as belongs into a message: data may be of any size."""
-    return _SHORT.repr(value)
+    text = _SHORT.repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def key_of(location: Sequence[int | str]) -> str:
+    """Return the dotted key of what pydantic complains of, as a message quotes it."""
+    return shortened(".".join(map(str, location)))
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of `known`, or an empty string."""
-    close = difflib.get_close_matches(str(name)[:80], list(known), n=1)
+    text = name if isinstance(name, str) else shortened(name)
+    close = difflib.get_close_matches(text[:80], list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

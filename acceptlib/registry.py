@@ -108,7 +108,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
         PluginError: Two packages, or one twice, provide it.
     """
     if not isinstance(name, str):
-        msg = f"expected the name of a strategy, a str, got {name!r}"
+        msg = f"expected the name of a strategy, a str, got {shortened(name)}"
         raise UnknownStrategyError(msg)
     entries, conflicts, loaded = _entries(third_parties=third_parties)
     if name in entries:

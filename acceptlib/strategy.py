@@ -11,7 +11,15 @@ import torch
 
 from acceptlib.engine import backends, custom_op
 from acceptlib.engine.plan import Constant, Plan, Traits
-from acceptlib.errors import InputError, OptionError, StrategyDefinitionError, suggest
+from acceptlib.errors import (
+    MOST_PROBLEMS,
+    InputError,
+    OptionError,
+    StrategyDefinitionError,
+    key_of,
+    shortened,
+    suggest,
+)
 from acceptlib.inputs import prepare
 from acceptlib.result import VerifyResult
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
@@ -333,7 +341,7 @@ def expect_strategy(strategy: object, expected: str = "what acceptlib.create ret
         InputError: It is none; `expected` says what would be.
     """
     if not isinstance(strategy, AcceptanceStrategy):
-        msg = f"strategy: expected {expected}, got {strategy!r}"
+        msg = f"strategy: expected {expected}, got {shortened(strategy)}"
         raise InputError(msg)
     return strategy
 
@@ -341,15 +349,18 @@ def expect_strategy(strategy: object, expected: str = "what acceptlib.create ret
 def _explain(name: str, options: type[Options], error: pydantic.ValidationError) -> str:
     known = sorted(options.model_fields)
     lines = []
-    for detail in error.errors():
-        option = ".".join(str(part) for part in detail["loc"])
+    found = error.errors()
+    for detail in found[:MOST_PROBLEMS]:
+        option = key_of(detail["loc"])
         if detail["type"] == "extra_forbidden":
             available = f"Available: {', '.join(known)}." if known else "It has none."
-            lines.append(f"Strategy {name!r} has no option {option!r}.{suggest(option, known)} {available}")
+            lines.append(f"Strategy {name!r} has no option {option}.{suggest(detail['loc'][-1], known)} {available}")
         elif detail["type"] == "missing":
-            lines.append(f"Strategy {name!r} needs option {option!r}, which has no default.")
-        elif option:
-            lines.append(f"Strategy {name!r}, option {option!r}: got {detail['input']!r}. {detail['msg']}.")
+            lines.append(f"Strategy {name!r} needs option {option}, which has no default.")
+        elif detail["loc"]:
+            lines.append(f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {detail['msg']}.")
         else:
             lines.append(f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}.")
+    if len(found) > MOST_PROBLEMS:
+        lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
     return " ".join(lines) + f" See `acceptlib show {name}`."

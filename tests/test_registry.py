@@ -14,6 +14,7 @@ import pytest
 
 import acceptlib
 from acceptlib import registry
+from acceptlib.cli.options import strategy_of
 from acceptlib.errors import ConfigError, OptionError, PluginError, UnknownStrategyError
 from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
 
@@ -93,10 +94,57 @@ def test_a_message_is_no_longer_than_a_line_or_two() -> None:
     bomb: object = "lol"
     for _ in range(40):
         bomb = [bomb] * 9
-    for config in ({"strategy": bomb}, {"strategy": "x" * 5_000_000}, {"strategy": "block", "backend": bomb}):
+    long, number = "x" * 5_000_000, 1 << 100_000  # which Python refuses to write
+    for config in (
+        {"strategy": bomb},
+        {"strategy": long},
+        {"strategy": number},
+        {"strategy": "block", "backend": bomb},
+        {"strategy": "block", long: 1},
+        {"strategy": "block", "options": {long: 1}},
+        {"strategy": "block", "options": {f"option{index}": 1 for index in range(10_000)}},
+        {"strategy": "block", "options": {number: 1}},
+        {"strategy": [["x" * 80] * 6] * 6},
+        *({"strategy": "fly", "options": {"fly_window": value}} for value in (bomb, long, -number)),
+        {"strategy": "synthetic", "options": {"synthetic_acceptance_rates": bomb}},
+        {"strategy": "synthetic", "options": {"synthetic_acceptance_rates": [0.1, *[0.2] * 100_000]}},
+        {"strategy": "synthetic", "options": {"synthetic_acceptance_rates": [2] * 10_000}},
+        {"acceptance": {long: bomb}, "strategy": "fly", **{f"key{index}": 1 for index in range(10_000)}},
+        bomb,
+    ):
         with pytest.raises(ConfigError) as caught:
-            acceptlib.from_config(config)
+            acceptlib.from_config(config)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 2000
+    for refuse in (acceptlib.create, registry.as_strategy, lambda value: acceptlib.create("block", backend=value)):
+        with pytest.raises(acceptlib.AcceptlibError) as refused:
+            refuse(bomb)  # type: ignore[arg-type]
+        assert len(str(refused.value)) < 1000
+
+
+ALIASES = "a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]\n" + "".join(
+    f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 9)}]\n" for depth in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    "table", ["strategy: *a9", "{strategy: fly, options: {fly_window: *a9}}", "*a9"], ids=["key", "option", "table"]
+)
+def test_a_file_that_stands_for_gigabytes(tmp_path: Path, table: str) -> None:
+    """The command line reads it too, and adds options of its own."""
+    path = tmp_path / "a.yaml"
+    path.write_text(f"{ALIASES}acceptance:\n  {table}\n", encoding="utf-8")
+    for refuse in (acceptlib.from_config, lambda path: strategy_of(None, path, ["fly_entropy_top_k=2"], "fly")):
+        with pytest.raises(ConfigError) as caught:
+            refuse(path)
         assert len(str(caught.value)) < 1000
+
+
+def test_keys_of_a_file_that_is_no_config_are_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"? {'x' * 100_000}\n: 1\n? 0x{'f' * 100_000}\n: 2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="expected a table 'acceptance'") as caught:
+        acceptlib.from_config(path)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize("said", ["no", "false", 0])

@@ -92,7 +92,7 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str],
     if name is not None:
         msg = "--strategy and --config both name a strategy: give one"
         raise CommandError(msg)
-    settings = config.load(file).model_dump()
+    settings = dict(config.load(file))  # as it is: a copy of what a few aliases of YAML stand for has no end
     return config.from_config({**settings, "options": {**settings["options"], **options}})
 
 

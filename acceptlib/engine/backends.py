@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from acceptlib.engine import torch_engine
-from acceptlib.errors import BackendError, suggest
+from acceptlib.errors import BackendError, shortened, suggest
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def check(choice: str) -> Choice:
     Raises:
         BackendError: It does not.
     """
-    if choice not in get_args(Choice):
-        msg = (
-            f"Unknown backend {choice!r}.{suggest(choice, get_args(Choice))} Available: {', '.join(get_args(Choice))}."
-        )
+    known = get_args(Choice)
+    if choice not in known:
+        msg = f"Unknown backend {shortened(choice)}.{suggest(choice, known)} Available: {', '.join(known)}."
         raise BackendError(msg)
     return cast("Choice", choice)
 

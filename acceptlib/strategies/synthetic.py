@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from acceptlib import strategy
 from acceptlib.engine.plan import Constant
+from acceptlib.errors import shortened
 from acceptlib.ops import Value
 from acceptlib.rules import rule
 from acceptlib.strategy import AcceptanceStrategy, Traits
@@ -51,7 +52,7 @@ class Synthetic(AcceptanceStrategy):
                 msg = "synthetic_acceptance_rates and synthetic_acceptance_length exclude each other: give one"
                 raise ValueError(msg)
             if rates is not None and any(later > earlier for earlier, later in itertools.pairwise(rates)):
-                msg = f"synthetic_acceptance_rates must not increase, got {list(rates)}"
+                msg = f"synthetic_acceptance_rates must not increase, got {shortened(list(rates))}"
                 raise ValueError(msg)
             return self
 
