@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -27,11 +28,42 @@ if TYPE_CHECKING:
 TABLE = "acceptance"
 """The table of a file that holds the config, so that it can share a file with other settings."""
 
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a table of JSON.
+
+    Raises:
+        ValueError: A key is given twice; TOML's reader sees to that by itself.
+    """
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        msg = f"key {shortened(twice)} is given twice: expected each key once in a table"
+        raise ValueError(msg)
+    return table
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, too."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        """Compose a table as it is written: what `<<` merges into it later may be given there once more."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    msg = f"key {shortened(key.value)} is given twice: expected each key once in a table"
+                    raise yaml.MarkedYAMLError(problem=msg, problem_mark=key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
 READERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".toml": lambda file: tomllib.loads(file.read().decode("utf-8-sig")),  # with a byte order mark, as the others are
-    ".json": json.load,
-    ".yaml": yaml.safe_load,
-    ".yml": yaml.safe_load,
+    ".json": lambda file: json.load(file, object_pairs_hook=_unique),
+    ".yaml": lambda file: yaml.load(file, _YamlLoader),  # noqa: S506 - of safe loading
+    ".yml": lambda file: yaml.load(file, _YamlLoader),  # noqa: S506 - as above
 }
 
 

@@ -215,6 +215,35 @@ def test_yaml_is_data(tmp_path: Path, tag: str) -> None:
     assert not proof.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("a.toml", minimal("strategy = 'block'"), "Cannot overwrite a value"),
+        ("a.json", '{"acceptance": {"strategy": "rejection", "strategy": "block"}}', "key 'strategy' is given twice"),
+        ("a.json", '{"acceptance": {}, "acceptance": {"strategy": "block"}}', "key 'acceptance' is given twice"),
+        ("a.yaml", "acceptance:\n  strategy: rejection\n  strategy: block\n", "key 'strategy' is given twice"),
+        ("a.yaml", "acceptance:\n  strategy: rejection\n  'strategy': block\n", "line 3, column 3"),
+        ("a.yml", "acceptance: {strategy: fly, options: {fly_window: 1, fly_window: 2}}", "key 'fly_window' is given"),
+    ],
+)
+def test_a_key_is_given_once(tmp_path: Path, name: str, text: str, where: str) -> None:
+    """The last would win without a word."""
+    with pytest.raises(ConfigError, match="not valid") as caught:
+        acceptlib.from_config(written(tmp_path, name, text))
+    assert where in str(caught.value)
+
+
+def test_what_yaml_merges_may_be_given_again(tmp_path: Path) -> None:
+    """Wherever the table that is merged stands, and whatever was merged into that one."""
+    text = """
+        outer: {inner: &table {<<: &base {fly_window: 1, fly_entropy_top_k: 2}, fly_window: 4}}
+        acceptance: {strategy: fly, options: {<<: *table, fly_entropy_top_k: 5}}
+        more: {1: a, "1": b}
+    """
+    options = acceptlib.from_config(written(tmp_path, "a.yaml", text)).options.model_dump()
+    assert (options["fly_window"], options["fly_entropy_top_k"]) == (4, 5)
+
+
 # Backends
 
 
