@@ -108,19 +108,7 @@ class AcceptanceStrategy:
                 what = "a name like my-rule: ASCII letters and digits, with '-', '_' or '.' between them"
                 msg = f"strategy class {cls.__qualname__}: expected {what}, got {name!r}"
                 raise StrategyDefinitionError(msg)
-        overrides = cls.verify is not AcceptanceStrategy.verify
-        if not overrides and not isinstance(getattr(cls, "accept", None), Rule):
-            msg = (
-                f"strategy {cls.name!r}: expected an `accept` rule (decorated with @acceptlib.rule) or its own `verify`"
-            )
-            raise StrategyDefinitionError(msg)
-        for attribute, value in vars(cls).items():
-            if type(value) is Rule and attribute not in RULES:
-                msg = (
-                    f"strategy {cls.name!r}: there is no rule {attribute!r}.{suggest(attribute, RULES)} "
-                    f"Available: {', '.join(RULES)}."
-                )
-                raise StrategyDefinitionError(msg)
+        cls._check_rules()
         reserved = (*SCALARS, *ELEMENTS, "backend")
         names = Counter((*reserved, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
         taken = sorted(name for name, count in names.items() if count > 1)
@@ -322,6 +310,23 @@ class AcceptanceStrategy:
         if type(self).verify is not AcceptanceStrategy.verify:
             return Workspace.allocate(0, 0, device)
         return backends.workspace(self.backend, self.plan, *sizes, device)
+
+    @classmethod
+    def _check_rules(cls) -> None:
+        for role in RULES if cls.verify is AcceptanceStrategy.verify else ():
+            value = getattr(cls, role, None)
+            if not isinstance(value, Rule) and (value is not None or role == "accept"):
+                instead = " or its own `verify`" if role == "accept" else ""
+                expected = f"expected `{role}` to be a rule (decorated with @acceptlib.rule){instead}"
+                msg = f"strategy {cls.name!r}: {expected}, got {shortened(value)}"
+                raise StrategyDefinitionError(msg)
+        for attribute, value in vars(cls).items():
+            if type(value) is Rule and attribute not in RULES:
+                msg = (
+                    f"strategy {cls.name!r}: there is no rule {attribute!r}.{suggest(attribute, RULES)} "
+                    f"Available: {', '.join(RULES)}."
+                )
+                raise StrategyDefinitionError(msg)
 
     @classmethod
     def _row_sums(cls) -> dict[str, RowSum]:

@@ -334,7 +334,8 @@ def test_strategy_needs_traits() -> None:
 @pytest.mark.parametrize("accept", [None, lambda target_prob: target_prob], ids=["missing", "undecorated"])
 def test_strategy_needs_an_accept_rule(accept: Any) -> None:
     body = {"name": "ruleless", "traits": LOSSY, **({"accept": accept} if accept else {})}
-    with pytest.raises(StrategyDefinitionError, match=r"'ruleless': expected an `accept` rule .* or its own `verify`"):
+    said = r"'ruleless': expected `accept` to be a rule .* or its own `verify`"
+    with pytest.raises(StrategyDefinitionError, match=said):
         type("Ruleless", (AcceptanceStrategy,), body)
 
 
@@ -501,6 +502,18 @@ def test_option_and_row_sum_may_not_be_named_like_a_quantity(name: str) -> None:
     if name != "carry":  # which is a rule's name as well
         with pytest.raises(StrategyDefinitionError, match=f"'made': {name} already name"):
             made(**{name: row_sum(lambda p: p)})
+
+
+@pytest.mark.parametrize("role", ["accept", "carry", "forgive", "residual"])
+def test_a_rule_that_is_not_marked(role: str) -> None:
+    """A plain function, which no engine could read."""
+    said = rf"'made': expected `{role}` to be a rule \(decorated with @acceptlib.rule\).*, got <function"
+    with pytest.raises(StrategyDefinitionError, match=said):
+        made(**{role: lambda target_prob: target_prob})
+
+
+def test_a_strategy_with_its_own_verify_names_its_methods_as_it_likes() -> None:
+    assert type("Own", (OwnVerify,), {"residual": lambda self: self})().residual
 
 
 def test_a_rule_that_there_is_not() -> None:
