@@ -417,11 +417,9 @@ def test_a_branch_on_an_option() -> None:
         assert result.num_accepted.tolist() == [accepted]
 
 
-@pytest.mark.parametrize("top_k", [0, -1])
-def test_an_entropy_of_no_entries(top_k: int) -> None:
-    traits = Traits(guarantee="lossy", bound="none", top_k=top_k)
-    with pytest.raises(StrategyDefinitionError, match=f"of Traits.top_k entries: expected at least 1, got {top_k}"):
-        made(traits, accept=rule(lambda target_top_entropy: target_top_entropy))()
+def test_an_entropy_of_no_entries() -> None:
+    with pytest.raises(StrategyDefinitionError, match=r"of Traits\.top_k entries: expected at least 1, got 0"):
+        made(LOSSY, accept=rule(lambda target_top_entropy: target_top_entropy))()
 
 
 @pytest.mark.parametrize("default", ["self", "default", "keyword", "star"])
@@ -536,6 +534,18 @@ def test_forgive_and_window_go_together(forgives: bool) -> None:  # noqa: FBT001
     strategy = made(forgive=rule(lambda target_prob: target_prob > 0)) if forgives else made(traits=windowed)
     with pytest.raises(StrategyDefinitionError, match=r"a `forgive` rule and Traits\(stop='window'\) go together"):
         strategy()
+
+
+@pytest.mark.parametrize("name", ["window", "top_k"])
+@pytest.mark.parametrize(
+    "number",
+    ["3", -1, 2.5, True, None, 1 << 31, 1 << 100_000],
+    ids=["text", "below", "part", "flag", "none", "large", "huge"],
+)
+def test_numbers_of_traits_are_counts(name: str, number: Any) -> None:
+    """Some would fail at the first call, and some never."""
+    with pytest.raises(StrategyDefinitionError, match=rf"Traits\.{name}: expected an int from 0 to 2147483647, got"):
+        Traits(guarantee="lossy", stop="window", **{name: number})
 
 
 def test_inherited_rules_can_be_replaced() -> None:

@@ -254,6 +254,8 @@ def test_misspelt_alias_is_suggested() -> None:
             ["exclude each other"],
         ),
         ("fly", {"fly_window": 0, "fly_entropy_top_k": 1.5}, ["option 'fly_window'", "option 'fly_entropy_top_k'"]),
+        ("fly", {"fly_window": 2**63}, ["option 'fly_window'", "got 9223372036854775808", "equal to 1000000"]),
+        ("fly", {"fly_entropy_top_k": 2**63}, ["option 'fly_entropy_top_k'", "equal to 1000000"]),
         ("lenience", {"lenience": float("nan")}, ["option 'lenience'", "nan"]),
         ("rejection", {"self": 1}, ["no option 'self'"]),
     ],

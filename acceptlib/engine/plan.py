@@ -6,16 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from acceptlib.errors import StrategyDefinitionError, suggest
+from acceptlib.errors import StrategyDefinitionError, shortened, suggest
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
 
 Constant: TypeAlias = float | tuple[float, ...]
 """An option as rules see it; a tuple holds one value a position, and 0 beyond its end."""
+
+LARGEST: Final = (1 << 31) - 1
+"""A kernel's integer."""
 
 AFTER_CARRY = frozenset({"next_residual_mass"})
 OF_ROWS = frozenset(
@@ -66,6 +69,11 @@ class Traits:
         if not isinstance(self.state, tuple) or not all(isinstance(name, str) for name in self.state):
             msg = f"Traits.state: expected a tuple of str, got {self.state!r}"
             raise StrategyDefinitionError(msg)
+        for name in ("window", "top_k"):
+            number = getattr(self, name)
+            if type(number) is not int or not 0 <= number <= LARGEST:
+                msg = f"Traits.{name}: expected an int from 0 to {LARGEST}, got {shortened(number)}"
+                raise StrategyDefinitionError(msg)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

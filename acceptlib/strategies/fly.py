@@ -40,8 +40,12 @@ class Fly(AcceptanceStrategy):
         fly_entropy_threshold: float = Field(
             0.3, ge=0, description="entropy in nats from which the target counts as undecided (vLLM 0.3)"
         )
-        fly_entropy_top_k: int = Field(3, ge=1, description="number of probabilities in that entropy (vLLM 3)")
-        fly_window: int = Field(6, ge=1, description="followers that must be accepted, at most n_b - 1 (vLLM 6)")
+        fly_entropy_top_k: int = Field(
+            3, ge=1, le=1_000_000, description="number of probabilities in that entropy (vLLM 3)"
+        )
+        fly_window: int = Field(
+            6, ge=1, le=1_000_000, description="followers that must be accepted, at most n_b - 1 (vLLM 6)"
+        )
 
     options: Options
 
