@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -96,12 +96,18 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
         manager.register(plugin, name)
         problems += _unknown_hooks(manager, plugin)
         implements = bool(manager.get_hookcallers(plugin))
-        for returned in manager.hook.acceptlib_strategies():
+        hook = manager.hook.acceptlib_strategies
+        results = hook()
+        if len(results) < len(hook.get_hookimpls()):  # pluggy leaves out what is None
+            problems.append(
+                "its hook returned None: expected a list of strategy classes, [] for none; is a `return` missing?"
+            )
+        for returned in results:
             listed = isinstance(returned, Iterable) and not isinstance(returned, str)
-            if not listed and returned is not None:
+            if not listed:
                 problems.append(f"its hook returned {returned!r}: expected a list of strategy classes")
             for candidate in returned if listed else ():
-                problem = _reject(candidate)
+                problem = _reject(candidate, classes)
                 if problem:
                     problems.append(problem)
                 else:
@@ -133,14 +139,16 @@ def _unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> list[str]:
     ]
 
 
-def _reject(candidate: object) -> str | None:
-    """Return why `candidate` cannot be used as a strategy class."""
+def _reject(candidate: object, earlier: Sequence[type[AcceptanceStrategy]]) -> str | None:
+    """Return why `candidate` cannot be used as a strategy class beside those before it."""
     if (
         not isinstance(candidate, type)
         or not issubclass(candidate, AcceptanceStrategy)
         or candidate is AcceptanceStrategy
     ):
         return f"its hook returned {candidate!r}: expected subclasses of acceptlib.AcceptanceStrategy"
+    if candidate in earlier:
+        return f"its hook returned {candidate!r} twice: expected each class once"
     if candidate.interface_version != INTERFACE_VERSION:
         return (
             f"strategy {candidate.name!r} was written for interface version {candidate.interface_version!r}; this "

@@ -322,6 +322,10 @@ HOOKS = {
         "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return Coin\n",
         ["its hook returned <class 'bad_coin.Coin'>: expected a list of strategy classes"],
     ),
+    "returns-nothing": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    [Coin]\n",
+        ["its hook returned None: expected a list of strategy classes", "is a `return` missing?"],
+    ),
     "returns-a-name": (
         "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return 'coin'\n",
         ["its hook returned 'coin': expected a list of strategy classes"],
@@ -425,8 +429,8 @@ def test_what_a_plugin_prints_while_it_is_loaded_goes_to_stderr(
     assert capsys.readouterr() == ("", "heads\ntails\n")
 
 
-@pytest.mark.parametrize("returned", ["None", "[]", "()"])
-def test_hook_that_returns_nothing_is_no_problem(install: Install, returned: str) -> None:
+@pytest.mark.parametrize("returned", ["[]", "()"])
+def test_hook_that_brings_none_is_no_problem(install: Install, returned: str) -> None:
     install(
         "empty-coin", source("x", hook=f"@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return {returned}\n")
     )
@@ -497,11 +501,21 @@ def test_alias_yields_to_another_package_s_name(install: Install, other: str) ->
     assert loaded("good-coin 1.2").problems == ()
 
 
-def test_one_class_given_twice_is_one_strategy(install: Install) -> None:
-    hook = "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [Coin, Coin]\n"
+def test_one_class_given_twice_is_one_strategy_and_reported(install: Install) -> None:
+    hook = """
+class Other(Coin):
+    name = "other-coin"
+
+@acceptlib.hookimpl
+def acceptlib_strategies():
+    return [Coin, Coin, Other]
+"""
     install("double-coin", source("double-coin", hook=hook))
-    check_others_work("double-coin")
-    assert loaded("double-coin 1.2").problems == ()
+    check_others_work("double-coin", "other-coin")
+    assert [strategy.name for strategy in loaded("double-coin 1.2").strategies] == ["double-coin", "other-coin"]
+    assert loaded("double-coin 1.2").problems == (
+        "its hook returned <class 'double_coin.Coin'> twice: expected each class once",
+    )
 
 
 @pytest.mark.parametrize("value", ["1", "yes", "true"])
