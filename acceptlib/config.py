@@ -146,7 +146,7 @@ def json_schema() -> dict[str, Any]:
         schema["$defs"] = schema.get("$defs", {}) | definitions
         schema["allOf"].append(
             {
-                "if": {"properties": {"strategy": {"enum": [name, *strategy.aliases]}}},
+                "if": {"properties": {"strategy": {"enum": [name, *registry.aliases(strategy)]}}},
                 "then": {"properties": {"options": options}},
             }
         )

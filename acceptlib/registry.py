@@ -81,6 +81,12 @@ def available() -> list[str]:
     return sorted(name for name, entry in entries.items() if name == entry.strategy.name)
 
 
+def aliases(strategy: type[AcceptanceStrategy]) -> list[str]:
+    """Return the aliases under which a strategy is found: without those that are another's names."""
+    entries, _, _ = _entries()
+    return [alias for alias in strategy.aliases if alias in entries and entries[alias].strategy is strategy]
+
+
 def loaded_plugins() -> list[plugins.Plugin]:
     """Return every source of strategies, with what went wrong."""
     entries, conflicts, loaded = _entries()

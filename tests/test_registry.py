@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,10 +13,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import registry
+from acceptlib.cli.app import app
 from acceptlib.cli.options import strategy_of
+from acceptlib.config import json_schema
 from acceptlib.errors import ConfigError, OptionError, PluginError, UnknownStrategyError
 from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
 
@@ -456,6 +461,23 @@ def test_built_in_name_cannot_be_taken(install: Install) -> None:
     for name in ("rejection", "speculative"):
         assert f"the name {name!r} is taken by acceptlib " in problems
     assert all(plugin.problems == () for plugin in registry.loaded_plugins() if plugin.name == "acceptlib")
+
+
+def test_an_alias_that_is_refused_is_shown_nowhere(install: Install) -> None:
+    """In the schema it would put the package's options upon a built-in."""
+    install("taking-coin", source("coin", aliases=("lenience", "speculative", "penny")))
+    assert registry.aliases(registry.find("coin").strategy) == ["penny"]
+    rows, listed, shown, record = (
+        CliRunner().invoke(app, command.split()).stdout
+        for command in ("list -f json", "list", "show coin", "show coin -f json")
+    )
+    assert [row["aliases"] for row in json.loads(rows) if row["name"] == "coin"] == [["penny"]]
+    assert json.loads(record)["aliases"] == ["penny"]
+    assert re.search(r"^coin +lossy +taking-coin 1\.2 +penny *$", listed, re.MULTILINE)
+    assert shown.startswith("coin (also penny)\n")
+    named = [name for branch in json_schema()["allOf"] for name in branch["if"]["properties"]["strategy"]["enum"]]
+    assert len(named) == len({*named})
+    assert "penny" in named
 
 
 def test_one_name_of_two_packages_is_an_error_that_names_both(install: Install) -> None:

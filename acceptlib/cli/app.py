@@ -82,7 +82,7 @@ def list_command(form: FormatOption = Format.plain) -> None:
     records = [
         {
             "name": entry.name,
-            "aliases": list(entry.strategy.aliases),
+            "aliases": registry.aliases(entry.strategy),
             "guarantee": entry.strategy.traits.guarantee,
             "origin": entry.distribution,
             "summary": describe.summary(entry.strategy),
@@ -101,7 +101,7 @@ def list_command(form: FormatOption = Format.plain) -> None:
             entry.name,
             entry.strategy.traits.guarantee,
             entry.distribution,
-            ", ".join(entry.strategy.aliases),
+            ", ".join(registry.aliases(entry.strategy)),
             describe.summary(entry.strategy),
         ]
         for entry in entries
@@ -136,8 +136,8 @@ def show_command(
         stdout_write(to_json(record) if form is Format.json else to_csv(record["options"], describe.OPTION_FIELDS))
         return
     page = _Page(github=form is Format.github)
-    aliases = f" (also {', '.join(entry.strategy.aliases)})" if entry.strategy.aliases else ""
-    page.title(entry.strategy.name + aliases)
+    aliases = ", ".join(record["aliases"])
+    page.title(f"{entry.strategy.name} (also {aliases})" if aliases else entry.strategy.name)
     for part, text in describe.parts(entry.strategy).items():
         page.section("" if part == "Summary" else part, text)
     options = [[option[name] for name in describe.OPTION_FIELDS] for option in record["options"]]

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from acceptlib import registry
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -100,7 +102,7 @@ def record(entry: Entry, strategy: AcceptanceStrategy | None) -> dict[str, Any]:
     described = parts(entry.strategy)
     return {
         "name": entry.strategy.name,
-        "aliases": list(entry.strategy.aliases),
+        "aliases": registry.aliases(entry.strategy),
         **{name.lower(): described.get(name, "") for name in ("Summary", *PARTS, "Notes")},
         "traits": traits(strategy) if strategy else {},
         "reads": reads(strategy) if strategy else [],
