@@ -62,6 +62,17 @@ def test_refuses_a_name(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_refuses_a_name_that_is_too_long(tmp_path: Path) -> None:
+    said = new_plugin("a" * 300, "--path", str(tmp_path), code=2)
+    assert said == "Error: NAME: expected at most 100 letters, since files are named after it, got 300\n"
+    assert len(new_plugin("A" * 300, "--path", str(tmp_path), code=2)) < 300
+    new_plugin("a" * 100, "--path", str(tmp_path))
+
+
+def test_refuses_a_folder_that_is_too_long(tmp_path: Path) -> None:
+    assert "cannot be written: File name too long" in new_plugin("demo", "--path", str(tmp_path / ("a" * 300)), code=2)
+
+
 @pytest.mark.parametrize("name", ["rejection", "standard"])
 def test_refuses_a_name_that_is_taken(name: str, tmp_path: Path) -> None:
     assert f"has a strategy {name!r} already" in new_plugin(name, "--path", str(tmp_path), code=2)

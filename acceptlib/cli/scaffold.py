@@ -15,11 +15,14 @@ import typer
 from acceptlib import registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import stdout_write
-from acceptlib.errors import PluginError, UnknownStrategyError
+from acceptlib.errors import PluginError, UnknownStrategyError, shortened
 from acceptlib.strategy import INTERFACE_VERSION
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """What a distribution, a module (with `_` for `-`) and a class can all be made of."""
+
+LONGEST_NAME: Final = 100
+"""Letters: a file's name has at most 255, and those of the package's files, its wheel's too, hold more than it."""
 
 FILES: Final = {
     "pyproject.toml": "pyproject.toml.template",
@@ -61,14 +64,18 @@ def create(name: str, parent: Path) -> Path:
         CommandError: The name cannot be used, the folder exists, or `parent` cannot be written.
     """
     if not NAME.fullmatch(name) or keyword.iskeyword(class_of(name)):
-        msg = f"NAME: expected lower-case words of letters and digits with '-' between them, as my-rule, got {name!r}"
+        expected = "lower-case words of letters and digits with '-' between them, as my-rule"
+        msg = f"NAME: expected {expected}, got {shortened(name)}"
+        raise CommandError(msg)
+    if len(name) > LONGEST_NAME:
+        msg = f"NAME: expected at most {LONGEST_NAME} letters, since files are named after it, got {len(name)}"
         raise CommandError(msg)
     _check_free(name)
     folder = parent / f"acceptlib-{name}"
-    if folder.exists() or folder.is_symlink():
-        msg = f"{folder}: exists already, and nothing was written: choose another NAME or --path"
-        raise CommandError(msg)
     try:
+        if folder.exists() or folder.is_symlink():
+            msg = f"{folder}: exists already, and nothing was written: choose another NAME or --path"
+            raise CommandError(msg)
         # Beside its place, since a rename is atomic within one file system only.
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=parent) as temporary:
             whole = Path(temporary) / folder.name
