@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from acceptlib import Traits
 from acceptlib.rules import ELEMENTS, SCALARS
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +80,22 @@ def test_what_the_shell_runs_is_installed_first() -> None:
 def test_only_blocks_with_a_reason_are_left_out() -> None:
     assert {name for _, name, _ in FENCE.findall(PAGE)} == {"console", "python", "toml"}
     assert PAGE.count("<!-- not run: ") == 1
+
+
+def test_page_says_what_traits_there_are() -> None:
+    """Each with its default, and every choice by its name."""
+    table = PAGE.split("<!-- traits -->")[1].split("<!-- /traits -->")[0]
+    rows = {
+        name: (default, text)
+        for name, default, text in re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", table, re.MULTILINE)
+    }
+    assert [*rows] == [field.name for field in dataclasses.fields(Traits)]
+    for name, annotation in get_type_hints(Traits).items():
+        default, text = rows[name]
+        if default != "required":
+            assert getattr(Traits(guarantee="lossy"), name) == ast.literal_eval(default.strip("`"))
+        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        assert [choice for choice in choices if choice not in default + text] == []
 
 
 def test_page_says_what_rules_read() -> None:
