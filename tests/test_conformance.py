@@ -23,6 +23,7 @@ from acceptlib.cli.app import app
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Skipped, Subject, check_strategy, checks_for
+from acceptlib.testing.batches import same
 from acceptlib.testing.checks import PROOFS, chosen
 
 ROOT = Path(__file__).parent.parent
@@ -211,6 +212,18 @@ def test_requests_have_states_of_different_steps() -> None:
     assert Subject(mutants.Budget()).every_time(9)["state"]["budget"].tolist() == [2] * 9
     given = Subject(mutants.Budget(), verify_arguments=lambda count, _: {"state": {"budget": torch.arange(count)}})
     assert given.further([7, 5])["state"]["budget"].tolist() == [7, 5]
+
+
+def test_results_that_differ_name_the_first_request() -> None:
+    one = Rejection().verify(torch.tensor([[1], [1]]), target_probs=torch.eye(3)[[1, 2]].repeat(2, 1, 1), rng=0)
+    other = VerifyResult(one.output_token_ids.clone(), one.num_accepted, one.num_emitted, one.status)
+    other.output_token_ids[1, 1] = 0
+    message = r"two results: output_token_ids of request 1 differs: \[1, 2\] and \[1, 0\]"
+    with pytest.raises(ConformanceError, match=message):
+        same(one, other)
+    same(one, other, [0], [0])
+    with pytest.raises(ConformanceError, match=message):
+        same(one, other, [1], [1])
 
 
 def test_failures_are_an_error_that_lists_them() -> None:

@@ -170,9 +170,11 @@ def same(
         one, other = one.cpu(), other.cpu()
         one = one if rows is None else one[list(rows)]
         other = other if to is None else other[list(to)]
-        if one.shape != other.shape or not torch.equal(one.nan_to_num(nan=7.0), other.nan_to_num(nan=7.0)):
-            msg = f"{what}: {name} differs: {one.tolist()} and {other.tolist()}"
+        if one.shape != other.shape:
+            msg = f"{what}: {name} is {list(one.shape)} of the one and {list(other.shape)} of the other"
             raise ConformanceError(msg)
-        if not torch.equal(one.isnan(), other.isnan()):
-            msg = f"{what}: {name} has NaN in different places: {one.tolist()} and {other.tolist()}"
+        equal = (one == other) | (one.isnan() & other.isnan())
+        for index in (~equal).nonzero()[:1, 0].tolist():
+            request = index if rows is None else rows[index]
+            msg = f"{what}: {name} of request {request} differs: {one[index].tolist()} and {other[index].tolist()}"
             raise ConformanceError(msg)
