@@ -1,4 +1,4 @@
-"""Wrong engines around right strategies; with `rule_mutants`, every check of the conformance suite fails one of them.
+"""Wrong engines around right strategies; every check fails one of them, or of `rule_mutants` and `state_mutants`.
 
 `python tests/conformance_mutants.py` prints the table of docs/conformance.md.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import state_mutants  # noqa: F401 - its mutants join the list
 import torch
 from rule_mutants import MUTANTS, UNBOUNDED, add, take_uniforms
 
@@ -336,7 +337,7 @@ class Budget(Rejection):
         return ops.where((position < budget) & (target_prob > 0), 1.0, h)
 
 
-@engine("inputs_unmodified", inner=Budget)
+@engine("inputs_unmodified", inner=Budget, traits=Budget.traits)
 def spends_state(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """The state is brought to the next step in `verify`, and once more in `update_state`."""
     result = verify(ids, **arguments)
@@ -344,7 +345,7 @@ def spends_state(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> 
     return result
 
 
-@engine("permutation", inner=Budget)
+@engine("permutation", inner=Budget, traits=Budget.traits)
 def state_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """The first request's state is everybody's."""
     state = {name: value[:1].expand_as(value) for name, value in arguments["state"].items()}

@@ -14,6 +14,7 @@ from typing import Any
 import conformance_mutants as mutants
 import pytest
 import torch
+from acceptlib_relaxed import Relaxed
 from rule_mutants import MUTANTS, RecoversFromTarget
 from typer.testing import CliRunner
 
@@ -214,6 +215,57 @@ def test_requests_have_states_of_different_steps() -> None:
     assert given.further([7, 5])["state"]["budget"].tolist() == [7, 5]
 
 
+def test_laws_are_held_in_states_that_steps_lead_to() -> None:
+    """A new one, then different ones, as far as there are any."""
+    budget = Subject(mutants.Budget())
+    states = [budget.state([key])["budget"].item() for key in budget.moments]
+    assert states[0] == 2
+    assert len(set(states)) == len(states) == 4
+    assert {budget.state([key])["budget"].item() for key in budget.distinct} > {*states}
+    assert budget.having(0) == ", budget = 2"
+    for thinking in (Subject(Relaxed()), Subject(Relaxed(begin_thinking_phase_token=2, end_thinking_phase_token=1))):
+        found = [thinking.state([key])["thinking"].item() for key in thinking.moments]
+        assert found == [True, False][: len(found)]
+    assert len(found) == 2
+    stateless = Subject(Rejection())
+    assert (stateless.moments, stateless.distinct, stateless.having(0)) == ((0,), (0,), "")
+
+
+def test_a_state_that_the_caller_gives_needs_no_initial_one() -> None:
+    class Given(mutants.Budget):
+        name = "given"
+        initial_state = AcceptanceStrategy.initial_state
+
+    check_strategy(Given(), verify_arguments=lambda count, _: {"state": {"budget": torch.arange(count) % 5}})
+
+
+def test_what_update_state_raises_is_said() -> None:
+    class Stumbling(mutants.Budget):
+        name = "stumbling"
+
+        def update_state(self, state: Any, result: VerifyResult) -> None:  # noqa: ARG002
+            state["budge"].add_(1)
+
+    class Scalar(mutants.Budget):
+        name = "scalar"
+
+        def update_state(self, state: Any, result: VerifyResult) -> None:
+            state["budget"] = result.num_accepted.sum()
+
+    (result,) = check_strategy(Scalar(), only=["counts"], raises=False)
+    assert result.message.startswith(
+        "update_state left {'budget': int64 [] on cpu} in `state`, expected {'budget': int64 [256"
+    )
+    (result,) = check_strategy(Stumbling(), only=["counts"], raises=False)
+    assert result.message == "update_state, after a step of 256 requests, raised KeyError: 'budge'"
+
+
+@pytest.mark.parametrize("name", ["falls-with-mass", "falls-with-mass-later", "ignores-option", "u-stuck-at-zero"])
+def test_messages_name_one_request_or_value(name: str) -> None:
+    for result in check_strategy(MUTANTS[name].make(), raises=False):
+        assert len(result.message) < 400, result.name
+
+
 def test_results_that_differ_name_the_first_request() -> None:
     one = Rejection().verify(torch.tensor([[1], [1]]), target_probs=torch.eye(3)[[1, 2]].repeat(2, 1, 1), rng=0)
     other = VerifyResult(one.output_token_ids.clone(), one.num_accepted, one.num_emitted, one.status)
@@ -290,7 +342,7 @@ class NanAcceptance(Rejection):
 @pytest.mark.parametrize(
     ("strategy", "check", "message"),
     [
-        (NanAcceptance(), "acceptance_is_probability", "rows 'random': expected accept in [0, 1], got [nan]"),
+        (NanAcceptance(), "acceptance_is_probability", "rows 'random': expected accept in [0, 1], got nan"),
         (NanResidual(), "drawn_token_is_possible", "request 0, u = 0.0, bits = 0: emitted [], p = ["),
     ],
     ids=["acceptance", "draw"],

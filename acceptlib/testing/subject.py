@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
 from acceptlib.errors import ConformanceError
-from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
 from acceptlib.testing.batches import Request, generator, lay_out, streams
@@ -28,7 +29,7 @@ CAPACITY: Final = 256
 """Keys of requests lie below it: per-request arguments are made for so many and then looked up by key."""
 
 STEPS: Final = 4
-"""Requests with state have 0 to 3 steps behind them, of up to `MOST` accepted tokens below `VOCABULARY`."""
+"""Requests with state have 0 to 3 steps behind them, of `MOST` drafted tokens below `VOCABULARY`."""
 
 MOST: Final = 3
 VOCABULARY: Final = 11
@@ -122,50 +123,90 @@ class Subject:
         Requests are at different steps, so that their states differ as far as `update_state` takes them; that of key 0
         is new. A state that `verify_arguments` gives is left as it is.
         """
-        arguments = self.every_time(CAPACITY)
-        if "state" in arguments and "state" not in self.verify_arguments(CAPACITY, self.device):
-            self._go_on(arguments["state"])
+        given = self.verify_arguments(CAPACITY, self.device)
+        state = {} if "state" in given else self._carried
+        arguments = {**({"state": state} if state else {}), **given}
         return _select(arguments, torch.tensor(list(keys), dtype=torch.int64))
 
-    def _go_on(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Bring the state of each key to after `key % STEPS` steps, in place."""
-        key = torch.arange(CAPACITY)
-        place = torch.arange(MOST + 1)
-        for step in range(1, STEPS):
+    @cached_property
+    def _carried(self) -> Mapping[str, torch.Tensor]:
+        """The state of each key after `key % STEPS` steps of its own, which are steps that there can be."""
+        arguments = self.every_time(CAPACITY)
+        state: Mapping[str, torch.Tensor] = arguments.get("state", {})
+        strategy = self.on_backend("torch").strategy  # whose tokens any engine's are
+        key, place = torch.arange(CAPACITY), torch.arange(MOST)
+        for step in range(1, STEPS if state else 1):
             source = generator(step)
-            accepted = torch.randint(0, MOST + 1, (CAPACITY,), generator=source)
-            ids = torch.randint(0, VOCABULARY, (CAPACITY, MOST + 1), generator=source)
-            result = VerifyResult(
-                output_token_ids=torch.where(place <= accepted[:, None], ids, PLACEHOLDER_TOKEN_ID).int(),
-                num_accepted=accepted.int(),
-                num_emitted=accepted.int() + 1,
-                status=torch.zeros(CAPACITY, dtype=torch.int8),
-            )
+            logits = 2 * torch.randn(CAPACITY, MOST + 1, VOCABULARY, generator=source)
+            q = (logits[:, :MOST] + torch.randn(CAPACITY, MOST, VOCABULARY, generator=source)).softmax(-1)
+            ids = torch.multinomial(q.flatten(0, 1), 1, generator=source).view(CAPACITY, MOST)
+            # Where few tokens stand, the target's favourites do: 0 to 3 of them come first.
+            ids = torch.where(place < (key // STEPS % STEPS)[:, None], logits[:, :MOST].argmax(-1), ids)
+            rows = {"draft_token_ids": ids, "target_probs": logits.softmax(-1), "draft_probs": q}
             before = {name: value.clone() for name, value in state.items()}
-            self.strategy.update_state(state, self.place(result))
+            result = strategy.verify(**self.place(rows), **arguments, rng=self.streams(key.tolist()))
+            try:
+                strategy.update_state(state, result)
+            except (Exception, SystemExit) as error:
+                msg = f"update_state, after a step of {CAPACITY} requests, raised {type(error).__name__}: {error}"
+                raise ConformanceError(msg) from error
+            found, wanted = _described(state), _described(before)
+            expect(found == wanted, f"update_state left {found} in `state`, expected {wanted}: write into its tensors")
             done = (key % STEPS < step).to(self.device)
             for name, value in state.items():
                 value[done] = before[name][done]
+        return state
+
+    @cached_property
+    def distinct(self) -> tuple[int, ...]:
+        """A key for each state that there is among requests, that of a new one first; 0 alone without state."""
+        values = {name: value.tolist() for name, value in self.state(range(CAPACITY)).items()}
+        first: dict[str, int] = {}
+        for key in range(CAPACITY if values else 1):
+            first.setdefault(str([value[key] for value in values.values()]), key)
+        return tuple(first.values())
+
+    @cached_property
+    def moments(self) -> tuple[int, ...]:
+        """Keys of up to `STEPS` different states to hold laws in: 0, which is new, then such as are steps apart."""
+        steps: dict[int, int] = {}
+        for key in self.distinct:
+            steps.setdefault(key % STEPS, key)
+        found = [*steps.values(), *(key for key in self.distinct if key not in steps.values())]
+        return tuple(sorted(found[:STEPS]))
+
+    def having(self, key: int) -> str:
+        """Return the state that rules read of the request of a key, for messages, to follow what there is."""
+        if getattr(self.strategy, "plan", None) is None:
+            return ""
+        return "".join(f", {name} = {value.item()}" for name, value in self.state([key]).items())
 
     def law(
-        self, target: torch.Tensor | exact.Model, draft: torch.Tensor | exact.Model | None = None, **arguments: Any
+        self,
+        target: torch.Tensor | exact.Model,
+        draft: torch.Tensor | exact.Model | None = None,
+        *,
+        key: int = 0,
+        **arguments: Any,
     ) -> dict[tuple[int, ...], float]:
-        """Return `acceptlib.exact.law` of the rules, in the state of the request of key 0.
+        """Return `acceptlib.exact.law` of the rules, in the state of the request of a key; that of 0 is new.
 
         Raises:
             Skipped: The strategy overrides `verify` whole and has none.
         """
         _ = self.plan
-        return exact.law(self.strategy, target, draft, **arguments, state=self.state([0]) or None)
+        return exact.law(self.strategy, target, draft, **arguments, state=self.state([key]) or None)
 
     def state(self, keys: Sequence[int]) -> dict[str, torch.Tensor]:
         """Return the state of the requests of these keys on the CPU, [n] by name, for the exact law."""
-        return {name: value.cpu() for name, value in self.further(keys).get("state", {}).items()}
+        state = self.further(keys).get("state", {})
+        return {name: value.cpu() for name, value in state.items()} if isinstance(state, Mapping) else {}
 
     def every_time(self, num_requests: int) -> dict[str, Any]:
         """Return the further arguments for so many requests: new ones, unless `verify_arguments` gives their state."""
-        state = self.strategy.initial_state(num_requests, self.device)
-        return {**({"state": state} if state else {}), **self.verify_arguments(num_requests, self.device)}
+        given = self.verify_arguments(num_requests, self.device)
+        state = {} if "state" in given else self.strategy.initial_state(num_requests, self.device)
+        return {**({"state": state} if state else {}), **given}
 
     def place(self, value: Any) -> Any:
         """Return tensors, and what holds them, on the device."""
@@ -197,3 +238,12 @@ def _select(arguments: Mapping[str, Any], keys: torch.Tensor) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _described(value: object) -> str:
+    """Return what a value is in a few words: of tensors no entries."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_described(entry)}" for name, entry in value.items()) + "}"
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from acceptlib import exact, registry
 from acceptlib.engine.plan import Plan, call
+from acceptlib.errors import ConformanceError
 from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mixed, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect
 
@@ -94,46 +95,65 @@ DRAFTED: Final = (
 )
 """All of these by name, with how many tokens are drafted."""
 
+LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", LONG_PAIR, 6))
+"""What a law is held to in later states than a new request's: less, for there are three of them."""
+
 
 def check_acceptance_is_probability(subject: Subject) -> None:
     """The rule returns a probability for every row, which does not fall as the next row's residual mass grows.
 
-    Catches an unguarded division, which gives NaN at 0 / 0 and an infinity at p / 0, a ratio that was not cut at 1, and
-    a rule whose masses cannot be left out: an engine finds them only where they can still change the decision.
+    It does so in every state that steps lead to. Catches an unguarded division, which gives NaN at 0 / 0 and an
+    infinity at p / 0, a ratio that was not cut at 1, a budget that goes below 0, and a rule whose masses cannot be left
+    out: an engine finds them only where they can still change the decision.
     """
-    ids = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2)
+    plan, keys = subject.plan, subject.distinct
+    ids = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2).repeat(len(keys), 1)
+    each = len(ids) // len(keys)
+    state = subject.state([key for key in keys for _ in range(each)])
     zero = torch.zeros(2, VOCABULARY, dtype=torch.float64)
     for name, (target, draft) in PAIRS.items():
         p = torch.stack([target((0,) * position) for position in range(3)])
         q = torch.stack([draft((0,) * position) for position in range(2)])
         for rows in (q, p[:2], zero):
             rows = rows.expand(len(ids), -1, -1)  # noqa: PLW2901 - for every sequence
-            h = exact.acceptance(subject.plan, ids, p.expand(len(ids), -1, -1), rows, subject.state([0])).h
-            wrong = h[~((h >= 0) & (h <= 1 + EXACT))]  # NaN compares as false
-            expect(not len(wrong), f"rows {name!r}: expected accept in [0, 1], got {wrong[:1].tolist()}")
-    if "next_residual_mass" in subject.plan.accept.names:
-        h = _by_mass(subject.plan)
-        expect(bool((h.diff(dim=1) >= -EXACT).all()), f"accept falls as next_residual_mass grows: {h.tolist()}")
+            h = exact.acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state).h
+            for index, position in (~((h >= 0) & (h <= 1 + EXACT))).nonzero()[:1].tolist():  # NaN compares as false
+                where, found = f"rows {name!r}{subject.having(keys[index // each])}", float(h[index, position])
+                msg = f"{where}: expected accept in [0, 1], got {found}"
+                raise ConformanceError(msg)
+    if "next_residual_mass" in plan.accept.names:
+        _expect_no_fall(plan, subject.state([keys[index % len(keys)] for index in range(64)]))
 
 
-def _by_mass(plan: Plan) -> torch.Tensor:
-    """Return h [64, 65] of random quantities, one row each, as the next row's residual mass grows from 0 to 4."""
+def _expect_no_fall(plan: Plan, state: Mapping[str, torch.Tensor]) -> None:
+    """Expect h not to fall as the next row's residual mass grows from 0 to 4, in states [64], others being random."""
     random = generator(5)
     values: dict[str, torch.Tensor] = {}
-    for name in {*plan.accept.names} - {*plan.constants}:
+    for name in sorted({*plan.accept.names} - {*plan.constants, "next_residual_mass"}):
         drawn = torch.rand(64, 1, generator=random, dtype=torch.float64)
-        values[name] = drawn < 1 / 2 if name.startswith("is_") or name in plan.traits.state else drawn
-    values["next_residual_mass"] = torch.linspace(0, 4, 65, dtype=torch.float64)
+        values[name] = drawn < 1 / 2 if name.startswith("is_") else drawn
+    for name in plan.traits.state:
+        values[name] = state[name][:, None] if state[name].dtype == torch.bool else state[name][:, None].double()
+    mass = torch.linspace(0, 4, 65, dtype=torch.float64)
     constants = {name: value[0] if isinstance(value, tuple) else value for name, value in plan.constants.items()}
-    return torch.as_tensor(call(plan.accept, values, constants)).expand(64, 65)
+    h = torch.as_tensor(call(plan.accept, {**values, "next_residual_mass": mass}, constants)).expand(64, 65)
+    for row, step in (~(h.diff(dim=1) >= -EXACT)).nonzero()[:1].tolist():
+        given = ", ".join(f"{name} = {value[row].item()}" for name, value in values.items()) or "anything"
+        found = f"{float(h[row, step])} at {float(mass[step])} and {float(h[row, step + 1])} at {float(mass[step + 1])}"
+        msg = (
+            f"accept falls as next_residual_mass grows: it is {found}, with {given}; it must not fall, for the mass is "
+            "found only where it can still change the decision"
+        )
+        raise ConformanceError(msg)
 
 
 def check_lossless_law(subject: Subject) -> None:
     """Lossless: what a step emits, continued by the target or by a second step, has the target's joint law.
 
-    Catches wrong block rules, invisible in the first token alone: the token rule's residual with block acceptance (TV
-    0.007), the row's own mass instead of the next one's (0.15), stopping at the first failure (0.31); and recovering
-    from p (vllm#9834 is the same from unprocessed p).
+    It does in a new request's state and in later ones. Catches a rule that is exact in the first step alone, and wrong
+    block rules, invisible in the first token alone: the token rule's residual with block acceptance (TV 0.007), the
+    row's own mass instead of the next one's (0.15), stopping at the first failure (0.31); and recovering from p
+    (vllm#9834 is the same from unprocessed p).
     """
     for name, (target, draft) in PAIRS.items():
         for length in range(LONGEST + 1):
@@ -148,6 +168,11 @@ def check_lossless_law(subject: Subject) -> None:
     target, draft = WIDE_PAIR
     emitted = subject.law(target, draft, num_draft_tokens=1)
     _expect_law(emitted, target, 2, f"flat rows of {WIDE} entries, one drafted token")
+    for key in subject.moments[1:]:
+        for name, (target, draft), length in LATER:
+            emitted = subject.law(target, draft, num_draft_tokens=length, key=key)
+            where = f"rows {name!r}, {length} drafted tokens{subject.having(key)}"
+            _expect_law(emitted, target, length + 1, where)
 
 
 def _two_steps(subject: Subject, target: exact.Model, draft: exact.Model) -> dict[tuple[int, ...], float]:
@@ -177,6 +202,14 @@ def check_lossless_law_one_hot(subject: Subject) -> None:
     for ids in ((0,) * LONG, (1,) * LONG, (0, 1) * (LONG // 2)):
         emitted = subject.law(target, num_draft_tokens=LONG, draft_token_ids=ids)
         _expect_law(emitted, target, LONG + 1, f"rows of two entries, drafted tokens {ids}")
+    for key in subject.moments[1:]:
+        for name, (target, _), length in LATER:
+            size = len(target(()))
+            for first in range(size):
+                ids = tuple((first + place) % size for place in range(length))
+                emitted = subject.law(target, num_draft_tokens=length, draft_token_ids=ids, key=key)
+                where = f"rows {name!r}, drafted tokens {ids}{subject.having(key)}"
+                _expect_law(emitted, target, length + 1, where)
 
 
 def _expect_law(emitted: dict[tuple[int, ...], float], target: exact.Model, length: int, where: str) -> None:
@@ -231,7 +264,8 @@ def check_greedy_sequence(subject: Subject) -> None:
             best = request.p.argmax(1)
             stop = int((request.ids == best[:LONG]).int().cumprod(0).sum())
             found, wanted = tokens(result, index), best[: stop + 1].tolist()
-            expect(found == wanted, f"{layout}, request {index}: expected the argmax sequence {wanted}, got {found}")
+            where = f"{layout}, request {index}{subject.having(request.key)}"
+            expect(found == wanted, f"{where}: expected the argmax sequence {wanted}, got {found}")
 
 
 def check_promise(subject: Subject) -> None:
@@ -256,33 +290,45 @@ def check_promise(subject: Subject) -> None:
 def check_declared_bound(subject: Subject) -> None:
     """Lossy: the exact law of an emitted token keeps the declared bound, with draft rows and without.
 
-    Catches a residual that does not go with the acceptance: the law then leaves the distance that the paper states,
-    as lenience with a residual scaled the wrong way round does.
+    It does in a new request's state and in later ones. Catches a residual that does not go with the acceptance: the law
+    then leaves the distance that the paper states, as lenience with a residual scaled the wrong way round does.
     """
-    traits, excludes = subject.traits, False
+    traits = subject.traits
     if traits.bound in {"", "none"}:
         msg = "the strategy declares no bound"
         raise Skipped(msg)
     memoryless = traits.stop == "first_rejection" and subject.plan.carry is None
-    for name, (target, draft) in PAIRS.items():
-        p, q = target(()), draft(())
-        cases = {"drafted from q": (q, subject.law(target, draft, num_draft_tokens=1))}
-        cases["drafted from q, two tokens"] = (q, subject.law(target, draft, num_draft_tokens=2))
-        for token in range(VOCABULARY):
-            one_hot = functional.one_hot(torch.tensor(token), VOCABULARY).to(torch.float64)
-            fixed_draft = subject.law(target, num_draft_tokens=1, draft_token_ids=(token,))
-            cases[f"drafted {token} without rows"] = (one_hot, fixed_draft)
-            excludes = excludes or _excess(subject, p, q, one_hot) > EXACT
-        for case, (rows, emitted) in cases.items():
-            excess = _excess(subject, p, rows, exact.complete(emitted, target, 1))
-            expect(excess <= EXACT, f"rows {name!r}, {case}: {traits.bound} is exceeded by {excess:.3g}")
-    for name, (target, draft), length in DRAFTED:
-        emitted = subject.law(target, draft, num_draft_tokens=length) if memoryless else {}
-        for stands, out in _following(emitted, length, len(target(()))).items():
-            excess = _excess(subject, target(stands), draft(stands), out)
-            where = f"rows {name!r}, after {stands}"
-            expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
+    for key in subject.moments:
+        for name, (target, draft) in PAIRS.items():
+            for case, (rows, emitted) in _first_tokens(subject, target, draft, key).items():
+                excess = _excess(subject, target(()), rows, exact.complete(emitted, target, 1))
+                where = f"rows {name!r}, {case}{subject.having(key)}"
+                expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
+        for name, (target, draft), length in LATER if key else DRAFTED:
+            emitted = subject.law(target, draft, num_draft_tokens=length, key=key) if memoryless else {}
+            for stands, out in _following(emitted, length, len(target(()))).items():
+                excess = _excess(subject, target(stands), draft(stands), out)
+                where = f"rows {name!r}, after {stands}{subject.having(key)}"
+                expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
+    excludes = any(
+        _excess(subject, target(()), draft(()), out) > EXACT
+        for target, draft in PAIRS.values()
+        for out in torch.eye(VOCABULARY, dtype=torch.float64)
+    )
     expect(excludes, f"bound_excess is at most 0 for every law that was tried: {traits.bound} excludes nothing")
+
+
+def _first_tokens(
+    subject: Subject, target: exact.Model, draft: exact.Model, key: int
+) -> dict[str, tuple[torch.Tensor, dict[tuple[int, ...], float]]]:
+    """Return by name the draft's first row, one-hot where there are none, and the law of what a step then emits."""
+    q = draft(())
+    cases = {"drafted from q": (q, subject.law(target, draft, num_draft_tokens=1, key=key))}
+    cases["drafted from q, two tokens"] = (q, subject.law(target, draft, num_draft_tokens=2, key=key))
+    for token, one_hot in enumerate(torch.eye(VOCABULARY, dtype=torch.float64)):
+        fixed_draft = subject.law(target, num_draft_tokens=1, draft_token_ids=(token,), key=key)
+        cases[f"drafted {token} without rows"] = (one_hot, fixed_draft)
+    return cases
 
 
 def _following(
@@ -326,8 +372,10 @@ def check_neutral_setting(subject: Subject) -> None:
             what = f"{neutral.strategy!r} and {lossless.strategy!r}"
             same(neutral.verify(requests, draft=draft), lossless.verify(requests, draft=draft), what=what)
     _ = neutral.plan, lossless.plan  # the rest is about rules
-    for name, (target, drafts), length in DRAFTED:
-        found, wanted = (one.law(target, drafts, num_draft_tokens=length) for one in (neutral, lossless))
-        sequences = found.keys() | wanted.keys()
-        gap = max(abs(found.get(sequence, 0.0) - wanted.get(sequence, 0.0)) for sequence in sequences)
-        expect(gap <= EXACT, f"{what}: rows {name!r}, expected one law, and they differ by {gap:.3g}")
+    for key in neutral.moments:
+        for name, (target, drafts), length in LATER if key else DRAFTED:
+            found, wanted = (one.law(target, drafts, num_draft_tokens=length, key=key) for one in (neutral, lossless))
+            sequences = found.keys() | wanted.keys()
+            gap = max(abs(found.get(sequence, 0.0) - wanted.get(sequence, 0.0)) for sequence in sequences)
+            where = f"{what}: rows {name!r}{neutral.having(key)}"
+            expect(gap <= EXACT, f"{where}: expected one law, and they differ by {gap:.3g}")

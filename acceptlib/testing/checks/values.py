@@ -51,7 +51,10 @@ def check_decisions_follow_rules(subject: Subject) -> None:
         uniforms = Uniforms(accept=u, emit=torch.zeros(len(requests), dtype=torch.int64))
         found = subject.verify(requests, uniforms=uniforms).num_accepted.tolist()
         wanted = decide.stop_position(plan, u < rules.h, rules.may_stand, count).tolist()
-        expect(found == wanted, f"{what}: expected {wanted} accepted by the rule, got {found}; h = {rules.h.tolist()}")
+        for index, request in enumerate(requests):
+            where = f"{what}, request {index}{subject.having(request.key)}"
+            accepted = f"expected {wanted[index]} tokens accepted by the rule, got {found[index]}"
+            expect(found[index] == wanted[index], f"{where}: {accepted}; h = {rules.h[index].tolist()}")
 
 
 def check_impossible_draft_never_stands(subject: Subject) -> None:
@@ -73,7 +76,8 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
         for index, request in enumerate(requests):
             position = request.key % request.n
             stood = int(result.num_accepted[index])
-            expect(stood <= position, f"request {index}: p(x) = 0 at position {position}, but {stood} tokens stand")
+            where = f"request {index}{subject.having(request.key)}"
+            expect(stood <= position, f"{where}: p(x) = 0 at position {position}, but {stood} tokens stand")
 
 
 def check_drawn_token_is_possible(subject: Subject) -> None:

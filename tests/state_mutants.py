@@ -1,0 +1,165 @@
+"""Strategies with per-request state that are right in a request's first step and wrong later.
+
+Imported for the list in `rule_mutants`, which they join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from rule_mutants import UNBOUNDED, rules
+
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
+from acceptlib.ops import Value
+from acceptlib.strategies.block import Block
+from acceptlib.strategies.greedy import Greedy
+from acceptlib.strategies.lenience import Lenience
+from acceptlib.strategies.rejection import Rejection
+
+STATE = ("steps",)
+
+
+class Stepped(AcceptanceStrategy):
+    """Counts the steps of each request; to be inherited beside a strategy with rules."""
+
+    name = "stepped"
+    traits = replace(UNBOUNDED, state=STATE)
+    accept = Rejection.accept
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"steps": torch.zeros(num_requests, device=device)}
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:  # noqa: ARG002
+        state["steps"].add_(1.0)
+
+
+@rules("lossless_law")
+class ExactAtFirst(Stepped, Rejection):
+    """From the second step on, tokens are accepted half a percent too often."""
+
+    name = "exact-at-first"
+    traits = Traits(guarantee="lossless", state=STATE)
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, steps: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where(steps > 0, ops.minimum(1.005 * h, 1.0), h)
+
+
+@rules("lossless_law_one_hot")
+class OneHotIsGreedyLater(Stepped, Rejection):
+    """From the third step on, a draft that is certain of its token is accepted iff it is the target's argmax."""
+
+    name = "one-hot-is-greedy-later"
+    traits = Traits(guarantee="lossless", state=STATE)
+
+    @rule
+    def accept(
+        target_prob: Value, draft_prob: Value, draft_max_prob: Value, is_target_argmax: Value, steps: Value
+    ) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        greedy = (steps > 1) & (draft_max_prob == 1.0)
+        return ops.where(greedy, ops.where(is_target_argmax, 1.0, 0.0), h)
+
+
+@rules("greedy_sequence")
+class GreedyAtFirst(Stepped, Greedy):
+    """From the second step on, any of the tokens that share the largest probability is accepted."""
+
+    name = "greedy-at-first"
+    traits = replace(Greedy.traits, state=STATE)
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, target_max_prob: Value, steps: Value) -> Value:
+        return ops.where(is_target_argmax | ((steps > 0) & (target_prob == target_max_prob)), 1.0, 0.0)
+
+
+@rules("declared_bound")
+class BoundAtFirst(Stepped, Lenience):
+    """From the second step on, anything possible is accepted."""
+
+    name = "bound-at-first"
+    traits = replace(Lenience.traits, state=STATE, neutral={}, neutral_equals="")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, lenience: Value, steps: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, lenience * draft_prob), 1.0)
+        return ops.where((steps > 0) & (target_prob > 0), 1.0, h)
+
+
+@rules("neutral_setting")
+class NeutralAtFirst(Stepped, Lenience):
+    """From the second step on, the neutral value is neutral but for one in ten thousand."""
+
+    name = "neutral-at-first"
+    traits = replace(UNBOUNDED, state=STATE, neutral={"lenience": 1.0}, neutral_equals="rejection")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, lenience: Value, steps: Value) -> Value:
+        scale = ops.where(steps > 0, 0.9999 * lenience, lenience)
+        return ops.minimum(ops.ratio(target_prob, scale * draft_prob), 1.0)
+
+
+class Share(AcceptanceStrategy):
+    """Accepts in proportion to what is left of a budget; to be inherited."""
+
+    name = "share"
+    traits = replace(UNBOUNDED, state=("budget",))
+    accept = Rejection.accept
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"budget": torch.full((num_requests,), 2, device=device)}
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted).clamp_(min=0)
+
+
+@rules("acceptance_is_probability")
+class Overdrawn(Share, Rejection):
+    """A share of the budget is accepted, which may fall below 0."""
+
+    name = "overdrawn"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted)
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, budget: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0) * budget / 2.0
+
+
+@rules("acceptance_is_probability")
+class Exhausted(Share, Rejection):
+    """A budget is divided by itself, which is NaN once nothing is left."""
+
+    name = "exhausted"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, budget: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0) * (budget / budget)
+
+
+@rules("acceptance_is_probability")
+class FallsWithMassLater(Stepped, Block):
+    """From the third step on, acceptance falls as the next row's residual mass grows."""
+
+    name = "falls-with-mass-later"
+    traits = replace(UNBOUNDED, stop="last_acceptance", state=STATE)
+
+    @rule
+    def accept(carry: Value, next_residual_mass: Value, is_last: Value, steps: Value) -> Value:
+        return ops.where(is_last | (steps < 2), carry, carry / (1.0 + next_residual_mass))
+
+
+@rules("impossible_draft_never_stands")
+class OverridesConstraintsLater(Stepped, Rejection):
+    """From the second step on, one token in ten is accepted whatever the target says."""
+
+    name = "overrides-constraints-later"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, steps: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where(steps > 0, ops.maximum(h, 0.1), h)
