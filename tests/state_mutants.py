@@ -1,4 +1,4 @@
-"""Strategies with per-request state that are right in a request's first step and wrong later.
+"""Strategies with per-request state that are right in a request's first step and wrong later, or wrong with the state.
 
 Imported for the list in `rule_mutants`, which they join.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from rule_mutants import UNBOUNDED, rules
@@ -163,3 +164,55 @@ class OverridesConstraintsLater(Stepped, Rejection):
     def accept(target_prob: Value, draft_prob: Value, steps: Value) -> Value:
         h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
         return ops.where(steps > 0, ops.maximum(h, 0.1), h)
+
+
+# The state itself
+
+
+@rules("initial_state")
+class ForgetsAName(Stepped, Rejection):
+    """New requests lack one of two names of the state."""
+
+    name = "forgets-a-name"
+    traits = replace(UNBOUNDED, state=("steps", "budget"))
+
+
+@rules("initial_state")
+class OneForAll(Stepped, Rejection):
+    """New requests have one value together."""
+
+    name = "one-for-all"
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        return {"steps": torch.zeros(1, device=device)}
+
+
+@rules("update_state")
+class Rebinds(Stepped, Rejection):
+    """A step leaves a new tensor in the mapping, and the old one as it was."""
+
+    name = "rebinds"
+
+    def update_state(self, state: Any, result: VerifyResult) -> None:  # noqa: ARG002
+        state["steps"] = state["steps"] + 1.0
+
+
+@rules("update_state")
+class ReturnsState(Stepped, Rejection):
+    """The state after a step is returned."""
+
+    name = "returns-state"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> Any:  # noqa: ARG002
+        return {"steps": state["steps"] + 1.0}
+
+
+@rules("update_state")
+class AsksWhatStands(Stepped, Rejection):
+    """The host asks whether any token stands before it counts the step."""
+
+    name = "asks-what-stands"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        if bool(result.num_accepted.any()):
+            state["steps"].add_(1.0)

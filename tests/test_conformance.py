@@ -25,7 +25,8 @@ from acceptlib.errors import ConformanceError, InputError
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Skipped, Subject, check_strategy, checks_for
 from acceptlib.testing.batches import same
-from acceptlib.testing.checks import PROOFS, chosen
+from acceptlib.testing.checks import PROOFS, chosen, name_of
+from acceptlib.testing.suite import run_check
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
@@ -86,14 +87,14 @@ def test_mutant_fails_its_check_and_those_that_the_page_says(name: str) -> None:
 
 
 def test_every_check_has_a_mutant_and_every_mutant_is_on_the_page() -> None:
-    checks = {function.__name__.removeprefix("check_") for guarantee in PROOFS for function in chosen(guarantee)}
+    checks = {name_of(function) for guarantee in PROOFS for function in chosen(guarantee, state=True)}
     assert {mutant.check for mutant in MUTANTS.values()} == checks
     assert documented().keys() == MUTANTS.keys()
 
 
 def test_every_check_states_its_property_and_the_bug_that_it_catches() -> None:
     for guarantee in PROOFS:
-        for function in chosen(guarantee):
+        for function in chosen(guarantee, state=True):
             first, _, rest = (function.__doc__ or "").partition("\n")
             assert first.endswith("."), function
             assert "Catches " in rest, function
@@ -231,12 +232,91 @@ def test_laws_are_held_in_states_that_steps_lead_to() -> None:
     assert (stateless.moments, stateless.distinct, stateless.having(0)) == ((0,), (0,), "")
 
 
+class Begins(mutants.Budget):
+    """A budget that begins with whatever a test says."""
+
+    name = "begins"
+
+    def __init__(self, begin: Any) -> None:
+        super().__init__()
+        self.begin = begin
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> Any:
+        return self.begin(num_requests, device)
+
+
+BEGINNINGS = {
+    "none": (lambda *_: None, "returned None"),
+    "nothing": (lambda *_: {}, "returned {}"),
+    "other": (lambda count, _: {"budgets": torch.ones(count)}, "returned {'budgets': float32 [3] on cpu}"),
+    "shape": (lambda count, _: {"budget": torch.ones(count, 1)}, "returned {'budget': float32 [3, 1] on cpu}"),
+    "dtype": (lambda count, _: {"budget": torch.ones(count).half()}, "returned {'budget': float16 [3] on cpu}"),
+    "device": (
+        lambda count, _: {"budget": torch.ones(count, device="meta")},
+        "returned {'budget': float32 [3] on meta}",
+    ),
+    "number": (lambda *_: {"budget": 2}, "returned {'budget': 2}"),
+    "raising": (lambda *_: {}["a"], "raised KeyError: 'a'"),
+}
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_a_wrong_initial_state_is_one_failure(kind: str) -> None:
+    """Whatever was asked for; a check that is run by itself says the same."""
+    begin, said = BEGINNINGS[kind]
+    strategy = Begins(begin)
+    for only in (None, ["padding"]):
+        (result,) = check_strategy(strategy, only=only, raises=False)
+        assert (result.name, result.status) == ("initial_state", "failed")
+        assert result.message.startswith(f"initial_state(3, 'cpu') {said}")
+        if kind != "raising":
+            assert "but Traits.state is ('budget',): return a dict with a tensor [3] on cpu" in result.message
+    padding = next(check for check in checks_for(strategy) if check.name == "padding")
+    assert run_check(padding, Subject(strategy)).message == result.message
+
+
+def test_a_state_that_is_not_declared_is_one_failure() -> None:
+    class Undeclared(Rejection):
+        name = "undeclared"
+        initial_state = mutants.Budget.initial_state
+
+    (result,) = check_strategy(Undeclared(), raises=False)
+    assert result.message == (
+        "initial_state(3, 'cpu') returned {'budget': int64 [3] on cpu}, but Traits.state is (): return {}"
+    )
+
+
+class Remembers(AcceptanceStrategy):
+    """Rejection sampling that overrides `verify` whole, and carries more than a number of each request."""
+
+    name = "remembers"
+    traits = Traits(guarantee="lossless", state=("last",))
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"last": torch.zeros(num_requests, 2, device=device)}
+
+    def update_state(self, state: Any, result: VerifyResult) -> None:
+        state["last"][:, 0] = result.num_accepted
+        state["last"][:, 1] += 1
+
+    def verify(self, *arguments: Any, state: Any, **named: Any) -> VerifyResult:  # type: ignore[override]
+        assert state["last"].shape[1:] == (2,)
+        return Rejection().verify(*arguments, **named)
+
+
+def test_a_verify_of_its_own_may_carry_other_shapes() -> None:
+    passed = {result.name for result in check_strategy(Remembers()) if result.status == "passed"}
+    assert passed >= {"initial_state", "update_state", "neighbours", "lossless_over_two_steps"}
+
+
 def test_a_state_that_the_caller_gives_needs_no_initial_one() -> None:
     class Given(mutants.Budget):
         name = "given"
         initial_state = AcceptanceStrategy.initial_state
 
     check_strategy(Given(), verify_arguments=lambda count, _: {"state": {"budget": torch.arange(count) % 5}})
+    (result,) = check_strategy(Given(), raises=False)
+    assert result.message.startswith("initial_state(3, 'cpu') raised StrategyDefinitionError: strategy 'given' reads")
 
 
 def test_what_update_state_raises_is_said() -> None:
@@ -509,6 +589,17 @@ def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
     result = run("check", "rejection", "--only", "lossless_law", code=1)
     assert "joint law" in result.stdout
     assert "0 passed, 1 failed" in result.stdout
+
+
+def test_command_says_once_that_the_initial_state_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rejection, "traits", Traits(guarantee="lossless", state=("phase",)))
+    arguments = ("check", "rejection", "greedy", "--only", "padding,counts", "--format", "json")
+    rows = json.loads(run(*arguments, code=1).stdout)
+    assert [(row["strategy"], row["check"], row["status"]) for row in rows] == [
+        ("rejection", "initial_state", "failed"),
+        ("greedy", "counts", "passed"),
+        ("greedy", "padding", "passed"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     """Check that strategies are what they declare themselves to be; exit with 1 if one is not."""
     from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
     from acceptlib.engine import backends  # noqa: PLC0415
-    from acceptlib.testing.suite import make_subject, select  # noqa: PLC0415
+    from acceptlib.testing.suite import due, make_subject, select  # noqa: PLC0415
 
     torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
     choice: Choice | None = None if backend is None else backends.check(backend)
@@ -62,7 +62,11 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         suites.append((make_subject(strategy, device=where, backend=choice), checks))
     # What one strategy does not have to prove another one may: unknown is what none of them has.
     chosen = select(list({check.name: check for _, checks in suites for check in checks}.values()), wanted)
-    jobs = [(subject, check) for subject, checks in suites for check in checks if check in chosen]
+    jobs = [
+        (subject, check)
+        for subject, checks in suites
+        for check in due(subject, [check for check in checks if check in chosen])
+    ]
     console = stderr()
     progress = Progress(
         TextColumn("{task.description}"),

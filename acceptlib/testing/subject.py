@@ -18,6 +18,7 @@ from acceptlib.errors import ConformanceError
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
+from acceptlib.tensors import STATE_DTYPES
 from acceptlib.testing.batches import Request, generator, lay_out, streams
 
 __all__ = ["ConformanceError", "Skipped", "Subject", "VerifyArguments", "expect"]
@@ -181,6 +182,28 @@ class Subject:
             return ""
         return "".join(f", {name} = {value.item()}" for name, value in self.state([key]).items())
 
+    @cached_property
+    def state_problem(self) -> str:
+        """What is wrong with the state of new requests; empty where nothing is."""
+        count, names = 3, self.traits.state
+        if "state" in self.verify_arguments(count, self.device):
+            return ""
+        asked = f"initial_state({count}, {str(self.device)!r})"
+        try:
+            state: object = self.strategy.initial_state(count, self.device)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - what it raises is what is wrong with it
+            return f"{asked} raised {type(error).__name__}: {error}"
+        if isinstance(state, Mapping):
+            own = getattr(self.strategy, "plan", None) is None  # what its own `verify` takes is its own business
+            if own and {*names} <= {*state}:
+                return ""
+            if {*names} == {*state} and all(_is_state(value, count, self.device) for value in state.values()):
+                return ""
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in STATE_DTYPES)
+        wanted = f"a dict with a tensor [{count}] on {self.device} (one of {dtypes}) for each of these names"
+        found = f"{asked} returned {_described(state)}, but Traits.state is {names}"
+        return f"{found}: return {wanted if names else '{}'}"
+
     def law(
         self,
         target: torch.Tensor | exact.Model,
@@ -238,6 +261,13 @@ def _select(arguments: Mapping[str, Any], keys: torch.Tensor) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _is_state(value: object, count: int, device: torch.device) -> bool:
+    """Return whether a value is what rules can read of so many requests."""
+    if not isinstance(value, torch.Tensor) or value.device.type != device.type:
+        return False
+    return value.shape == (count,) and value.dtype in STATE_DTYPES
 
 
 def _described(value: object) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from acceptlib.engine.backends import Choice
 from acceptlib.errors import BackendError, InputError, suggest
@@ -41,7 +41,7 @@ class Check:
     def of(cls, function: Callable[[Subject], None]) -> Check:
         """Return the check that a function is."""
         description = (function.__doc__ or "").partition("\n")[0].rstrip(".")
-        return cls(function.__name__.removeprefix("check_"), function, description)
+        return cls(checks.name_of(function), function, description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,13 @@ class CheckResult:
     error: BaseException | None = field(default=None, repr=False, compare=False)
 
 
+INITIAL_STATE: Final = Check.of(checks.STATE[0])
+
+
 def checks_for(strategy: AcceptanceStrategy) -> list[Check]:
-    """Return the checks that a strategy's declared guarantee asks for, in the order in which they run."""
-    guarantee = expect_strategy(strategy).resolve_traits().guarantee
-    return [Check.of(function) for function in checks.chosen(guarantee)]
+    """Return the checks that a strategy's declared traits ask for, in the order in which they run."""
+    traits = expect_strategy(strategy).resolve_traits()
+    return [Check.of(function) for function in checks.chosen(traits.guarantee, state=bool(traits.state))]
 
 
 def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, str] = NOTHING_EXPECTED) -> CheckResult:
@@ -85,6 +88,7 @@ def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, st
     message = ""
     error: BaseException | None = None
     try:
+        INITIAL_STATE.function(subject)  # without it nothing can be called
         check.function(subject)
     except Skipped as skipped:
         status, message, error = "skipped", str(skipped), skipped
@@ -153,7 +157,7 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
         raises: Whether a failure is an error, once all checks have run.
 
     Returns:
-        One result a check, in the order of `checks_for`.
+        One result a check, in the order of `checks_for`; that of `initial_state` alone where it fails.
 
     Raises:
         ConformanceError: A check failed, and `raises` is true; the message lists every failure.
@@ -164,12 +168,17 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
     chosen = select(checks_for(strategy), only)
     select(chosen, expected_failures)
     subject = make_subject(strategy, device=device, backend=backend, verify_arguments=verify_arguments)
-    results = [run_check(check, subject, expected_failures) for check in chosen]
+    results = [run_check(check, subject, expected_failures) for check in due(subject, chosen)]
     failures = [f"{result.name}: {result.message}" for result in results if result.status == "failed"]
     if raises and failures:
         msg = f"{strategy!r} fails {len(failures)} of {len(results)} checks\n" + "\n".join(failures)
         raise ConformanceError(msg)
     return results
+
+
+def due(subject: Subject, chosen: Sequence[Check]) -> list[Check]:
+    """Return the checks to run of those chosen: `initial_state` alone where it fails, for all would say the same."""
+    return [INITIAL_STATE] if chosen and subject.state_problem else list(chosen)
 
 
 def select(available: Sequence[Check], names: Iterable[str] | None) -> list[Check]:

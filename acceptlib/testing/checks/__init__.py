@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from acceptlib.testing.checks import contract, execution, law, randomness, statistics, values
+from acceptlib.testing.checks import contract, execution, law, randomness, state, statistics, values
 from acceptlib.testing.subject import Subject
 
 Function: TypeAlias = Callable[[Subject], None]
+
+STATE: Final[tuple[Function, ...]] = (state.check_initial_state, state.check_update_state)
+"""Of a strategy with `Traits.state`; no other check can be run where the first one fails."""
 
 PROOFS: Final[dict[str, tuple[Function, ...]]] = {
     "lossless": (law.check_lossless_law, law.check_lossless_law_one_hot, law.check_zero_draft_probability),
@@ -59,6 +62,11 @@ STATISTICS: Final[dict[str, tuple[Function, ...]]] = {"lossless": (statistics.ch
 """By declared guarantee: what is left to chance, last."""
 
 
-def chosen(guarantee: str) -> tuple[Function, ...]:
-    """Return the checks of a guarantee, proofs first and statistics last."""
-    return (*PROOFS[guarantee], *EVERY, *STATISTICS.get(guarantee, ()))
+def chosen(guarantee: str, *, state: bool = False) -> tuple[Function, ...]:
+    """Return the checks of a guarantee, with those of state or without, proofs first and statistics last."""
+    return (*(STATE if state else ()), *PROOFS[guarantee], *EVERY, *STATISTICS.get(guarantee, ()))
+
+
+def name_of(function: Function) -> str:
+    """Return the name of the check that a function is."""
+    return function.__name__.removeprefix("check_")

@@ -68,8 +68,15 @@ def check_no_host_synchronisation(subject: Subject) -> None:
             arguments = {**subject.place(lay_out(requests, layout, draft=draft)), **subject.further(range(COUNT))}
             subject.strategy.verify(**arguments, rng=subject.streams(range(COUNT)))  # the first call may compile
             rng = subject.streams(range(COUNT))
-            with _cuda_synchronisation_is_an_error() if subject.device.type == "cuda" else NoWaiting():  # type: ignore[no-untyped-call]
+            with waiting_is_an_error(subject.device):
                 subject.strategy.verify(**arguments, rng=rng)
+
+
+def waiting_is_an_error(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which it is an error to wait for the device."""
+    if device.type == "cuda":
+        return _cuda_synchronisation_is_an_error()
+    return NoWaiting()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
