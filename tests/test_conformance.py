@@ -462,6 +462,21 @@ def test_unknown_check_is_an_error_with_a_suggestion(argument: str) -> None:
         check_strategy(Rejection(), **{argument: {"pading": "no reason"}})
 
 
+def test_a_check_for_others_exists() -> None:
+    for name, whose in (
+        ("greedy_sequence", "greedy strategies"),
+        ("declared_bound", "lossy strategies"),
+        ("update_state", "strategies with Traits.state"),
+    ):
+        with pytest.raises(InputError, match=rf"^Check '{name}' is for {whose} alone\. Available here: lossless_law, "):
+            check_strategy(Rejection(), only=[name])
+
+
+def test_expected_failures_may_name_what_is_not_run() -> None:
+    (result,) = check_strategy(Rejection(), only=["padding"], expected_failures={"counts": "ours count otherwise"})
+    assert result.status == "passed"
+
+
 def test_checks_are_plain_functions() -> None:
     """They run by themselves, and raise."""
     for check in checks_for(acceptlib.create("lenience"))[:6]:
@@ -581,7 +596,10 @@ def test_command_runs_a_check_for_those_that_have_it() -> None:
         rows = json.loads(run("check", *names, "--only", "lossless_law,counts", "--format", "json").stdout)
         found = {(row["strategy"], row["check"]) for row in rows}
         assert found == {("rejection", "lossless_law"), ("rejection", "counts"), ("greedy", "counts")}
-    assert "Unknown check 'lossless_law'" in run("check", "greedy", "--only", "lossless_law", code=2).stderr
+    said = run("check", "greedy", "--only", "lossless_law", code=2).stderr
+    assert said.startswith(
+        "Error: Check 'lossless_law' is for lossless strategies alone. Available here: greedy_sequence, "
+    )
 
 
 def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,8 +165,9 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
             device.
         BackendError: The backend asked for cannot run a plain call.
     """
-    chosen = select(checks_for(strategy), only)
-    select(chosen, expected_failures)
+    available = checks_for(strategy)
+    chosen = select(available, only)
+    select(available, expected_failures)
     subject = make_subject(strategy, device=device, backend=backend, verify_arguments=verify_arguments)
     results = [run_check(check, subject, expected_failures) for check in due(subject, chosen)]
     failures = [f"{result.name}: {result.message}" for result in results if result.status == "failed"]
@@ -185,14 +186,16 @@ def select(available: Sequence[Check], names: Iterable[str] | None) -> list[Chec
     """Return the checks of these names, or all of them.
 
     Raises:
-        InputError: A name is none of theirs.
+        InputError: A name is none of theirs: there is no such check, or it is for other strategies.
     """
     if names is None:
         return list(available)
     known = [check.name for check in available]
     wanted = {names} if isinstance(names, str) else set(names)
     for name in sorted(wanted.difference(known)):
-        msg = f"Unknown check {name!r}.{suggest(name, known)} Available: {', '.join(known)}."
+        whose = checks.asked_of(name)
+        problem = f"Check {name!r} is for {whose} alone." if whose else f"Unknown check {name!r}.{suggest(name, known)}"
+        msg = f"{problem} Available here: {', '.join(known)}."
         raise InputError(msg)
     return [check for check in available if check.name in wanted]
 

@@ -67,6 +67,16 @@ def chosen(guarantee: str, *, state: bool = False) -> tuple[Function, ...]:
     return (*(STATE if state else ()), *PROOFS[guarantee], *EVERY, *STATISTICS.get(guarantee, ()))
 
 
+def asked_of(name: str) -> str:
+    """Return which strategies alone a check is for, as `lossless strategies`; empty if there is no such check."""
+    if name in map(name_of, STATE):
+        return "strategies with Traits.state"
+    for guarantee, functions in PROOFS.items():
+        if name in map(name_of, (*functions, *STATISTICS.get(guarantee, ()))):
+            return f"{guarantee} strategies"
+    return ""
+
+
 def name_of(function: Function) -> str:
     """Return the name of the check that a function is."""
     return function.__name__.removeprefix("check_")
