@@ -178,7 +178,7 @@ class SpeculativeDecoder:
             msg = f"max_new_tokens: expected an int >= 0, got {max_new_tokens!r}"
             raise InputError(msg)
         try:
-            ends = frozenset(operator.index(token) for token in eos_token_ids)  # a tensor's entries equal no int's hash
+            ends = frozenset(operator.index(token) for token in eos_token_ids)  # tensors in a set equal no int
         except TypeError as error:
             msg = f"eos_token_ids: expected a collection of ids, got {eos_token_ids!r}: pass ints, such as [2]"
             raise InputError(msg) from error
@@ -327,10 +327,10 @@ class _Sequence:
         )
 
     def _draft(self, position: int) -> torch.Tensor | None:
-        """Append one drafted token and return the law [1, V'] float32 it was drawn from, or None if it may say none."""
+        """Append one drafted token and return the law [1, V'] float32 it was drawn from, or None: all masked."""
         end = self.length + position
         logits = self._process(self.draft.rows(self.token_ids[:, :end], 1), end)
-        # Processors may leave but tokens that a smaller draft lacks; to ask the device takes time, so only then.
+        # Processors may leave only tokens that a smaller draft lacks. Asking the device takes time: no other pair does.
         smaller = self.draft.largest_id < self.vocab_size - 1
         if smaller and self.decoder.logits_processors and bool(logits.isneginf().all()):
             return None
