@@ -498,6 +498,25 @@ def test_a_graph_that_another_process_saved_finds_no_other_strategy(monkeypatch:
     assert saved["output_token_ids"].tolist() != other.verify(**call, rng=0).output_token_ids.tolist()
 
 
+def test_a_strategy_may_show_itself_by_what_is_set_after_it_was_made() -> None:
+    class Later(AcceptanceStrategy):
+        name = "later"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @acceptlib.rule
+        def accept(target_prob: Any) -> Any:
+            return target_prob
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.label = "shown"
+
+        def __repr__(self) -> str:
+            return self.label
+
+    assert repr(Later()) == "shown"
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, support.pickled])
 def test_copies_are_strategies_of_their_own(copied: Callable[[AcceptanceStrategy], AcceptanceStrategy]) -> None:
     strategy = acceptlib.create("typical", posterior_threshold=0.2)

@@ -630,7 +630,8 @@ def test_a_logarithm_takes_what_torch_takes(dtype: torch.dtype) -> None:
     found = ops.log(numbers)
     assert isinstance(found, torch.Tensor)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, torch.log(numbers), rtol=2 * torch.finfo(dtype).eps, atol=0.0, equal_nan=True)
+    rtol = torch.finfo(dtype).eps * (2 if dtype == torch.float32 else 1)
+    torch.testing.assert_close(found, torch.log(numbers), rtol=rtol, atol=0.0, equal_nan=True)
     slope = torch.full((), 4.0, dtype=dtype, requires_grad=True)
     ops.log(slope).backward()
     assert slope.grad == 0.25
@@ -639,9 +640,10 @@ def test_a_logarithm_takes_what_torch_takes(dtype: torch.dtype) -> None:
 def test_a_logarithm_to_base_2_is_within_two_units_of_the_last_place(*, numpy_takes_logarithms: bool) -> None:
     numbers = torch.cat([torch.rand(100_001, generator=torch.manual_seed(0)), torch.logspace(-38, 38, 10_001)])
     exact = numbers.double().log2()
+    unit = torch.nextafter(exact.abs().float(), torch.tensor(torch.inf)) - exact.abs().float()
     found = ops.log2(numbers)
     assert torch.equal(found, torch.log2(numbers)) != numpy_takes_logarithms
-    assert ((found - exact).abs() <= 3 * torch.finfo(torch.float32).eps * exact.abs()).all()
+    assert ((found - exact).abs() <= (2.1 if numpy_takes_logarithms else 1.0) * unit).all()
     # Whoever is near, and wherever it lies.
     assert torch.equal(ops.log2(numbers[7:1000:3]), found[7:1000:3])
     assert torch.equal(ops.log2(numbers[None].expand(2, -1)), found[None].expand(2, -1))
@@ -654,12 +656,12 @@ def test_many_threads_take_logarithms_sooner_than_one(monkeypatch: pytest.Monkey
     assert torch.equal(ops.log2(numbers), torch.log2(numbers))
 
 
-@pytest.mark.usefixtures("numpy_takes_logarithms")
-def test_a_guarded_logarithm_is_that_of_the_sum_and_leaves_its_argument_alone() -> None:
+def test_a_guarded_logarithm_is_that_of_the_sum_and_leaves_its_argument_alone(*, numpy_takes_logarithms: bool) -> None:
     row = torch.tensor([0.0, 1e-6, 0.3, 1.0])
     given = row.clone()
     found = ops.log2(row, 1e-5)
-    torch.testing.assert_close(found, torch.log2(row + 1e-5), rtol=2 * torch.finfo(torch.float32).eps, atol=0.0)
+    assert torch.equal(found, ops.log2(row + 1e-5))
+    assert numpy_takes_logarithms or torch.equal(found, torch.log2(row + 1e-5))
     assert torch.equal(row, given)
     assert np.array_equal(ops.log2(row.double().numpy(), 1e-5), np.log2(row.double().numpy() + 1e-5))
     assert ops.log2(0.25) == ops.log2(0.0, 0.25) == -2

@@ -74,7 +74,8 @@ def register(strategy: AcceptanceStrategy) -> str:
 
     It says what the strategy is, so that a graph that another process saved never finds one with other options.
     """
-    key = f"{strategy!r} {next(_NUMBERS)}"
+    # A repr of its own may need what is not set yet.
+    key = f"{strategy.name} {strategy.options.model_dump()} {next(_NUMBERS)}"
     _STRATEGIES[key] = strategy
     return key
 
