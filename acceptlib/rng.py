@@ -205,6 +205,17 @@ def philox(counter: Words, seed: Words) -> Words:
     return stack((even[0], odd[1], even[1], odd[0]))
 
 
+def philox_block(position: int, purpose: int, offset: int, seed: int) -> tuple[int, int]:
+    """Return the first two words of `philox` at one place of one stream, in Python's integers: soonest for a few."""
+    words = (position, purpose, offset & MASK, (offset >> 32) & MASK)
+    first, second = seed & MASK, (seed >> 32) & MASK
+    for _ in range(ROUNDS):
+        left, right = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
+        words = ((right >> 32) ^ words[1] ^ first, right & MASK, (left >> 32) ^ words[3] ^ second, left & MASK)
+        first, second = (first + WEYL[0]) & MASK, (second + WEYL[1]) & MASK
+    return words[:2]
+
+
 def _swap(words: Words) -> Words:
     """Return an array's rows in reverse; `np.flipud` takes longer than the multiplications."""
     return words[::-1]

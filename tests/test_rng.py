@@ -14,7 +14,7 @@ import torch
 
 from acceptlib import AcceptlibError, Rng
 from acceptlib.errors import InputError
-from acceptlib.rng import Purpose, counters, join, philox, resolve, to_uniform
+from acceptlib.rng import Purpose, counters, join, philox, philox_block, resolve, to_uniform
 
 MASK = 0xFFFFFFFF
 
@@ -88,6 +88,14 @@ def test_philox_random_inputs() -> None:
     actual = philox(torch.tensor(counter), torch.tensor([signed(value) for value in seed])).T.tolist()
     for i, result in enumerate(actual):
         assert result == plain_philox([word[i] for word in counter], [seed[i] & MASK, seed[i] >> 32])
+
+
+def test_philox_of_one_place_of_a_stream() -> None:
+    source = random.Random(1)  # noqa: S311
+    for _ in range(200):
+        seed, offset = (signed(source.getrandbits(64)) for _ in range(2))
+        position, purpose = source.getrandbits(20), source.randrange(4)
+        assert [*philox_block(position, purpose, offset, seed)] == plain_words(seed, offset, purpose, position)[:2]
 
 
 def test_philox_broadcasts_seeds() -> None:

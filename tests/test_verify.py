@@ -27,7 +27,7 @@ from acceptlib import (
     rule,
 )
 from acceptlib import rng as streams
-from acceptlib.engine import chains, draw, process, rows, torch_engine
+from acceptlib.engine import chains, draw, process, rows, single, torch_engine
 from acceptlib.engine.rows import RowReader
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.inputs import Rows
@@ -752,6 +752,88 @@ def test_a_step_of_greedy_requests_advances_their_streams(long: int, monkeypatch
     assert rng.offsets.tolist() == [1, 2, 3]
     acceptlib.create("greedy").verify(**arguments, rng=replace(rng, advances=False))
     assert rng.offsets.tolist() == [1, 2, 3]
+
+
+class Bare(AcceptanceStrategy):
+    """Accept at a rate, whatever rows say, and draw from the target's row."""
+
+    name = "bare"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(draft_prob: Value) -> Value:
+        """Return h."""
+        return 0.5 + 0.0 * draft_prob
+
+
+class Constant(Bare):
+    """Draw among all tokens alike, after a rejection."""
+
+    name = "constant"
+
+    @rule
+    def residual(p: Value) -> Value:
+        """Return the weight of each entry."""
+        return 0.01 + 0.0 * p
+
+
+ENTRIES = [*map(support.create, ("rejection", "lenience", "mixture")), Bare(), Constant()]
+"""Strategies that read drafted entries, and two rows for their draw: alone, a request is decided in plain numbers."""
+
+
+def spoil(number: int, request: Request) -> None:
+    """Make a request's rows or ids bad in one of several ways."""
+    kind = number % 12
+    for row in (request.p, request.q):
+        chosen = torch.rand(row.shape, generator=torch.Generator().manual_seed(number)) < 0.1
+        row[chosen] = {1: torch.nan, 2: -1.0, 3: torch.inf, 4: -torch.inf}.get(kind, row[chosen])
+        row.mul_({5: 1.5, 6: 0.0, 7: 1.01}.get(kind, 1.0))
+    if kind == 8:
+        request.q[:] = request.p[:-1]
+    if request.n and kind in {9, 10}:
+        request.ids[number % request.n] = {9: -1, 10: request.p.shape[1] + 1}[kind]
+
+
+@pytest.mark.parametrize("kind", ["streams", "seed", "uniforms"])
+@pytest.mark.parametrize("strategy", ENTRIES, ids=lambda strategy: strategy.name)
+def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: AcceptanceStrategy, kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    statuses = set()
+    for number in range(240):
+        requests = [support.ordinary(number % 5, 40, number), support.ordinary(number % 5, 40, 7)]
+        spoil(number, requests[0])
+        arguments = support.lay_out(requests, "padded", "probs")
+        copies = {name: value.clone() for name, value in arguments.items()}
+        accept = torch.rand(2, number % 5, dtype=torch.float64, generator=generator)
+        emit = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator)
+        found = []
+        for count in (1, 2):
+            rng = support.streams(range(number, number + count))
+            offsets = rng.offsets + 1
+            numbers: dict[str, dict[str, Any]] = {
+                "streams": {"rng": rng},
+                "seed": {"rng": number},
+                "uniforms": {"uniforms": Uniforms(accept=accept[:count], emit=emit[:count])},
+            }
+            with mock.patch.object(single, "step", side_effect=single.step) as step:
+                some = {name: value[:count] for name, value in arguments.items()}
+                found.append(strategy.verify(**some, **numbers[kind]))
+            assert step.called == (count == 1)
+            assert kind != "streams" or torch.equal(rng.offsets, offsets)
+        for name in ("output_token_ids", "num_accepted", "num_emitted", "status"):
+            alone, together = (getattr(result, name)[0].tolist() for result in found)
+            assert alone == together, (number, name)
+        assert all(torch.equal(arguments[name].nan_to_num(9), copy.nan_to_num(9)) for name, copy in copies.items())
+        statuses |= {*found[0].status.tolist()}
+    assert statuses >= {0, 1, 2, 3}
+
+
+def test_a_request_alone_whose_rows_need_gradients() -> None:
+    arguments = support.lay_out(mixed(2)[1:], "padded", "probs")
+    wanted = acceptlib.create("rejection").verify(**arguments, rng=1)
+    for name in ("target_probs", "draft_probs"):
+        arguments[name] = arguments[name].clone().requires_grad_()
+    support.same(acceptlib.create("rejection").verify(**arguments, rng=1), wanted)
 
 
 # The device is never waited for

@@ -1,4 +1,4 @@
-"""Draws by inverse CDF in integers: the same token for every order of summation.
+"""Weights of draws, and draws by inverse CDF in integers: the same token for every order of summation.
 
 A float32 weight times 2^60 becomes an int64 (exactly, for weights of at least 2^-36), integer partial sums find the
 vocabulary block, then the entry. `r` is the high word of 64 random bits times the total, so an entry of no weight is
@@ -7,18 +7,83 @@ never drawn.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+
+import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words
-from acceptlib.engine.scratch import to_fixed
-
-if TYPE_CHECKING:
-    import torch
+from acceptlib.arrays import Words, arange, as_tensor, as_words, may_hold
+from acceptlib.engine.rows import mass_of
+from acceptlib.engine.scratch import scratch, to_fixed
+from acceptlib.result import Status
 
 WEIGHT_SCALE = 2.0**60
 BLOCK = 2048
 MASK = 0xFFFFFFFF
+
+INVALID_ROW, UNNORMALIZED_ROW = int(Status.INVALID_ROW), int(Status.UNNORMALIZED_ROW)
+
+ROW_TOLERANCE = 1 / 64
+"""How far a row of probabilities may sum from 1: bfloat16 rounds each entry by up to 2^-9 of it."""
+
+MASS_LIMIT = 4.0
+"""Weights that sum to more would overflow the draw's integers."""
+
+LITTLE_MASS = 2.0**-30
+"""Weights that all count as 0 in the draw's integers sum to less, in any vocabulary."""
+
+NO_WEIGHT = 2 * MASS_LIMIT
+"""Stands for a weight that is no number, and fails its request."""
+
+
+def weigh(
+    p: torch.Tensor,
+    residual: torch.Tensor,
+    given: Mapping[str, torch.Tensor],
+    is_bonus: Words,
+    draft_mass: Words | float,
+    *,
+    is_logits: bool,
+) -> tuple[torch.Tensor, Words, Words]:
+    """Return the weights of draws, which of them are the target's rows, and the rows' `Status`.
+
+    Args:
+        p: [n, V] float32, the target's rows; never written.
+        residual: [n, V] float32, what the strategy makes of the rows; `p` itself where it has no residual.
+        given: What it makes that of, which is never written.
+        is_bonus: [n] bool, where the target's row is drawn from.
+        draft_mass: [n], the masses of the draft's rows.
+        is_logits: Whether the target's rows are of logits.
+    """
+    mass = mass_of(p, is_logits=is_logits)
+    # The target's row is weighed as it is where nothing in it is below 0; only on the CPU may the host look.
+    if residual is p and (is_logits or (p.is_cpu and not may_hold(as_words(p.amin(1)) < 0))):
+        return p, is_bonus, _status(mass, mass, draft_mass)
+    if residual is not p and is_new(residual, given):
+        weights = residual.clamp_(min=0)
+    else:
+        weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
+    from_target, drawn_mass = is_bonus, as_words(weights.sum(1))
+    if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
+        weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
+        # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
+        takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
+        from_target = as_words(takes_p)
+        weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
+        drawn_mass = as_words(weights.clamp_(min=0).sum(1))
+    return weights, from_target, _status(mass, drawn_mass, draft_mass)
+
+
+def _status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:
+    """Return the `Status` [n] of stopping rows, from the sums of the target's row, the weights and the draft's row."""
+    normalized = (abs(mass - 1) <= ROW_TOLERANCE) & (draft_mass <= 1 + ROW_TOLERANCE) & (drawn_mass <= MASS_LIMIT)
+    has_law = (abs(mass) < torch.inf) & (drawn_mass != 0)
+    return ~has_law * INVALID_ROW + (has_law & ~normalized) * UNNORMALIZED_ROW
+
+
+def is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
+    return found.is_contiguous() and all(found.data_ptr() != rows.data_ptr() for rows in given.values())
 
 
 def draw(weights: torch.Tensor, bits: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:

@@ -187,6 +187,15 @@ class Plan:
             h = call(self.accept, {"is_target_argmax": np.array([False, True])}, {})
         return not self.samples and self.residual is None and np.array_equal(h, [0, 1])
 
+    @cached_property
+    def reads_entries_alone(self) -> bool:
+        """Whether a chain ends at its first rejection, drafted entries decide, and two rows' entries make the draw."""
+        numbers = {name for name, number in self.constants.items() if not isinstance(number, tuple)}
+        decides = {*self.accept.names} <= {"target_prob", "draft_prob"} | numbers
+        draws = self.residual is None or {*self.residual.names} <= {"p", "q"} | numbers
+        kinds = (self.traits.stop, self.traits.recovered, self.traits.bonus)
+        return decides and draws and self.carry is None and kinds == ("first_rejection", "sample", "sample")
+
     @property
     def samples(self) -> bool:
         """Whether any token is drawn rather than taken as an argmax."""

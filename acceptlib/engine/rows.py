@@ -210,10 +210,6 @@ class RowReader:
         given = self._rows_at(request, index)
         return process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
 
-    def mass(self, rows: torch.Tensor) -> Words:
-        """Return the sums [n] of rows; from logits 1, or NaN for a row that has no law, which costs nothing to find."""
-        return as_words(rows[:, 0]) * 0 + 1 if self.is_logits else as_words(rows.sum(1))
-
     def probs(self, request: Words, position: Words, ids: Words) -> Words:
         """Return the probabilities [n] float64 of one token a row; 0 beyond a narrower vocabulary."""
         width = self.raw.shape[-1]
@@ -297,6 +293,23 @@ class RowReader:
             token = np.array([found[i].argmax() for i in row])  # of views: what is copied is read twice
             return token, self._have_law(found[row, token])
         return self._best(constrain(self._rows_at(request, index)))
+
+
+def mass_of(rows: torch.Tensor, *, is_logits: bool) -> Words:
+    """Return the sums [n] of rows; from logits 1, or NaN for a row that has no law, which costs nothing to find."""
+    return as_words(rows[:, 0]) * 0 + 1 if is_logits else as_words(rows.sum(1))
+
+
+def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Words]:
+    """Return a draft's rows [n, V] with 0 for what is below it or NaN, and their masses [n]; what is given stays."""
+    # Only on the CPU may the host look whether there is something below 0.
+    if not is_logits and (not q.is_cpu or may_hold(~(as_words(q.amin(1)) >= 0))):
+        q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
+    found = mass_of(q, is_logits=is_logits)
+    if may_hold(~(found < torch.inf)):
+        q = q.nan_to_num(nan=0.0, posinf=torch.inf)
+        found = mass_of(q, is_logits=is_logits)
+    return q, found
 
 
 @functools.lru_cache(maxsize=64)

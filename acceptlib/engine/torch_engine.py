@@ -3,23 +3,23 @@
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
-looking costs nothing, rows that have to be processed are read as far as chains reach, and greedy requests with long
-rows are left to `chains`.
+looking costs nothing, rows that have to be processed are read as far as chains reach, greedy requests with long rows
+are left to `chains`, and one request from probabilities to `single`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
-from acceptlib.engine import chains, decide
-from acceptlib.engine.draw import WEIGHT_SCALE, draw
+from acceptlib.engine import chains, decide, single
+from acceptlib.engine.draw import ROW_TOLERANCE, WEIGHT_SCALE, draw, is_new, weigh
 from acceptlib.engine.plan import Plan, call
-from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader
+from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader, cleaned
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Inputs
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
@@ -42,20 +42,8 @@ DEVICE_SCRATCH_BYTES = 64 << 20
 SUM_SCALE = 2.0**44
 """Fixed-point scale of row sums: magnitudes below 2^19 in steps of 2^-44."""
 
-ROW_TOLERANCE = 1 / 64
-"""How far a row of probabilities may sum from 1: bfloat16 rounds each entry by up to 2^-9 of it."""
-
-MASS_LIMIT = 4.0
-"""Weights that sum to more would overflow the draw's integers."""
-
 ENTROPY_GRID = 1.5 * 2.0**8
 """Added and taken away, it rounds a small float64 to a multiple of 2^-44, and sums of these are exact up to 2^9."""
-
-LITTLE_MASS = 2.0**-30
-"""Weights that all count as 0 in the draw's integers sum to less, in any vocabulary."""
-
-NO_WEIGHT = 2 * MASS_LIMIT
-"""Stands for a weight that is no number, and fails its request."""
 
 
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
@@ -67,6 +55,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         with torch.inference_mode(), np.errstate(all="ignore"):
             if chains.can_walk(plan, inputs):
                 chains.walk(inputs, out)
+            elif single.can_step(plan, inputs):
+                single.step(plan, inputs, out)
             else:
                 _Step(plan, inputs).run(out)
     return out
@@ -248,7 +238,7 @@ class _Step:
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(call(row_sum, read, self.numbers), p).to(torch.float32)
             found[f"{name} in float32"] = terms.sum(1)
-            found[name] = to_fixed(terms, SUM_SCALE, in_place=_is_new(terms, read)).sum(1)
+            found[name] = to_fixed(terms, SUM_SCALE, in_place=is_new(terms, read)).sum(1)
         return found
 
     def _next_residual_mass(self) -> Words:
@@ -276,15 +266,8 @@ class _Step:
             ids = ops.where(self.layout.outside[at], -1, self.layout.ids[at])
             elements["is_drafted"] = torch.arange(p.shape[1], device=p.device) == as_tensor(ids)[:, None]
         if self.draft is not None:
-            q = self.draft.rows(request, position)
-            # Only on the CPU may the host look whether there is something below 0.
-            if not self.draft.is_logits and (not q.is_cpu or may_hold(~(as_words(q.amin(1)) >= 0))):
-                q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
-            draft_mass = self.draft.mass(q)
-            if may_hold(~(draft_mass < torch.inf)):
-                q = q.nan_to_num(nan=0.0, posinf=torch.inf)
-                draft_mass = self.draft.mass(q)
-            elements["q"] = q
+            given = self.draft.rows(request, position)
+            elements["q"], draft_mass = cleaned(given, is_logits=self.draft.is_logits)
         elif self.plan.reads_draft:
             elements["q"] = elements["is_drafted"].to(torch.float32)
         return elements, draft_mass
@@ -389,7 +372,6 @@ class _Step:
         self, request: Words, position: Words, is_bonus: Words
     ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
         """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
-        from_target = is_bonus
         elements: dict[str, torch.Tensor] = {}
         if self.plan.residual is None or not self.layout.shape[1]:
             p = residual = self.target.rows(request, position)
@@ -398,23 +380,7 @@ class _Step:
             elements, draft_mass = self._elements(request, position)
             p, residual = elements["p"], self._residual(request, position, elements)
             draft_mass = ops.where(is_bonus, 0.0, draft_mass)  # the row is another position's there
-        mass = self.target.mass(p)
-        # The target's row is weighed as it is where nothing in it is below 0; only on the CPU may the host look.
-        if residual is p and (self.target.is_logits or (p.is_cpu and not may_hold(as_words(p.amin(1)) < 0))):
-            return p, p, from_target, _row_status(mass, mass, draft_mass)
-        if residual is not p and _is_new(residual, elements):
-            weights = residual.clamp_(min=0)
-        else:
-            weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
-        drawn_mass = as_words(weights.sum(1))
-        if residual is not p and may_hold(is_bonus | (drawn_mass < LITTLE_MASS)):
-            weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
-            # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
-            takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
-            from_target = as_words(takes_p)
-            weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
-            drawn_mass = as_words(weights.clamp_(min=0).sum(1))
-        return p, weights, from_target, _row_status(mass, drawn_mass, draft_mass)
+        return p, *weigh(p, residual, elements, is_bonus, draft_mass, is_logits=self.target.is_logits)
 
     def _write(
         self, out: VerifyResult, stop: Words, status: Words | int, token: Words, row_status: Words, prob: Words | None
@@ -450,21 +416,9 @@ class _Step:
             yield slice(start, min(start + self.chunk, length))
 
 
-def _is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
-    return found.is_contiguous() and all(found.data_ptr() != rows.data_ptr() for rows in given.values())
-
-
 def _entropy(p: torch.Tensor) -> torch.Tensor:
     """Return the entropies [n] of rows in nats, float64: the same for every order of summation; NaN if not finite."""
     safe = torch.clamp(p, min=torch.finfo(p.dtype).tiny, out=scratch("bits", p.shape, p.dtype, p.device))
     terms = scratch("terms", p.shape, torch.float64, p.device).copy_(log2(safe, in_place=True).mul_(p))
     total = terms.add_(ENTROPY_GRID).sub_(ENTROPY_GRID).sum(1)
     return total.masked_fill(total.isinf(), torch.nan) * -ops.LN_2
-
-
-def _row_status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:
-    """Return the `Status` [n] of stopping rows, from the sums of the target's row, the weights and the draft's row."""
-    normalized = (abs(mass - 1) <= ROW_TOLERANCE) & (draft_mass <= 1 + ROW_TOLERANCE) & (drawn_mass <= MASS_LIMIT)
-    has_law = (abs(mass) < torch.inf) & (drawn_mass != 0)
-    return ~has_law * INVALID_ROW + (has_law & ~normalized) * UNNORMALIZED_ROW

@@ -252,3 +252,11 @@ class Call:
     def given_probs(self) -> bool:
         """Whether rows come as probabilities, whose sums are to be checked."""
         return not self.logits[0] or (self.has_draft and not self.logits[1])
+
+    @property
+    def in_fours(self) -> bool:
+        """Whether weights of a draw are added up in fours before they become integers.
+
+        Those of probabilities are not, for the torch engine's tokens are the same. Others are where that is faster.
+        """
+        return self.mass_scalar >= 0 and not self.given_probs

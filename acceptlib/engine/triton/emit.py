@@ -16,7 +16,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, draw, laws, listed, partials, random, reduce, rows
 from acceptlib.engine.triton.rows import DROP, KEEP, TARGET
-from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed, fours, in_thirds
+from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, fours, in_thirds, running
 
 WRITTEN = tl.constexpr(64)
 """Positions written at a time."""
@@ -255,7 +255,7 @@ def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    held = in_parts(tl.sum(tl.reshape(fixed(finite), [CALL.emit_block // 4, 4]), 1), CALL)
+    held = in_parts(fixed_fours(finite, CALL.in_fours), CALL)
     sums = in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1)
     partials.store_sums(sums, at, partials_ptr, request, CALL)
     # What threads hold is added up once for all blocks.
@@ -350,7 +350,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                     entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
                     raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
                     _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
-                    part = tl.sum(fixed(weights), 0)
+                    part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
                     parts = tl.where(index == number, part, parts)
                     total += part
         # Draw: the first entry whose running sum exceeds r.
@@ -380,7 +380,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
         row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
         entry, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
         token = found.to(tl.int64) * CALL.emit_part + tl.sum(
-            (tl.cumsum(fixed(weights), 0) <= r - taken).to(tl.int32), 0
+            (running(weights, CALL.in_fours) <= r - taken).to(tl.int32), 0
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if kind.takes_best:

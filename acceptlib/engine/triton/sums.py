@@ -1,7 +1,10 @@
 """Sums in integers, so that neither the layout of a program nor an order changes a bit of them.
 
-Exponentials are added up in fours first, as floats and always in the same order: a quarter as many to convert.
+Exponentials are added up in fours first, as floats and always in the same order: a quarter as many to convert. So are
+the weights of draws where `CALL.in_fours`.
 """
+
+# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
 
 import triton
 import triton.language as tl
@@ -94,6 +97,34 @@ def in_thirds(numbers, axis: tl.constexpr):
 def fixed(weights):
     """Return weights times 2^60 as int64."""
     return (weights * WEIGHT_SCALE).to(tl.int64)
+
+
+@triton.jit
+def fixed_fours(weights, IN_FOURS: tl.constexpr):
+    """Return sums of four neighbours of [n] weights times 2^60, int64: of their sum in floats if `IN_FOURS`."""
+    if IN_FOURS:
+        return fixed(fours(weights))
+    else:
+        return tl.sum(tl.reshape(fixed(weights), [weights.shape[0] // 4, 4]), 1)
+
+
+@triton.jit
+def running(weights, IN_FOURS: tl.constexpr):
+    """Return running sums of [n] weights times 2^60, int64, every fourth one of which is that of `fixed_fours`.
+
+    Those within a four are of floats too: (a + b) + c is no more than (a + b) + (c + d), and equals it if d is 0.
+    """
+    if IN_FOURS:
+        firsts, seconds = tl.split(tl.reshape(weights, [weights.shape[0] // 2, 2]))
+        first, third = tl.split(tl.reshape(firsts, [weights.shape[0] // 4, 2]))
+        first_two, last_two = tl.split(tl.reshape(firsts + seconds, [weights.shape[0] // 4, 2]))
+        four = fixed(first_two + last_two)
+        before = tl.cumsum(four, 0) - four
+        odd = tl.join(fixed(first), fixed(first_two + third))
+        even = tl.join(fixed(first_two), four)
+        return tl.reshape(tl.join(odd, even) + before[:, None, None], [weights.shape[0]])
+    else:
+        return tl.cumsum(fixed(weights), 0)
 
 
 @triton.jit
