@@ -263,7 +263,14 @@ class AcceptanceStrategy:
         Raises:
             InputError: Shapes, dtypes, devices or the combination of arguments do not fit.
             BackendError: The requested backend cannot run this call.
+            StrategyDefinitionError: A subclass that overrides `verify` calls this one.
         """
+        if type(self).verify is not AcceptanceStrategy.verify:
+            msg = (
+                f"strategy {self.name!r} overrides `verify`, so no engine has its rules: expected a `verify` that does "
+                "without super()'s. To add to another strategy's, hold an instance of that and call its `verify`."
+            )
+            raise StrategyDefinitionError(msg)
         arguments: dict[str, Any] = {
             "target_logits": target_logits,
             "target_probs": target_probs,

@@ -121,6 +121,17 @@ def test_strategy_may_override_verify_whole() -> None:
         OwnVerify(speed=1)
 
 
+def test_a_verify_that_calls_the_one_it_overrides_is_told_what_to_do() -> None:
+    class Counting(Lenient):
+        name = "counting"
+
+        def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
+            return super().verify(draft_token_ids, **arguments)
+
+    with pytest.raises(StrategyDefinitionError, match=r"'counting' overrides `verify`.* hold an instance"):
+        Counting().verify(torch.zeros(1, 0, dtype=torch.int64), target_probs=torch.ones(1, 1, 1))
+
+
 class Scheduled(AcceptanceStrategy):
     """Acceptance by position, from an option that is a tuple."""
 
