@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Root, Uniforms, resolve
 from acceptlib.sampling import LogitBias, SamplingParams
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
         temperature: [B] float32; 0 is greedy.
         top_k: [B] int32 or int64; 0 and from V on it is off.
         max_top_k: A number that no entry of `top_k` exceeds, or None if that is not known without waiting.
-        top_p: [B] float32 or float64; from 1 on it is off.
+        top_p: [B] float32 or float64; 1 is off.
         min_p: [B] float32 or float64; 0 is off.
         bitmask: [..., ceil(V/32)] int32 with the leading dimensions of `data`, any strides.
         bias_token_ids: [B, n] int32 or int64; negative ids and those from V on bias nothing.
@@ -121,6 +121,7 @@ KINDS: Final = (
     ("out", VerifyResult),
     ("workspace", Workspace),
     ("max_num_draft_tokens", int),
+    ("logprobs", bool),
 )
 """Arguments of `verify` that are no tensors, and what they are."""
 
@@ -172,10 +173,10 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
         raise InputError(msg)
 
-    given = (sampling, draft_sampling, uniforms, state, out, workspace, max_num_draft_tokens)
+    given = (sampling, draft_sampling, uniforms, state, out, workspace, max_num_draft_tokens, logprobs)
     for value, (name, kind) in zip(given, KINDS, strict=True):
         if value is not None and not isinstance(value, kind):
-            msg = f"{name}: expected {kind.__name__}, got {value!r} ({type(value).__name__})"
+            msg = f"{name}: expected {kind.__name__}, got {shortened(value)} ({type(value).__name__})"
             raise InputError(msg)
 
     device = target_data.device
@@ -244,7 +245,8 @@ def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) 
         raise InputError(msg)
     data = logits if probs is None else probs
     if not isinstance(data, torch.Tensor):
-        msg = f"{name} rows: expected a torch.Tensor, got {type(data).__name__}"
+        given = "logits" if probs is None else "probs"
+        msg = f"{name}_{given}: expected a torch.Tensor, got {type(data).__name__}"
         raise InputError(msg)
     return data, probs is None
 
@@ -290,7 +292,9 @@ def _ragged(
         msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
         raise InputError(msg)
     num_tokens = ids.shape[0]
-    _expect_rows("target", target, [(num_tokens + extra * num_requests,) for extra in bonus_rows], "[T+B, V]")
+    fitting = [(num_tokens + extra * num_requests,) for extra in bonus_rows]
+    bounds = f"; B = {num_requests}, for cu_num_draft_tokens has B+1 numbers, of which the first is 0"
+    _expect_rows("target", target, fitting, "[T+B, V]", bounds)
     if draft is not None:
         _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
 
@@ -323,11 +327,11 @@ def count_requests(
     return length if as_many and target.shape[:-1] in [(num_tokens,), (num_tokens + length,)] else length - 1
 
 
-def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str) -> None:
+def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str, why: str = "") -> None:
     """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error."""
     if data.shape[:-1] not in fitting:
         expected = ", ".join(str(length) for length in fitting[0])
-        msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}"
+        msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}{why}"
         raise InputError(msg)
 
 
@@ -374,7 +378,7 @@ def make_rows(
         found["bitmask"] = mask
     if bias is not None:
         if not isinstance(bias, LogitBias):
-            msg = f"{name}.logit_bias: expected LogitBias, got {bias!r} ({type(bias).__name__})"
+            msg = f"{name}.logit_bias: expected LogitBias, got {shortened(bias)} ({type(bias).__name__})"
             raise InputError(msg)
         expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
         expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)

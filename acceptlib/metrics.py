@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from acceptlib.result import VerifyResult
@@ -56,8 +56,11 @@ class AcceptanceMetrics:
         )
         drafts = num_draft_tokens.tolist() if fits else None
         if not isinstance(drafts, list) or len(drafts) != len(counts) or any(map(operator.lt, drafts, counts)):
-            expected = f"a tensor [{len(counts)}] of integers, each at least {counts}"
-            msg = f"num_draft_tokens: expected {expected}, got {num_draft_tokens}"
+            got = f"a {type(num_draft_tokens).__name__}"
+            if isinstance(num_draft_tokens, torch.Tensor):
+                got = f"{list(num_draft_tokens.shape)} {num_draft_tokens.dtype}, {shortened(drafts)}"
+            expected = f"a tensor [{len(counts)}] of integers, each at least what was accepted, {shortened(counts)}"
+            msg = f"num_draft_tokens: expected {expected}; got {got}"
             raise InputError(msg)
         for accepted, emitted, drafted in zip(counts, result.num_emitted.tolist(), drafts, strict=True):
             self.num_steps += 1

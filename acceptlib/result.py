@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from acceptlib.errors import StatusError
+from acceptlib.tensors import as_device
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -35,6 +36,9 @@ class Status(IntEnum):
     INVALID_COUNT = 4
     INVALID_PARAMETER = 5
 
+
+OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID, INVALID_COUNT, INVALID_PARAMETER = map(int, Status)
+"""Plain numbers: beside an enum's member NumPy takes several times as long."""
 
 EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_ROW: "the target's row has NaN, +inf, a drafted token below 0, or no entry above zero probability",
@@ -84,12 +88,18 @@ class VerifyResult:
         cls,
         num_requests: int,
         max_num_draft_tokens: int,
-        device: torch.device,
+        device: torch.device | str,
         *,
         logprobs: bool = False,
         num_passed: bool = False,
     ) -> VerifyResult:
-        """Allocate a result to pass as `out`."""
+        """Allocate a result to pass as `out`.
+
+        Raises:
+            InputError: There is no such device.
+        """
+        if not isinstance(device, torch.device):
+            device = as_device(device)
         shape = (num_requests, max_num_draft_tokens + 1)
         return cls(
             output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),

@@ -205,8 +205,20 @@ def philox(counter: Words, seed: Words) -> Words:
     return stack((even[0], odd[1], even[1], odd[0]))
 
 
-def philox_block(position: int, purpose: int, offset: int, seed: int) -> tuple[int, int]:
-    """Return the first two words of `philox` at one place of one stream, in Python's integers: soonest for a few."""
+def uniform_at(position: int, seed: int, offset: int) -> float:
+    """Return one of `Rng.uniforms`, as plain numbers: sooner than arrays where a few are wanted."""
+    high, low = _philox_at(position, Purpose.ACCEPT, seed, offset)
+    return ((high << 21) | (low >> 11)) * 2.0**-53
+
+
+def bits_at(seed: int, offset: int) -> int:
+    """Return the 64 bits of a request's draw, as `uniform_at` returns its uniforms."""
+    high, low = _philox_at(0, Purpose.EMIT, seed, offset)
+    return wrap((high << 32) | low)
+
+
+def _philox_at(position: int, purpose: int, seed: int, offset: int) -> tuple[int, int]:
+    """Return the first two words of `philox` at one place of one stream."""
     words = (position, purpose, offset & MASK, (offset >> 32) & MASK)
     first, second = seed & MASK, (seed >> 32) & MASK
     for _ in range(ROUNDS):

@@ -10,8 +10,14 @@ import inspect
 from collections.abc import Callable
 from typing import Final
 
-from acceptlib.errors import StrategyDefinitionError
+import numpy as np
+import torch
+
+from acceptlib.errors import AcceptlibError, StrategyDefinitionError, shortened
 from acceptlib.ops import Value
+
+NUMBERS: Final = (int, float, np.ndarray, np.generic, torch.Tensor)
+"""What a rule may return."""
 
 SCALARS: Final[dict[str, str]] = {
     "draft_token_id": "x, the drafted token's id",
@@ -52,7 +58,8 @@ class Rule:
         self.function = function
         parameters = inspect.signature(function).parameters.values()
         for parameter in parameters:
-            if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.default is not parameter.empty:
+            plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+            if not plain or parameter.name == "self":
                 msg = (
                     f"rule {function.__qualname__!r}: expected plain parameters without defaults, "
                     f"got {str(parameter)!r}. A rule reads quantities and options by name and takes no self."
@@ -70,12 +77,22 @@ class Rule:
         """Evaluate in torch or NumPy.
 
         Raises:
-            StrategyDefinitionError: The function returned nothing, which an array would take for NaN.
+            StrategyDefinitionError: The function cannot take what it reads, or returned no number and no array; NumPy
+                would take None for NaN.
         """
-        value = self.function(*args)
-        if value is None:
-            name = self.function.__qualname__
-            msg = f"rule {name!r} returned None: expected a number or an array of what it reads; is a `return` missing?"
+        try:
+            value = self.function(*args)
+        except (AttributeError, TypeError, ValueError) as error:
+            if isinstance(error, AcceptlibError):
+                raise
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            msg = (
+                f"rule {self.function.__qualname__!r}: {why}. Rules take numbers, arrays and tensors: use acceptlib.ops"
+            )
+            raise StrategyDefinitionError(msg) from error
+        if not isinstance(value, NUMBERS):
+            expected = "expected a number or an array of what it reads; is a `return` missing?"
+            msg = f"rule {self.function.__qualname__!r} returned {shortened(value)}: {expected}"
             raise StrategyDefinitionError(msg)
         return value
 

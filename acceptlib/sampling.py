@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Final
 
 import torch
 
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
 
 TINY: Final = math.ulp(0.0)
 """The smallest number above 0."""
@@ -62,14 +63,17 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check numbers; tensors are checked by `verify`, which knows their shapes."""
         for name, kind, low, high, expected in (
-            ("temperature", int | float, 0, HOTTEST, "a finite float32 number >= 0 (0 is greedy)"),
-            ("top_k", int, 0, math.inf, "an int >= 0 (0 is off)"),
-            ("top_p", int | float, TINY, 1, "a number in (0, 1] (1 is off)"),
-            ("min_p", int | float, 0, 1, "a number in [0, 1] (0 is off)"),
+            ("temperature", Real, 0, HOTTEST, "a finite float32 number >= 0 (0 is greedy)"),
+            ("top_k", Integral, 0, math.inf, "an int >= 0 (0 is off)"),
+            ("top_p", Real, TINY, 1, "a number in (0, 1] (1 is off)"),
+            ("min_p", Real, 0, 1, "a number in [0, 1] (0 is off)"),
         ):
             value = getattr(self, name)
             if value is None or isinstance(value, torch.Tensor):
                 continue
-            if not isinstance(value, kind) or not low <= value <= high or value == math.inf:
-                msg = f"{name}: expected {expected} or a tensor [B], got {value!r}"
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high or value == math.inf:
+                msg = f"{name}: expected {expected} or a tensor [B], got {shortened(value)}"
                 raise InputError(msg)
+            if not isinstance(value, int | float):  # NumPy's
+                object.__setattr__(self, name, float(value) if kind is Real else int(value))

@@ -97,9 +97,15 @@ class AcceptanceStrategy:
         """Check what can be checked when the class is written."""
         super().__init_subclass__(**kwargs)
         for attribute, kind in (("name", str), ("traits", Traits)):
-            if not isinstance(getattr(cls, attribute, None), kind):
-                msg = f"strategy class {cls.__qualname__}: expected a class attribute {attribute!r}, a {kind.__name__}"
+            value = getattr(cls, attribute, None)
+            if not isinstance(value, kind):
+                expected = f"expected a class attribute {attribute!r}, a {kind.__name__}"
+                msg = f"strategy class {cls.__qualname__}: {expected}, got {shortened(value)}"
                 raise StrategyDefinitionError(msg)
+        if not (isinstance(cls.Options, type) and issubclass(cls.Options, _Options)):
+            expected = "expected Options to derive from acceptlib.Options"
+            msg = f"strategy {cls.name!r}: {expected}, got {shortened(cls.Options)}"
+            raise StrategyDefinitionError(msg)
         if not isinstance(cls.aliases, tuple) or not all(isinstance(alias, str) for alias in cls.aliases):
             msg = f"strategy {cls.name!r}: expected aliases, a tuple of str, got {cls.aliases!r}"
             raise StrategyDefinitionError(msg)
@@ -263,13 +269,16 @@ class AcceptanceStrategy:
         Raises:
             InputError: Shapes, dtypes, devices or the combination of arguments do not fit.
             BackendError: The requested backend cannot run this call.
-            StrategyDefinitionError: A subclass that overrides `verify` calls this one.
+            StrategyDefinitionError: A subclass overrides `verify` and calls this one, or has not made its instances.
         """
-        if type(self).verify is not AcceptanceStrategy.verify:
-            msg = (
-                f"strategy {self.name!r} overrides `verify`, so no engine has its rules: expected a `verify` that does "
-                "without super()'s. To add to another strategy's, hold an instance of that and call its `verify`."
-            )
+        if "plan" not in self.__dict__:
+            expected = "expected an `__init__` that calls super()'s"
+            if type(self).verify is not AcceptanceStrategy.verify:
+                expected = (
+                    "expected the `verify` that overrides this one to do without it. To add to another strategy's, "
+                    "hold an instance of that"
+                )
+            msg = f"strategy {self.name!r}: no engine has its rules; {expected}"
             raise StrategyDefinitionError(msg)
         arguments: dict[str, Any] = {
             "target_logits": target_logits,

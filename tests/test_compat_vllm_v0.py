@@ -238,6 +238,7 @@ BROKEN: dict[str, tuple[str, Any]] = {
     "ids-dtype": ("draft_token_ids", lambda x: x.int()),
     "ids-negative": ("draft_token_ids", lambda x: x - 11),
     "ids-above": ("draft_token_ids", lambda x: x + 11),
+    "ids-list": ("draft_token_ids", lambda x: x.tolist()),
     "bonus-shape": ("bonus_token_ids", lambda x: x.expand(-1, 2)),
     "bonus-dtype": ("bonus_token_ids", lambda x: x.int()),
     "bonus-negative": ("bonus_token_ids", lambda x: x - 11),
@@ -265,6 +266,11 @@ def test_strict_mode_raises(kind: str, case: str) -> None:
     assert isinstance(caught.value, AssertionError)
     assert isinstance(caught.value, AcceptlibError)
     assert sampler.num_draft_tokens == 0
+
+
+def test_a_flag_is_no_threshold() -> None:
+    with pytest.raises(InputError, match="posterior_threshold: expected a number, got True; strict_mode is the third"):
+        TypicalAcceptanceSampler(True)  # noqa: FBT003 - what it is told of
 
 
 @samplers

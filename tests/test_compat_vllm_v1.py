@@ -492,6 +492,16 @@ def test_generate_uniform_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bool((generate_uniform_probs(4, [4], {}, CPU) < 1).all())
 
 
+def test_a_bound_below_a_request() -> None:
+    given = (torch.tensor([1, 2, 3]), [2, 0, 1], 1, torch.tensor([2, 2, 3]), None, torch.full((3, 4), 0.25))
+    with pytest.raises(InputError, match="max_spec_len: expected at least 2, as in num_draft_tokens, got 1"):
+        rejection_sample(
+            *given,
+            torch.zeros(3, dtype=torch.int64),
+            SamplingMetadata(torch.ones(3), all_greedy=False, all_random=True),
+        )
+
+
 def recovered(given: dict[str, Any], sampling: SamplingMetadata) -> torch.Tensor:
     metadata = given["metadata"]
     return sample_recovered_tokens(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 import support
 import torch
@@ -128,8 +130,56 @@ def test_a_verify_that_calls_the_one_it_overrides_is_told_what_to_do() -> None:
         def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
             return super().verify(draft_token_ids, **arguments)
 
-    with pytest.raises(StrategyDefinitionError, match=r"'counting' overrides `verify`.* hold an instance"):
+    with pytest.raises(StrategyDefinitionError, match=r"'counting': no engine has its rules.* hold an instance"):
         Counting().verify(torch.zeros(1, 0, dtype=torch.int64), target_probs=torch.ones(1, 1, 1))
+
+
+def test_an_init_without_supers() -> None:
+    class Bare(Lenient):
+        name = "bare"
+
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(StrategyDefinitionError, match="'bare': no engine has its rules; expected an `__init__`"):
+        Bare().verify(torch.zeros(1, 0, dtype=torch.int64), target_probs=torch.ones(1, 1, 1))
+
+
+def test_options_are_acceptlibs() -> None:
+    with pytest.raises(
+        StrategyDefinitionError, match=r"expected Options to derive from acceptlib\.Options, got <class"
+    ):
+
+        class Loose(Lenient):
+            name = "loose"
+
+            class Options(pydantic.BaseModel):  # type: ignore[assignment]
+                floor: float = 0.5
+
+
+def test_constants_name_no_quantity() -> None:
+    class Shadow(Lenient):
+        name = "shadow"
+
+        def constants(self) -> dict[str, Any]:
+            return {"position": 0.0, "p": 1.0}
+
+    with pytest.raises(StrategyDefinitionError, match=r"constants\(\) returned p, position, which already name"):
+        Shadow()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda target_prob: torch.clamp(target_prob, max=1), "clamp.*use acceptlib.ops"),
+        (lambda target_prob: 1.0 - math.exp(target_prob), "use acceptlib.ops"),
+        (lambda target_prob: "h", "returned 'h': expected a number or an array"),  # noqa: ARG005
+    ],
+)
+def test_what_a_rule_cannot_take_or_return(function: Any, says: str) -> None:
+    strategy = made(LOSSY, accept=rule(function))()
+    with pytest.raises(StrategyDefinitionError, match=says):
+        strategy.verify(torch.zeros(1, 2, dtype=torch.int64), target_probs=torch.ones(1, 3, 1))
 
 
 class Scheduled(AcceptanceStrategy):
@@ -436,15 +486,11 @@ def test_an_entropy_of_no_entries() -> None:
 @pytest.mark.parametrize("default", ["self", "default", "keyword", "star"])
 def test_rule_takes_plain_parameters(default: str) -> None:
     functions = {
-        "self": lambda self, target_prob: target_prob,  # noqa: ARG005
+        "self": lambda self, target_prob: target_prob,  # noqa: ARG005 - what it is refused for
         "default": lambda target_prob=1.0: target_prob,
         "keyword": lambda *, target_prob: target_prob,
         "star": lambda *target_prob: target_prob,
     }
-    if default == "self":
-        with pytest.raises(StrategyDefinitionError, match="reads 'self', which it cannot"):
-            made(accept=rule(functions[default]))()
-        return
     with pytest.raises(StrategyDefinitionError, match=r"expected plain parameters without defaults.*takes no self"):
         rule(functions[default])
 

@@ -14,7 +14,7 @@ import torch
 
 from acceptlib import AcceptlibError, Rng
 from acceptlib.errors import InputError
-from acceptlib.rng import Purpose, counters, join, philox, philox_block, resolve, to_uniform
+from acceptlib.rng import Purpose, bits_at, counters, join, philox, resolve, to_uniform, uniform_at
 
 MASK = 0xFFFFFFFF
 
@@ -90,12 +90,13 @@ def test_philox_random_inputs() -> None:
         assert result == plain_philox([word[i] for word in counter], [seed[i] & MASK, seed[i] >> 32])
 
 
-def test_philox_of_one_place_of_a_stream() -> None:
+def test_one_number_of_a_stream_is_that_of_all() -> None:
     source = random.Random(1)  # noqa: S311
     for _ in range(200):
         seed, offset = (signed(source.getrandbits(64)) for _ in range(2))
-        position, purpose = source.getrandbits(20), source.randrange(4)
-        assert [*philox_block(position, purpose, offset, seed)] == plain_words(seed, offset, purpose, position)[:2]
+        found = streams([seed], [offset]).uniforms(5)
+        assert [uniform_at(position, seed, offset) for position in range(5)] == found.accept[0].tolist()
+        assert bits_at(seed, offset) == int(found.emit)
 
 
 def test_philox_broadcasts_seeds() -> None:

@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -713,3 +714,14 @@ def test_out_needs_both_kinds_of_logprobs() -> None:
     lacking = VerifyResult(out.output_token_ids, out.num_accepted, out.num_emitted, out.status, out.logprobs)
     with pytest.raises(InputError, match=r"out\.raw_logprobs: expected a tensor"):
         support.verify("rejection", [support.ordinary(2, 37, 0)], logprobs=True, out=lacking)
+
+
+def test_numbers_of_numpy_are_numbers_and_flags_are_not() -> None:
+    found = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.5), min_p=np.float16(0))
+    assert found == SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.0)
+    assert [type(getattr(found, name)) for name in ("temperature", "top_k")] == [float, int]
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        with pytest.raises(InputError, match=f"{name}: expected .* got True"):
+            SamplingParams(**{name: True})
+    with pytest.raises(InputError, match=r"temperature: expected .{,300}$"):
+        SamplingParams(temperature=[1.0] * 1000)  # type: ignore[arg-type]

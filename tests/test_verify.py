@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -767,9 +768,14 @@ class Bare(AcceptanceStrategy):
 
 
 class Constant(Bare):
-    """Draw among all tokens alike, after a rejection."""
+    """Draw among all tokens alike, after a rejection; and return a number of fewer bits."""
 
     name = "constant"
+
+    @rule
+    def accept(draft_prob: Value) -> Value:
+        """Return h."""
+        return (1.0 - 0.5 * draft_prob).astype("float32") if isinstance(draft_prob, np.ndarray) else draft_prob
 
     @rule
     def residual(p: Value) -> Value:
@@ -790,6 +796,8 @@ def spoil(number: int, request: Request) -> None:
         row.mul_({5: 1.5, 6: 0.0, 7: 1.01}.get(kind, 1.0))
     if kind == 8:
         request.q[:] = request.p[:-1]
+    if kind == 11:
+        request.p.mul_(1 + 1 / 64)
     if request.n and kind in {9, 10}:
         request.ids[number % request.n] = {9: -1, 10: request.p.shape[1] + 1}[kind]
 
@@ -805,6 +813,14 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: Accepta
         arguments = support.lay_out(requests, "padded", "probs")
         copies = {name: value.clone() for name, value in arguments.items()}
         accept = torch.rand(2, number % 5, dtype=torch.float64, generator=generator)
+        if number % 4 == 2:  # noqa: PLR2004
+            accept[:, 1:2] = ALMOST_ONE
+        if number % 3 == 1:  # rows that do not lie in one piece
+            spread = {name: arguments[name].mT.contiguous().mT for name in ("target_probs", "draft_probs")}
+            arguments |= spread
+        if number % 2:
+            dtype = torch.int64 if number % 4 == 1 else torch.int32
+            arguments["draft_token_ids"] = arguments["draft_token_ids"].to(dtype)
         emit = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator)
         found = []
         for count in (1, 2):
@@ -826,6 +842,38 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: Accepta
         assert all(torch.equal(arguments[name].nan_to_num(9), copy.nan_to_num(9)) for name, copy in copies.items())
         statuses |= {*found[0].status.tolist()}
     assert statuses >= {0, 1, 2, 3}
+
+
+def test_a_request_alone_beside_other_defaults() -> None:
+    arguments = support.lay_out(mixed(2)[1:], "padded", "probs")
+    wanted = acceptlib.create("rejection").verify(**arguments, rng=1)
+    with torch.device("meta"):
+        found = acceptlib.create("rejection").verify(**arguments, rng=1, out=VerifyResult.empty(1, 3, "cpu"))
+    support.same(found, wanted)
+
+
+def test_a_long_chain_is_not_gone_through_in_plain_numbers() -> None:
+    longest = single.LONGEST_CHAIN
+    for length in (longest, longest + 1):
+        arguments = support.lay_out([support.ordinary(length, 11, 0)], "padded", "probs")
+        with mock.patch.object(single, "step", side_effect=single.step) as step:
+            acceptlib.create("rejection").verify(**arguments, rng=1)
+        assert step.called == (length == longest)
+
+
+def test_a_tensor_that_a_rule_holds_stays_as_it_is() -> None:
+    held = torch.full((11,), 1 / 11)
+
+    class Holding(Bare):
+        name = "holding"
+
+        @rule
+        def residual() -> Value:
+            return held
+
+    for count in (1, 2):
+        Holding().verify(**support.lay_out(mixed(3)[1 : 1 + count], "padded", "probs"), rng=1)
+    assert torch.equal(held, torch.full((11,), 1 / 11))
 
 
 def test_a_request_alone_whose_rows_need_gradients() -> None:

@@ -22,7 +22,7 @@ from acceptlib import (
     rule,
 )
 from acceptlib.compat._common import as_rows, bonus_tokens, expect, request_streams, unused_uniforms
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
 from acceptlib.ops import Value
 
 __all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
@@ -159,6 +159,16 @@ class _SpecDecodeSampler(torch.nn.Module):
         Raises:
             StrictModeError: With the expected and the actual value.
         """
+        given = {
+            "target_with_bonus_probs": target_with_bonus_probs,
+            "bonus_token_ids": bonus_token_ids,
+            "draft_probs": draft_probs,
+            "draft_token_ids": draft_token_ids,
+        }
+        for name, value in given.items():
+            if value is not None and not isinstance(value, torch.Tensor):
+                msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
+                raise StrictModeError(msg)
         if draft_token_ids.ndim != 2 or target_with_bonus_probs.ndim != 3:  # noqa: PLR2004
             msg = (
                 "expected draft_token_ids [B, k] and target_with_bonus_probs [B, k+1, V], got "
@@ -167,12 +177,13 @@ class _SpecDecodeSampler(torch.nn.Module):
             raise StrictModeError(msg)
         batch_size, k = draft_token_ids.shape
         vocab_size = target_with_bonus_probs.shape[-1]
-        for name, tensor, shape, dtype in (
-            ("target_with_bonus_probs", target_with_bonus_probs, (batch_size, k + 1, vocab_size), self.probs_dtype),
-            ("bonus_token_ids", bonus_token_ids, (batch_size, self._num_bonus_tokens), self.token_id_dtype),
-            ("draft_probs", draft_probs, (batch_size, k, vocab_size), self.probs_dtype),
-            ("draft_token_ids", draft_token_ids, (batch_size, k), self.token_id_dtype),
-        ):
+        expectations = (
+            ((batch_size, k + 1, vocab_size), self.probs_dtype),
+            ((batch_size, self._num_bonus_tokens), self.token_id_dtype),
+            ((batch_size, k, vocab_size), self.probs_dtype),
+            ((batch_size, k), self.token_id_dtype),
+        )
+        for (name, tensor), (shape, dtype) in zip(given.items(), expectations, strict=True):
             if tensor is None:
                 continue
             expected = (list(shape), dtype, target_with_bonus_probs.device)
@@ -181,7 +192,7 @@ class _SpecDecodeSampler(torch.nn.Module):
                 msg = f"{name}: expected shape, dtype and device {expected}, got {actual}"
                 raise StrictModeError(msg)
             if dtype == self.token_id_dtype and bool(((tensor < 0) | (tensor >= vocab_size)).any()):
-                msg = f"{name}: expected ids in [0, {vocab_size}), got {tensor.tolist()}"
+                msg = f"{name}: expected ids in [0, {vocab_size}), got {shortened(tensor.tolist())}"
                 raise StrictModeError(msg)
 
 
@@ -284,7 +295,15 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
             posterior_alpha: Factor of exp(-entropy), which suffices as well.
             strict_mode: Check shapes, dtypes, devices, ids and rows at every call, which waits for the device.
             disable_bonus_tokens: Emit no bonus token: the last column is always -1.
+
+        Raises:
+            OptionError: A number is out of range.
+            InputError: A flag is given for one.
         """
+        for name, value in (("posterior_threshold", posterior_threshold), ("posterior_alpha", posterior_alpha)):
+            if isinstance(value, bool):
+                msg = f"{name}: expected a number, got {value}; strict_mode is the third argument"
+                raise InputError(msg)
         strategy = _GuardedTypical(posterior_threshold=posterior_threshold, posterior_alpha=posterior_alpha)
         super().__init__(strategy, strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
 

@@ -230,9 +230,12 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         [B, max_spec_len+1] int32, padded with `PLACEHOLDER_TOKEN_ID`.
 
     Raises:
-        InputError: Shapes, dtypes or devices do not fit.
+        InputError: Shapes, dtypes or devices do not fit, or `max_spec_len` is less than a request's number.
     """
     expect("target_probs", target_probs, (len(draft_token_ids), "V"))
+    if max(num_draft_tokens, default=0) > max_spec_len:
+        msg = f"max_spec_len: expected at least {max(num_draft_tokens)}, as in num_draft_tokens, got {max_spec_len}"
+        raise InputError(msg)
     metadata = SpecDecodeMetadata(draft_token_ids, num_draft_tokens, cu_num_draft_tokens)
     metadata.max_spec_len = max_spec_len
     greedy = random = None

@@ -15,10 +15,8 @@ from acceptlib.arrays import Words, as_words
 from acceptlib.engine import rows
 from acceptlib.engine.plan import Plan
 from acceptlib.inputs import Inputs
-from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
+from acceptlib.result import INVALID_ROW, INVALID_TOKEN_ID, OK, PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
-
-OK, INVALID_ROW, INVALID_TOKEN_ID = map(int, (Status.OK, Status.INVALID_ROW, Status.INVALID_TOKEN_ID))
 
 NONE: Final = PLACEHOLDER_TOKEN_ID
 """Ends a chain before its count, and stands for a token that is not emitted."""
@@ -46,20 +44,28 @@ def walk(inputs: Inputs, out: VerifyResult) -> None:
     least = -torch.inf if inputs.target.is_logits else 0.0
     given = inputs.target.data.detach().view(-1, inputs.vocab_size).numpy()
     bonus = None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.tolist()
-    tokens, accepted, emitted, statuses = [], [], [], []
+    results = []
     for request, (first, ids, status) in enumerate(_chains(inputs)):
         found = 0, NONE, status
         if status == OK:
             found = _walk_one(given, first, ids, None if bonus is None else bonus[request], least)
-        stop, token, status = found  # noqa: PLW2901 - as far as it is known
-        tokens.append([*ids[:stop], token, *[NONE] * (inputs.max_num_draft_tokens - stop)])
-        accepted.append(stop)
-        emitted.append(stop + (status == OK))
-        statuses.append(status)
+        results.append((ids, *found))
+    write(out, results)
+
+
+def write(out: VerifyResult, results: list[tuple[list[int], int, int, int]]) -> None:
+    """Fill in a result, given of each request drafted tokens, how many stand, what follows or `NONE`, and `Status`."""
+    most = out.output_token_ids.shape[1] - 1
+    tokens = [[*ids[:stop], token, *[NONE] * (most - stop)] for ids, stop, token, _ in results]
     as_words(out.output_token_ids)[:] = tokens
-    as_words(out.num_accepted)[:] = accepted
-    as_words(out.num_emitted)[:] = emitted
-    as_words(out.status)[:] = statuses
+    as_words(out.num_accepted)[:] = [stop for _, stop, _, _ in results]
+    as_words(out.num_emitted)[:] = [stop + (status == OK) for _, stop, _, status in results]
+    as_words(out.status)[:] = [status for *_, status in results]
+
+
+def end_of(ids: list[int]) -> int:
+    """Return how many drafted tokens come before the first placeholder."""
+    return next((position for position, drafted in enumerate(ids) if drafted < 0), len(ids))
 
 
 def _walk_one(given: Words, first: int, ids: list[int], bonus: int | None, least: float) -> tuple[int, int, int]:
@@ -92,8 +98,7 @@ def _chains(inputs: Inputs) -> Iterator[tuple[int, list[int], int]]:
     if inputs.cu_num_draft_tokens is None and inputs.target.is_plain:
         each = inputs.target.data.shape[1]
         for request, ids in enumerate(inputs.draft_token_ids.tolist()):
-            end = next((position for position, drafted in enumerate(ids) if drafted < 0), len(ids))
-            yield request * each, ids[:end], OK
+            yield request * each, ids[: end_of(ids)], OK
         return
     layout = rows.Layout(inputs, reads_draft=False)
     first = rows.row_number(inputs.target.data, layout.index("target", layout.request, 0 * layout.request))

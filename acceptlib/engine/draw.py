@@ -14,14 +14,12 @@ import torch
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, may_hold
 from acceptlib.engine.rows import mass_of
-from acceptlib.engine.scratch import scratch, to_fixed
-from acceptlib.result import Status
+from acceptlib.engine.scratch import is_new, scratch, to_fixed
+from acceptlib.result import INVALID_ROW, UNNORMALIZED_ROW
 
 WEIGHT_SCALE = 2.0**60
 BLOCK = 2048
 MASK = 0xFFFFFFFF
-
-INVALID_ROW, UNNORMALIZED_ROW = int(Status.INVALID_ROW), int(Status.UNNORMALIZED_ROW)
 
 ROW_TOLERANCE = 1 / 64
 """How far a row of probabilities may sum from 1: bfloat16 rounds each entry by up to 2^-9 of it."""
@@ -79,11 +77,6 @@ def _status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:
     normalized = (abs(mass - 1) <= ROW_TOLERANCE) & (draft_mass <= 1 + ROW_TOLERANCE) & (drawn_mass <= MASS_LIMIT)
     has_law = (abs(mass) < torch.inf) & (drawn_mass != 0)
     return ~has_law * INVALID_ROW + (has_law & ~normalized) * UNNORMALIZED_ROW
-
-
-def is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
-    return found.is_contiguous() and all(found.data_ptr() != rows.data_ptr() for rows in given.values())
 
 
 def draw(weights: torch.Tensor, bits: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:

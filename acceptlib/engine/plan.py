@@ -102,6 +102,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check every rule's parameters against what it may read."""
+        quantities = {*SCALARS, *ELEMENTS, *self.row_sums, *self.traits.state}
+        if taken := sorted(quantities & {*self.constants}):
+            msg = f"strategy {self.name!r}: constants() returned {', '.join(taken)}, which already name quantities"
+            raise StrategyDefinitionError(msg)
         known = {*SCALARS, *self.row_sums, *self.constants, *self.traits.state}
         self._check(self.accept, "accept", known)
         self._check(self.carry, "carry", known - AFTER_CARRY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 
 import torch
 
@@ -60,3 +61,10 @@ def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place:
     fixed[:, length:] = 0
     fixed[:, :length] = scaled
     return fixed
+
+
+def is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
+    if found._is_view() or not found.is_contiguous():  # noqa: SLF001 - a rule may hold a tensor of its own
+        return False
+    return all(found.data_ptr() != rows.data_ptr() for rows in given.values())

@@ -17,18 +17,20 @@ import torch
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
 from acceptlib.engine import chains, decide, single
-from acceptlib.engine.draw import ROW_TOLERANCE, WEIGHT_SCALE, draw, is_new, weigh
+from acceptlib.engine.draw import ROW_TOLERANCE, WEIGHT_SCALE, draw, weigh
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader, cleaned
-from acceptlib.engine.scratch import scratch, to_fixed
+from acceptlib.engine.scratch import is_new, scratch, to_fixed
 from acceptlib.inputs import Inputs
-from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
-from acceptlib.rng import Root
-
-OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID = map(
-    int, (Status.OK, Status.INVALID_ROW, Status.UNNORMALIZED_ROW, Status.INVALID_TOKEN_ID)
+from acceptlib.result import (
+    INVALID_ROW,
+    INVALID_TOKEN_ID,
+    OK,
+    PLACEHOLDER_TOKEN_ID,
+    UNNORMALIZED_ROW,
+    VerifyResult,
 )
-"""Plain numbers: beside an enum's member NumPy takes several times as long."""
+from acceptlib.rng import Root
 
 PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
