@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import acceptlib
@@ -225,7 +226,7 @@ class TestGenerate:
             ("bench", "rejection", "--vocab-size", many),
         ):
             assert "Invalid value" in run(*arguments, code=2).stderr
-        assert "BxK below a million" in fails("bench", "rejection", "--shapes", f"{many}x5")
+        assert "BxK, each from 1 to 999999" in fails("bench", "rejection", "--shapes", f"{many}x5")
 
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:
@@ -431,7 +432,7 @@ class TestCompare:
     def test_a_strategy_that_raises_costs_only_its_own_row(self, broken: str) -> None:
         arguments = ["compare", "--strategies", f"greedy,{broken},rejection", *TINY]
         lines = run(*arguments, code=1).stdout.splitlines()
-        assert "failed: AttributeError: " in lines[3]
+        assert "failed: StrategyDefinitionError: rule" in lines[3]
         assert "no_such_method" in lines[3]
         rows = json.loads(run(*arguments, "-f", "json", code=1).stdout)
         assert [row["error"] is None for row in rows] == [True, False, True]
@@ -597,6 +598,25 @@ class TestTables:
         spread = tables.spread(lines, 1, {0: "failed: too long for any column"})
         assert spread[2] == "x     failed: too long for any column"
         assert spread[3] == lines[3]
+
+    def test_a_message_that_is_cut_stands_in_full_beneath(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+        monkeypatch.setattr(tables, "stdout", lambda: console)
+        message = "failed: " + "word " * 20
+        left_out = tables.print_figures(self.COLUMNS, [["x", message, ""], ["y", "1", "2"]], {0: message}, 1)
+        table, _, beneath = console.file.getvalue().partition("\n\n")  # type: ignore[attr-defined]
+        assert not left_out
+        assert [line.rstrip() for line in table.splitlines()[::3]] == ["name  a  b", "y     1  2"]
+        assert beneath.split() == message.split()
+        assert max(map(len, beneath.splitlines())) <= 40
+
+    def test_the_sources_of_strategies_fit_the_terminal(self) -> None:
+        columns = [tables.Column("entry point", expendable=1), tables.Column("distribution")]
+        columns += [tables.Column("strategies", wraps=True), tables.Column("problems", wraps=True)]
+        row = ["entropy-scaled", "acceptlib-entropy-scaled 0.1.0", "entropy-scaled", "its hook returned accept " * 5]
+        lines, left_out = tables.plain(columns, [row], 80)
+        assert left_out == ["entry point"]
+        assert max(map(len, lines)) <= 80
 
     def test_numbers_that_are_not_finite(self) -> None:
         assert json.loads(tables.to_json([{"a": math.inf, "b": [math.nan, 1.0]}])) == [{"a": None, "b": [None, 1.0]}]

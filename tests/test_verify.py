@@ -813,7 +813,7 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: Accepta
         arguments = support.lay_out(requests, "padded", "probs")
         copies = {name: value.clone() for name, value in arguments.items()}
         accept = torch.rand(2, number % 5, dtype=torch.float64, generator=generator)
-        if number % 4 == 2:  # noqa: PLR2004
+        if number % 4 == 2:
             accept[:, 1:2] = ALMOST_ONE
         if number % 3 == 1:  # rows that do not lie in one piece
             spread = {name: arguments[name].mT.contiguous().mT for name in ("target_probs", "draft_probs")}

@@ -211,7 +211,7 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
         for plugin in registry.loaded_plugins()
     ]
     columns = (
-        Column("entry point"),
+        Column("entry point", expendable=1),
         Column("distribution"),
         Column("strategies", wraps=True),
         Column("problems", wraps=True),

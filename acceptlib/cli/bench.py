@@ -356,6 +356,7 @@ def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str) 
 def _shapes(text: str) -> list[tuple[int, int]]:
     found = [re.fullmatch(r"\s*([1-9]\d{0,5})x([1-9]\d{0,5})\s*", part) for part in text.split(",")]
     if not all(found):
-        msg = f"--shapes: expected BxK below a million, separated by commas, as in {DEFAULT_SHAPES}, got {text!r}"
+        expected = f"BxK, each from 1 to 999999, separated by commas, as in {DEFAULT_SHAPES}"
+        msg = f"--shapes: expected {expected}, got {text!r}"
         raise CommandError(msg)
     return sorted({(int(match[1]), int(match[2])) for match in found if match})

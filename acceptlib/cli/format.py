@@ -25,8 +25,11 @@ from tabulate import tabulate
 from acceptlib.cli.console import CommandError, stdout
 from acceptlib.errors import shortened
 
-NARROWEST_COLUMN: Final = 24
-"""A column that wraps is never narrower than this, however narrow the terminal."""
+NARROW_COLUMN: Final = 24
+"""A column that wraps is no narrower than this as long as there is another that may be left out."""
+
+NARROWEST_COLUMN: Final = 12
+"""Nor than this, however narrow the terminal."""
 
 GAP: Final = 2
 """Blanks between the columns of a plain table."""
@@ -86,6 +89,8 @@ def print_figures(
 ) -> list[str]:
     """Print a plain table of figures on stdout, and return the headings of columns left out for its width.
 
+    A message that is cut stands beneath the table in full.
+
     Args:
         columns: Its columns.
         cells: Its rows.
@@ -94,14 +99,22 @@ def print_figures(
     """
     console = stdout()
     width = width_of(console)
-    lines, left_out = plain(columns, cells, width)
+    blank = [""] * (len(columns) - first)
+    figures = [[*row[:first], *blank] if number in failures else row for number, row in enumerate(cells)]
+    lines, left_out = plain(columns, figures, width)
+    cut: list[str] = []
     kept = [column.header for column in columns if column.header not in left_out]
     for number, line in enumerate(spread(lines, kept.index(columns[first].header), failures)):
         text = Text(line, style=("bold", "dim")[number] if number < HEADING_LINES else "")
         if number - HEADING_LINES in failures:
             text.stylize("red")
+            if width is not None and text.cell_len > width:
+                cut.append(failures[number - HEADING_LINES])
             text.truncate(width or text.cell_len, overflow="ellipsis")
         console.print(text, soft_wrap=True)
+    for message in dict.fromkeys(cut):
+        console.print()
+        paragraph(console, Text(message, style="red"))
     return left_out
 
 
@@ -146,7 +159,7 @@ def plain(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
         if wrapping:
             fixed = sum(length for index, length in enumerate(widths()) if index not in wrapping)
             room = (width - fixed - GAP * (len(columns) - 1)) // len(wrapping)
-            if room >= NARROWEST_COLUMN or not columns[index].expendable:
+            if room >= NARROW_COLUMN or not columns[index].expendable:
                 for index in wrapping:
                     folded[index] = max(room, NARROWEST_COLUMN)
                 break

@@ -4,7 +4,7 @@ Scalars of every drafted position come first, in float64; then the decision; the
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
 looking costs nothing, rows that have to be processed are read as far as chains reach, greedy requests with long rows
-are left to `chains`, and one request from probabilities to `single`.
+are left to `chains`, and a short one from probabilities to `single`.
 """
 
 from __future__ import annotations
