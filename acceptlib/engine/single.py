@@ -50,10 +50,11 @@ def step(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
     """Verify the only request of a call; see `AcceptanceStrategy.verify`."""
     numbers = _Numbers(inputs)
     ids = inputs.draft_token_ids[0].tolist()
-    stop, status = _decide(plan, inputs, ids, numbers)
+    end = chains.end_of(ids)
+    stop, status = _decide(plan, inputs, ids, end, numbers)
     token = chains.NONE
     if status == OK:
-        token, status = _emit(plan, inputs, stop, numbers, is_bonus=stop == chains.end_of(ids))
+        token, status = _emit(plan, inputs, stop, numbers, is_bonus=stop == end)
     chains.write(out, [(ids, stop, token, status)])
 
 
@@ -76,8 +77,8 @@ class _Numbers:
         return torch.tensor([bits_at(*self.stream)], device="cpu") if self.given is None else self.given.emit
 
 
-def _decide(plan: Plan, inputs: Inputs, ids: list[int], numbers: _Numbers) -> tuple[int, int]:
-    """Return how many of the drafted tokens stand, and the `Status` of the one that does not.
+def _decide(plan: Plan, inputs: Inputs, ids: list[int], end: int, numbers: _Numbers) -> tuple[int, int]:
+    """Return how many of the drafted tokens before the end stand, and the `Status` of the one that does not.
 
     What is wrong with a token is looked at in the order of `torch_engine`, its id first.
     """
@@ -90,14 +91,14 @@ def _decide(plan: Plan, inputs: Inputs, ids: list[int], numbers: _Numbers) -> tu
         q = float64(as_words(inputs.draft.data.detach())[at])[None]
         values["draft_prob"] = np.where(q > 0, q, 0.0)
     h = decide.broadcast(call(plan.accept, values, plan.constants), p[None])[0].tolist()
-    for position in range(chains.end_of(ids)):
+    for position in range(end):
         if ids[position] >= inputs.vocab_size:
             return position, INVALID_TOKEN_ID
         if "target_prob" in plan.reads and not 0 <= probs[position] <= 1 + ROW_TOLERANCE:
             return position, UNNORMALIZED_ROW if 1 < probs[position] < torch.inf else INVALID_ROW
         if not numbers.uniform(position) < h[position]:
             return position, OK
-    return chains.end_of(ids), OK
+    return end, OK
 
 
 def _emit(plan: Plan, inputs: Inputs, stop: int, numbers: _Numbers, *, is_bonus: bool) -> tuple[int, int]:

@@ -112,7 +112,8 @@ def fixed_fours(weights, IN_FOURS: tl.constexpr):
 def running(weights, IN_FOURS: tl.constexpr):
     """Return running sums of [n] weights times 2^60, int64, every fourth one of which is that of `fixed_fours`.
 
-    They do not fall where weights sum to at most 4: more are a fault, which the sums in floats tell. Those within a four are of floats too: (a + b) + c is no more than (a + b) + (c + d), and equals it if d is 0.
+    They do not fall where weights sum to at most 4; more are a fault, which the sums in floats tell. Within a four they
+    are of floats too: (a + b) + c is no more than (a + b) + (c + d), and equals it if d is 0.
     """
     if IN_FOURS:
         firsts, seconds = tl.split(tl.reshape(weights, [weights.shape[0] // 2, 2]))
