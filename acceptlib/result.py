@@ -9,7 +9,6 @@ from typing import Final
 import torch
 
 from acceptlib.errors import StatusError
-from acceptlib.tensors import as_device
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -93,13 +92,7 @@ class VerifyResult:
         logprobs: bool = False,
         num_passed: bool = False,
     ) -> VerifyResult:
-        """Allocate a result to pass as `out`.
-
-        Raises:
-            InputError: There is no such device.
-        """
-        if not isinstance(device, torch.device):
-            device = as_device(device)
+        """Allocate a result to pass as `out`."""
         shape = (num_requests, max_num_draft_tokens + 1)
         return cls(
             output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),
