@@ -2,14 +2,14 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.ops import Value
@@ -158,8 +158,7 @@ def _keeps_target(plan: Plan) -> bool:
     entry = _Entry()
 
     def weight(p: Value, *, q: float) -> Value:
-        values = {**plan.constants, "p": p, "q": q, "is_drafted": q > 0}
-        return call(plan.residual, values, {})
+        return _returned(plan.residual, {**plan.constants, "p": p, "q": q, "is_drafted": q > 0})
 
     return _holds(lambda: weight(entry, q=0.0) is entry and weight(0.0, q=1.0) <= 0)
 
@@ -192,10 +191,14 @@ def _within_target(plan: Plan) -> bool:
         return True
 
     def weight(*, is_drafted: bool) -> Value:
-        values = {**plan.constants, "p": 0.0, "q": _AtLeastZero(), "is_drafted": is_drafted}
-        return call(plan.residual, values, {})
+        return _returned(plan.residual, {**plan.constants, "p": 0.0, "q": _AtLeastZero(), "is_drafted": is_drafted})
 
     return _holds(lambda: weight(is_drafted=False) <= 0 and weight(is_drafted=True) <= 0)
+
+
+def _returned(rule: Rule, values: Mapping[str, Value]) -> Value:
+    """Return what a rule's function does, which is no number where it is given what stands for one."""
+    return rule.function(*[values[name] for name in rule.names])
 
 
 def _holds(condition: Callable[[], Value]) -> bool:
