@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -120,7 +121,6 @@ KINDS: Final = (
     ("state", Mapping),
     ("out", VerifyResult),
     ("workspace", Workspace),
-    ("max_num_draft_tokens", int),
     ("logprobs", bool),
 )
 """Arguments of `verify` that are no tensors, and what they are."""
@@ -173,7 +173,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
         raise InputError(msg)
 
-    given = (sampling, draft_sampling, uniforms, state, out, workspace, max_num_draft_tokens, logprobs)
+    given = (sampling, draft_sampling, uniforms, state, out, workspace, logprobs)
     for value, (name, kind) in zip(given, KINDS, strict=True):
         if value is not None and not isinstance(value, kind):
             msg = f"{name}: expected {kind.__name__}, got {shortened(value)} ({type(value).__name__})"
@@ -248,6 +248,9 @@ def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) 
         given = "logits" if probs is None else "probs"
         msg = f"{name}_{given}: expected a torch.Tensor, got {type(data).__name__}"
         raise InputError(msg)
+    if data.layout is not torch.strided:
+        msg = f"{name} rows: expected a dense tensor, got {str(data.layout).removeprefix('torch.')}; pass `.to_dense()`"
+        raise InputError(msg)
     return data, probs is None
 
 
@@ -266,8 +269,9 @@ def _padded(
         )
         raise InputError(msg)
     num_requests, most = ids.shape
-    if max_num_draft_tokens not in {None, most}:
-        msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {max_num_draft_tokens}"
+    if max_num_draft_tokens is not None and max_num_draft_tokens != most:
+        got = shortened(max_num_draft_tokens)
+        msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {got}"
         raise InputError(msg)
     _expect_rows("target", target, [(num_requests, most + extra) for extra in bonus_rows], "[B, K+1, V]")
     if draft is not None:
@@ -312,10 +316,10 @@ def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int, max_num_draft_t
         counts = torch.cat((cu_num_draft_tokens[:1], cu_num_draft_tokens.diff()))  # the first is 0, or a count
         longest: int = max([0, *counts.tolist()])
         return min(longest, num_tokens)
-    if max_num_draft_tokens < 0:
-        msg = f"max_num_draft_tokens: expected an int >= 0, got {max_num_draft_tokens}"
+    if not isinstance(max_num_draft_tokens, Integral) or max_num_draft_tokens < 0:
+        msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(max_num_draft_tokens)}"
         raise InputError(msg)
-    return max_num_draft_tokens
+    return int(max_num_draft_tokens)  # NumPy's too
 
 
 def count_requests(

@@ -11,6 +11,7 @@ import functools
 import threading
 from dataclasses import dataclass
 from enum import IntEnum
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,8 @@ class Rng:
             given: dict[str, Any] = {} if source is None else {"generator": source}
             words = torch.randint(SMALLEST, LARGEST, (2, num_requests), device=where, **given).to(device)
             return cls(seeds=words[0], offsets=words[1])
-        if isinstance(source, int):
-            return Root(wrap(source), 0).streams(num_requests, device)
+        if isinstance(source, Integral):
+            return Root(wrap(int(source)), 0).streams(num_requests, device)
         msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
         raise InputError(msg)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pydantic
@@ -319,13 +320,15 @@ class AcceptanceStrategy:
         Raises:
             InputError: A size is no number >= 0, or there is no such device.
         """
-        sizes, device = (num_requests, max_num_draft_tokens, vocab_size), as_device(device)
-        if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        device = as_device(device)
+        sizes = (num_requests, max_num_draft_tokens, vocab_size)
+        if not all(isinstance(size, Integral) and size >= 0 for size in sizes):
             msg = f"workspace: expected num_requests, max_num_draft_tokens and vocab_size to be ints >= 0, got {sizes}"
             raise InputError(msg)
         if type(self).verify is not AcceptanceStrategy.verify:
             return Workspace.allocate(0, 0, device)
-        return backends.workspace(self.backend, self.plan, *sizes, device)
+        num_requests, max_num_draft_tokens, vocab_size = map(int, sizes)  # NumPy's too
+        return backends.workspace(self.backend, self.plan, num_requests, max_num_draft_tokens, vocab_size, device)
 
     @classmethod
     def _check_rules(cls) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -153,8 +154,14 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["draft_token_ids", "[B, K]", "[3]", "cu_num_draft_tokens"],
     ),
     "max-differs": ({"max_num_draft_tokens": 3}, ["max_num_draft_tokens", "expected 2", "got 3"]),
+    "max-list": ({"max_num_draft_tokens": [2]}, ["max_num_draft_tokens", "expected 2", "got [2]"]),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
     "target-flat": ({"target_probs": torch.ones(6, 7)}, ["target rows", "[2, 3, V]", "[6, 7]"]),
+    "target-sparse": (
+        {"target_probs": torch.eye(7)[:3].expand(2, 3, 7).to_sparse()},
+        ["target rows", "dense", "sparse_coo", "to_dense()"],
+    ),
+    "draft-sparse": ({"draft_probs": torch.ones(2, 2, 7).to_sparse()}, ["draft rows", "dense", "sparse_coo"]),
     "draft-rows": ({"draft_probs": torch.ones(2, 3, 7)}, ["draft rows", "[B, K, V] = [2, 2, V]", "[2, 3, 7]"]),
     "accept-flat": (
         {
@@ -179,6 +186,14 @@ def check_error(arguments: dict[str, Any], fragments: list[str]) -> None:
 def test_error_at_the_call_ragged(case: str) -> None:
     changes, fragments = RAGGED_ERRORS[case]
     check_error(plain_call() | changes, fragments)
+
+
+def test_ints_of_numpy_are_ints() -> None:
+    strategy, call = acceptlib.create("rejection"), plain_call()
+    expected = strategy.verify(**call | {"max_num_draft_tokens": 2, "rng": 3})
+    found = strategy.verify(**call | {"max_num_draft_tokens": np.int64(2), "rng": np.uint64(3)})
+    assert torch.equal(found.output_token_ids, expected.output_token_ids)
+    assert strategy.workspace(np.int64(2), np.int32(2), np.int64(7), "cpu").words.numel() == 0
 
 
 @pytest.mark.parametrize("case", PADDED_ERRORS)

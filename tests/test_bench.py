@@ -475,7 +475,7 @@ class TestCommand:
             (["--shapes", "3"], "expected BxK"),
             (["--shapes", "0x3"], "expected BxK"),
             (["--inputs", "logit"], "expected some of logits, probs, one-hot"),
-            (["--peers", "sglang"], "expected some of flashinfer, transformers, vllm"),
+            (["--peers", "sglang"], "expected none, or some of flashinfer, transformers, vllm"),
             (["--peers", "vllm"], "cannot be imported"),
             (["--device", "tpu"], "expected cpu, cuda"),
             (["--device", "cuda:99"], "does not exist"),

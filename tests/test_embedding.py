@@ -535,7 +535,8 @@ def test_copies_are_strategies_of_their_own(copied: Callable[[AcceptanceStrategy
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rng": torch.Generator()}, "in a compiled function, got torch.Generator"),
+        ({"rng": torch.Generator()}, "in a compiled function, got Generator"),
+        ({"rng": "seed"}, "in a compiled function, got str"),
         ({"max_num_draft_tokens": None}, "max_num_draft_tokens: expected an int in the ragged layout of a compiled"),
     ],
 )

@@ -332,6 +332,37 @@ def thirds_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr, LENGTH: tl.constex
     tl.store(sums_ptr + row, sums.in_thirds(numbers, 1))
 
 
+def compare_running() -> str:
+    """Return an empty string if running sums of weights end each four where the sums of parts do, and never fall."""
+    generator = torch.Generator().manual_seed(8)
+    weights = torch.rand(16, 64, generator=generator).ldexp(torch.randint(-40, 1, (16, 64), generator=generator))
+    weights *= torch.randint(0, 2, weights.shape, generator=generator) / weights.sum(1, keepdim=True)
+    ends, fours = (torch.empty(2, 16, length, dtype=torch.int64) for length in (64, 16))
+    running_kernel[16,](ends, fours, weights, 64)
+    exact = (weights.double() * 2.0**60).long().cumsum(1)
+    wrong = {
+        "a four ends elsewhere": not torch.equal(ends[:, :, 3::4], fours.cumsum(2)),
+        "a sum falls": (ends.diff(dim=2) < 0).any(),
+        "integers one by one": not torch.equal(ends[0], exact),
+        "sums in fours are the same": torch.equal(fours[1], fours[0]),
+        "sums in fours are others": (ends[1] - exact).abs().max() > 2**60 * 1e-6,
+    }
+    return "; ".join(name for name, is_wrong in wrong.items() if is_wrong)
+
+
+@triton.jit
+def running_kernel(ends_ptr, fours_ptr, weights_ptr, LENGTH: tl.constexpr):
+    """Store running sums [2, RUNS, LENGTH] and sums of fours [2, RUNS, LENGTH/4] of weights: one by one, in fours."""
+    run = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, LENGTH)
+    four = tl.arange(0, LENGTH // 4)
+    weights = tl.load(weights_ptr + run * LENGTH + index)
+    for in_fours in tl.static_range(2):
+        row = in_fours * tl.num_programs(0) + run
+        tl.store(ends_ptr + row * LENGTH + index, sums.running(weights, in_fours))
+        tl.store(fours_ptr + row * (LENGTH // 4) + four, sums.fixed_fours(weights, in_fours))
+
+
 def compare_words() -> str:
     """Return an empty string if words hold the sums and masses that programs wait for, and show what is not there."""
     parts = torch.tensor([0, 1, 2**61 + 5, 2**62, 2**63 - 1])
@@ -370,6 +401,10 @@ def words_kernel(words_ptr, again_ptr, found_ptr, parts_ptr, masses_ptr, COUNT: 
     held = partials.masses_of(tl.where(inside, pairs, 0), tl.where(inside, others, 0))
     for i in tl.static_range(3):
         tl.store(found_ptr + i * (COUNT + 1) + index, held[i], mask=index <= COUNT)
+
+
+SUMS = {"thirds": compare_thirds, "running": compare_running, "words": compare_words}
+"""Checks of sums in integers, and of how they pass between programs."""
 
 
 class Contrary(AcceptanceStrategy):
@@ -422,7 +457,7 @@ def labels() -> list[tuple[str, str]]:
     laws = [f"{filters}-{kind}" for filters in ("law", "top-p", "mixed", *listed) for kind in law_rows()]
     wide = [f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()]
     return [
-        *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), "thirds", "words")),
+        *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), *SUMS)),
         *(("wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
     ]
 
@@ -438,7 +473,7 @@ def run_laws() -> dict[str, str]:
         with listing(listed):
             results |= {f"min-p-{listed}-{kind}": compare_floors(logits) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
-    return results | {"thirds": compare_thirds(), "words": compare_words()}
+    return results | {name: compare() for name, compare in SUMS.items()}
 
 
 def run_wide(whole: dict[str, int]) -> dict[str, str]:

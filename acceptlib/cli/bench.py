@@ -318,7 +318,7 @@ def _peers(names: str | None, todo: Sequence[Workload], device: Any) -> tuple[li
 
     if names == "none":
         return [], []
-    wanted = list(PEERS) if names is None else _split(names, PEERS, "--peers")
+    wanted = list(PEERS) if names is None else _split(names, PEERS, "--peers", "none, or ")
     missing = {name: reason for name in wanted if (reason := PEERS[name].missing()) is not None}
     if names is not None and missing:
         msg = "--peers: " + "; ".join(f"{name}: {reason}" for name, reason in missing.items())
@@ -339,8 +339,8 @@ def _kinds(text: str) -> list[Any]:
     return _split(text, ("logits", "probs", "one-hot"), "--inputs")
 
 
-def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str) -> list[str]:
-    """Return names separated by commas, once each.
+def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str, alone: str = "") -> list[str]:
+    """Return names separated by commas, once each; `alone` is what else the option takes, for the message.
 
     Raises:
         CommandError: One is not known.
@@ -348,7 +348,7 @@ def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str) 
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
-        msg = f"{option}: expected some of {', '.join(known)}, separated by commas, got {unknown[0]!r}"
+        msg = f"{option}: expected {alone}some of {', '.join(known)}, separated by commas, got {unknown[0]!r}"
         raise CommandError(msg)
     return list(dict.fromkeys(names))
 

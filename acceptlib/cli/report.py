@@ -173,7 +173,8 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
         worst, row = max(tested, key=lambda pair: pair[0])
         verdict = ": more than chance explains." if worst > SUSPICIOUS else "."
         where = f"({row.strategy}, K = {row.num_draft_tokens})"
-        remarks.append(f"Largest gap between tau and expected: {worst:.1f} standard errors {where}{verdict}")
+        gap = f"{worst:.1f} standard errors of their difference {where}{verdict}"
+        remarks.append(f"Largest gap between tau and expected: {gap}")
     ahead = sorted({row.strategy for row in rows if row.looks_ahead and row.tv is not None})
     if ahead:
         remarks.append(

@@ -101,8 +101,8 @@ def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
     Raises:
         InputError: No graph can hold the call. Whatever else is wrong with it is raised when the graph runs.
     """
-    if isinstance(rng, torch.Generator):
-        msg = "rng: expected acceptlib.Rng, int or None in a compiled function, got torch.Generator"
+    if rng is not None and not isinstance(rng, Rng | int):
+        msg = f"rng: expected acceptlib.Rng, int or None in a compiled function, got {type(rng).__name__}"
         raise InputError(msg)
     if out is None:
         if cu_num_draft_tokens is None:
