@@ -105,8 +105,9 @@ def flashinfer_dropin(batch: Batch, *, seeded: bool) -> Callable[[], torch.Tenso
 
 def from_a_generator(batch: Batch) -> Callable[[], torch.Tensor]:
     """Return a call of the engine whose numbers come from torch's default generator."""
-    strategy, rows = named("rejection")(), {"target_probs": batch.target, "draft_probs": batch.draft}
-    return lambda: strategy.verify(batch.draft_token_ids, **rows, out=batch.out).output_token_ids
+    strategy = named("rejection")()
+    arguments = batch.arguments(strategy)
+    return lambda: strategy.verify(batch.draft_token_ids, **arguments, out=batch.out).output_token_ids
 
 
 def vllm_v0_dropin(batch: Batch, sampler: Callable[[], torch.nn.Module]) -> Callable[[], torch.Tensor]:
@@ -173,6 +174,12 @@ PATHS: Final = {
     # them from its state.
     "probabilities, streams from a generator": Case(
         named("rejection"), {"kind": "probs"}, through(from_a_generator, "from a generator")
+    ),
+    "probabilities, counting, streams from a generator": Case(
+        named("rejection"), {"kind": "probs", "counts": True}, through(from_a_generator, "from a generator")
+    ),
+    "logits, one-hot draft, T = 0.7, streams from a generator": Case(
+        named("rejection"), {"kind": "one-hot", "temperature": 0.7}, through(from_a_generator, "from a generator")
     ),
     "probabilities, FlashInfer's function": Case(
         named("rejection"), {"kind": "probs"}, through(functools.partial(flashinfer_dropin, seeded=False))

@@ -10,8 +10,9 @@ from acceptlib.inputs import Inputs
 from acceptlib.tensors import current_stream
 from acceptlib.workspace import Workspace
 
-RESERVED_COUNTERS = 1 << 20
-"""Counters of a device for captured calls, all zero: a graph would zero fresh ones in every replay, a kernel more."""
+RESERVED_COUNTERS = 1 << 22
+"""Counters of a device for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
+would zero fresh ones in every replay, a kernel more."""
 
 
 def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
