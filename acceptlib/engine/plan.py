@@ -128,7 +128,8 @@ class Plan:
             if name not in known:
                 msg = (
                     f"strategy {self.name!r}: rule {role!r} reads {name!r}, which it cannot.{suggest(name, known)} "
-                    f"Available: {', '.join(sorted(known))}."
+                    f"Available: {', '.join(sorted(known))}. Options are read as `constants()` gives them: numbers and "
+                    "tuples of them, unless it is overridden."
                 )
                 raise StrategyDefinitionError(msg)
         if rule:

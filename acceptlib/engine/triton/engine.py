@@ -206,6 +206,7 @@ class Schedule(NamedTuple):
         num_blocks: Blocks of a row.
         num_emit_blocks: Blocks of a row in the last stage.
         num_programs: Programs of a request there.
+        num_counters: Counters of the workspace that they use.
         launches: In order.
     """
 
@@ -213,6 +214,7 @@ class Schedule(NamedTuple):
     num_blocks: int
     num_emit_blocks: int
     num_programs: int
+    num_counters: int
     launches: tuple[Launch, ...]
 
 
@@ -276,7 +278,8 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
         launches.append(Launch(key, grid, warps, registers, stage.first))
-    return Schedule(call, num_blocks, num_emit_blocks, num_programs, tuple(launches))
+    num_counters = counters(call, num_requests, most, num_requests * num_blocks, num_requests * num_emit_blocks)
+    return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
 
 
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
@@ -318,9 +321,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         adds_up=out.totals is not None,
         ends=cu is not None and len(cu) == num_requests,
     )
-    call, num_blocks, num_emit_blocks, num_programs, launches = schedule(rules, form, num_requests, most)
+    scheduled = schedule(rules, form, num_requests, most)
+    call, num_blocks, num_emit_blocks, num_programs, num_counters, launches = scheduled
     num_tokens = ids.numel()
-    num_counters = counters(call, num_requests, most, num_requests * num_blocks, num_requests * num_emit_blocks)
     memory = memory_for(inputs, num_counters, words(call, num_requests, most, num_tokens, num_blocks, num_emit_blocks))
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
     arguments = [
