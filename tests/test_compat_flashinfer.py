@@ -14,6 +14,7 @@ import torch
 
 import acceptlib
 from acceptlib import exact
+from acceptlib.compat import flashinfer
 from acceptlib.compat.flashinfer import chain_speculative_sampling
 from acceptlib.errors import InputError
 from acceptlib.testing.simulation import FALSE_ALARM_Z, world
@@ -67,8 +68,8 @@ def test_documented_example() -> None:
     draft_probs = torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.1]]])
     draft_token_ids = torch.tensor([[2, 1]], dtype=torch.int32)
     target_probs = torch.tensor([[[0.0, 0.1, 0.6, 0.3], [1.0, 0.0, 0.0, 0.0], [0.7, 0.1, 0.1, 0.1]]])
-    output_token_ids, output_accepted_token_num, output_emitted_draft_token_num = chain_speculative_sampling(
-        draft_probs, draft_token_ids, target_probs
+    output_token_ids, output_accepted_token_num, output_emitted_draft_token_num = (
+        flashinfer.sampling.chain_speculative_sampling(draft_probs, draft_token_ids, target_probs)
     )
     assert output_token_ids.tolist() == [[2, 0, -1]]
     assert output_token_ids.dtype == torch.int32
@@ -138,6 +139,21 @@ def test_int_and_tensor_seeds_agree() -> None:
         assert same(expected, chain_speculative_sampling(**rows, seed=seed, offset=9))
     assert same(chain_speculative_sampling(**rows, seed=4), chain_speculative_sampling(**rows, seed=4, offset=0))
     assert same(expected, chain_speculative_sampling(**rows, seed=np.uint64(2**64 - 3), offset=np.int32(9)))
+
+
+def test_a_seed_sets_many_rows_apart() -> None:
+    """Row b's numbers are those of the batch's first rows, however many there are: offsets must not overflow."""
+    size = 1 << 20
+    rows = {
+        "draft_probs": torch.ones(size, 1, 1),
+        "draft_token_ids": torch.zeros(size, 1, dtype=torch.int32),
+        "target_probs": torch.full((size, 2, 2), 0.5),
+    }
+    tokens = chain_speculative_sampling(**rows, seed=7)[0]
+    few = {name: value[:5] for name, value in rows.items()}
+    assert torch.equal(tokens[:5], chain_speculative_sampling(**few, seed=7)[0])
+    assert not torch.equal(tokens[: size // 2], tokens[size // 2 :])
+    assert abs(float((tokens[:, 1] == -1).double().mean()) - 0.5) < FALSE_ALARM_Z * 0.5 / math.sqrt(size)
 
 
 def test_every_seed_and_offset_is_read() -> None:

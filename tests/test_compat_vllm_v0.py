@@ -206,14 +206,24 @@ def test_an_empty_batch(kind: str) -> None:
         assert mask.dtype == torch.bool
 
 
-def test_rows_without_the_bonus_row() -> None:
+@samplers
+@pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
+def test_rows_without_the_bonus_row(kind: str, *, strict: bool) -> None:
     """What the first version took: the bonus token is given, so its row is not needed."""
-    given = inputs(30)
+    given, sampler = inputs(30), SAMPLERS[kind](strict_mode=strict)
     torch.manual_seed(1)
-    expected = RejectionSampler()(**given)
+    expected = sampler(**given)
     torch.manual_seed(1)
     given["target_with_bonus_probs"] = given["target_with_bonus_probs"][:, :-1]
-    assert torch.equal(RejectionSampler()(**given), expected)
+    assert torch.equal(sampler(**given), expected)
+
+
+def test_thresholds_are_read_and_not_set() -> None:
+    sampler = TypicalAcceptanceSampler(0.2, 0.4)
+    assert (sampler._posterior_threshold, sampler._posterior_alpha) == (0.2, 0.4)
+    for name in ("_posterior_threshold", "_posterior_alpha"):
+        with pytest.raises(AttributeError):
+            setattr(sampler, name, 0.0)
 
 
 @samplers
@@ -227,7 +237,7 @@ def test_nothing_of_the_callers_is_written(kind: str) -> None:
 # Strict mode
 
 BROKEN: dict[str, tuple[str, Any]] = {
-    "target-without-bonus-row": ("target_with_bonus_probs", lambda x: x[:, :-1]),
+    "target-rows": ("target_with_bonus_probs", lambda x: x[:, :-2]),
     "target-dimensions": ("target_with_bonus_probs", lambda x: x[0]),
     "target-vocabulary": ("target_with_bonus_probs", lambda x: x[..., :-1]),
     "target-dtype": ("target_with_bonus_probs", lambda x: x.half()),

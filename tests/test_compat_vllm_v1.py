@@ -484,6 +484,8 @@ def test_generate_uniform_probs(monkeypatch: pytest.MonkeyPatch) -> None:
     many = generate_uniform_probs(20_000, [20_000], {0: support.generator(2)}, CPU)
     assert chi_square_z(torch.histc(many, 50, 0, 1), torch.full((50,), 1 / 50)) < FALSE_ALARM_Z
     assert generate_uniform_probs(0, [], {}, CPU).shape == (0,)
+    named = generate_uniform_probs(5, counts, {0: support.generator(1)}, "cpu")  # type: ignore[arg-type]
+    assert torch.equal(named[:3], runs[0][:3])
     with pytest.raises(InputError, match="num_tokens: expected 3, the sum of num_draft_tokens, got 8"):
         generate_uniform_probs(8, [2, 1], {}, CPU)
     # sglang#30822: the largest number there is must not be rounded to 1.
@@ -500,6 +502,16 @@ def test_a_bound_below_a_request() -> None:
             torch.zeros(3, dtype=torch.int64),
             SamplingMetadata(torch.ones(3), all_greedy=False, all_random=True),
         )
+    metadata = SpecDecodeMetadata.make_dummy([[1, 2], [0]], CPU)
+    metadata.max_spec_len = 1
+    for sampling in (GREEDY, random_sampling(2), random_sampling(2, top_k=torch.tensor([2, 2]))):
+        with pytest.raises(InputError, match="max_spec_len: expected at least 2"):
+            RejectionSampler()(metadata, None, torch.zeros(3, 4), torch.zeros(2, 1).int(), sampling)
+
+
+def test_fields_that_versions_order_differently_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        SamplingMetadata(torch.ones(1), False, True, None, None, {0: support.generator(1)})  # type: ignore[misc]  # noqa: FBT003
 
 
 def recovered(given: dict[str, Any], sampling: SamplingMetadata) -> torch.Tensor:

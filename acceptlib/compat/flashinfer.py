@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import SupportsIndex
 
 import torch
@@ -10,12 +11,16 @@ import torch
 from acceptlib import Rng, VerifyResult
 from acceptlib.compat._common import as_rows, create, expect
 from acceptlib.errors import InputError
-from acceptlib.tensors import ID_DTYPES
 
-__all__ = ["chain_speculative_sampling"]
+__all__ = ["chain_speculative_sampling", "sampling"]
 
-ROW_STRIDE = 1 << 44
-"""How far apart in one seed's stream the rows of a batch are that share the seed."""
+ROW_STRIDE = 1 << 40
+"""How far apart in one seed's stream the rows of a batch are that share the seed: there is room for 2^23 of them."""
+
+COUNT_DTYPES = (torch.int32, torch.int64)
+
+sampling = sys.modules[__name__]
+"""This module, as FlashInfer's package has it: `flashinfer.sampling.chain_speculative_sampling`."""
 
 
 def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signature
@@ -61,7 +66,7 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     ):
         if total is not None:
             expect(name, total, (num_requests,), device)
-            if total.dtype not in ID_DTYPES:
+            if total.dtype not in COUNT_DTYPES:
                 msg = f"{name}: expected int32 or int64, got {str(total.dtype).removeprefix('torch.')}"
                 raise InputError(msg)
     if generator is not None and not isinstance(generator, torch.Generator):

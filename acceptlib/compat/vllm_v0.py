@@ -171,14 +171,14 @@ class _SpecDecodeSampler(torch.nn.Module):
                 raise StrictModeError(msg)
         if draft_token_ids.ndim != 2 or target_with_bonus_probs.ndim != 3:  # noqa: PLR2004
             msg = (
-                "expected draft_token_ids [B, k] and target_with_bonus_probs [B, k+1, V], got "
+                "expected draft_token_ids [B, k] and target_with_bonus_probs [B, k+1, V] or [B, k, V], got "
                 f"{list(draft_token_ids.shape)} and {list(target_with_bonus_probs.shape)}"
             )
             raise StrictModeError(msg)
         batch_size, k = draft_token_ids.shape
-        vocab_size = target_with_bonus_probs.shape[-1]
+        num_rows, vocab_size = target_with_bonus_probs.shape[1:]
         expectations = (
-            ((batch_size, k + 1, vocab_size), self.probs_dtype),
+            ((batch_size, k if num_rows == k else k + 1, vocab_size), self.probs_dtype),
             ((batch_size, self._num_bonus_tokens), self.token_id_dtype),
             ((batch_size, k, vocab_size), self.probs_dtype),
             ((batch_size, k), self.token_id_dtype),
@@ -219,8 +219,7 @@ class RejectionSampler(_SpecDecodeSampler):
         """Accept drafted tokens, or replace the first rejected one by a draw from max(p - q, 0), normalised.
 
         Args:
-            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read. [B, k, V] is taken too, except in
-                strict mode.
+            target_with_bonus_probs: [B, k+1, V] float32, of which the last row is not read, or [B, k, V].
             bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
             draft_probs: [B, k, V] float32.
             draft_token_ids: [B, k] int64.
@@ -306,6 +305,17 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
                 raise InputError(msg)
         strategy = _GuardedTypical(posterior_threshold=posterior_threshold, posterior_alpha=posterior_alpha)
         super().__init__(strategy, strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
+        self._options: dict[str, float] = strategy.options.model_dump()
+
+    @property
+    def _posterior_threshold(self) -> float:
+        """The probability that always suffices; only read, so that a new number is not ignored."""
+        return self._options["posterior_threshold"]
+
+    @property
+    def _posterior_alpha(self) -> float:
+        """The factor of exp(-entropy), likewise."""
+        return self._options["posterior_alpha"]
 
     def forward(
         self,
@@ -317,8 +327,7 @@ class TypicalAcceptanceSampler(_SpecDecodeSampler):
         """Accept typical tokens, and replace the first that is not by the target's argmax.
 
         Args:
-            target_with_bonus_probs: [B, k+1, V] float32; the last row is not read. [B, k, V] is taken too, except in
-                strict mode.
+            target_with_bonus_probs: [B, k+1, V] float32, of which the last row is not read, or [B, k, V].
             bonus_token_ids: [B, 1] int64, emitted where all drafted tokens are accepted.
             draft_probs: Not read.
             draft_token_ids: [B, k] int64.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 
 import torch
@@ -86,7 +86,8 @@ class SpecDecodeMetadata:
 class SamplingMetadata:
     """How vLLM's requests are sampled; its own objects are taken as well.
 
-    Only the fields up to `generators` are read: in vLLM too, the others act on logits before or after this step.
+    Only the fields up to `generators` are read: in vLLM too, the others act on logits before or after this step. From
+    there on vLLM's versions order them differently, so they are given by name.
 
     Attributes:
         temperature: [B] float32, `GREEDY_TEMPERATURE` for greedy requests; None if `all_greedy`.
@@ -102,6 +103,7 @@ class SamplingMetadata:
     all_random: bool
     top_p: torch.Tensor | None = None
     top_k: torch.Tensor | None = None
+    _: KW_ONLY
     generators: dict[int, torch.Generator] = field(default_factory=dict)
     min_p: torch.Tensor | None = None
     max_num_logprobs: int | None = None
@@ -233,9 +235,6 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         InputError: Shapes, dtypes or devices do not fit, or `max_spec_len` is less than a request's number.
     """
     expect("target_probs", target_probs, (len(draft_token_ids), "V"))
-    if max(num_draft_tokens, default=0) > max_spec_len:
-        msg = f"max_spec_len: expected at least {max(num_draft_tokens)}, as in num_draft_tokens, got {max_spec_len}"
-        raise InputError(msg)
     metadata = SpecDecodeMetadata(draft_token_ids, num_draft_tokens, cu_num_draft_tokens)
     metadata.max_spec_len = max_spec_len
     greedy = random = None
@@ -353,7 +352,8 @@ def generate_uniform_probs(
     if sum(num_draft_tokens) != num_tokens:
         msg = f"num_tokens: expected {sum(num_draft_tokens)}, the sum of num_draft_tokens, got {num_tokens}"
         raise InputError(msg)
-    rng = Rng.of(_streams(num_draft_tokens, generators, device), len(num_draft_tokens), device)
+    device = torch.device(device)
+    rng = _streams(num_draft_tokens, generators, device) or Rng.of(None, len(num_draft_tokens), device)
     uniforms = rng.uniforms(max(num_draft_tokens, default=0)).accept
     rows = [row[:count] for row, count in zip(uniforms, num_draft_tokens, strict=True)]
     flat = torch.cat(rows) if rows else torch.empty(0, dtype=torch.float64, device=device)
@@ -391,8 +391,9 @@ def sample_recovered_tokens(  # noqa: PLR0913, PLR0917 - vLLM's signature
     """
     num_tokens = draft_token_ids.shape[0]
     expect("target_probs", target_probs, (num_tokens, "V"))
+    device = torch.device(device)
     streams = _streams(num_draft_tokens, sampling_metadata.generators, device)
-    bits = Rng.of(streams, len(num_draft_tokens), device).uniforms(0).emit
+    bits = (streams or Rng.of(None, len(num_draft_tokens), device)).uniforms(0).emit
     result = _RECOVER.verify(
         draft_token_ids,
         target_probs=target_probs,
@@ -436,7 +437,10 @@ def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logi
 
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
-    num_requests = len(metadata.num_draft_tokens)
+    num_requests, longest = len(metadata.num_draft_tokens), max(metadata.num_draft_tokens, default=0)
+    if longest > metadata.max_spec_len:
+        msg = f"max_spec_len: expected at least {longest}, as in num_draft_tokens, got {metadata.max_spec_len}"
+        raise InputError(msg)
     expect("cu_num_draft_tokens", metadata.cu_num_draft_tokens, (num_requests,))
     result = create(strategy).verify(
         metadata.draft_token_ids,
