@@ -91,6 +91,8 @@ def ratio(a: Value, b: Value) -> Value:
     These are the limits that make min(1, p / q) accept a token of zero draft probability iff the target gives
     it any (Leviathan et al. 2022, arXiv 2211.17192, section 2.3).
     """
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return a / b if b else math.inf if a > 0 else 0.0
     quotient = a / b
     if isinstance(quotient, torch.Tensor):
         return torch.nan_to_num(quotient, nan=0.0, posinf=math.inf)

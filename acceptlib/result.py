@@ -21,7 +21,7 @@ class Status(IntEnum):
 
     Attributes:
         OK: 0, it has one.
-        INVALID_ROW: 1, the target's row has NaN, +inf, a drafted token below 0, or no entry above zero probability.
+        INVALID_ROW: 1, the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0.
         UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
         INVALID_TOKEN_ID: 3, a drafted or bonus token id is outside the vocabulary.
         INVALID_COUNT: 4, `cu_num_draft_tokens` makes no sense there.
@@ -40,7 +40,9 @@ OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID, INVALID_COUNT, INVALID_PARA
 """Plain numbers: beside an enum's member NumPy takes several times as long."""
 
 EXPLANATIONS: Final[dict[Status, str]] = {
-    Status.INVALID_ROW: "the target's row has NaN, +inf, a drafted token below 0, or no entry above zero probability",
+    Status.INVALID_ROW: (
+        "the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0"
+    ),
     Status.UNNORMALIZED_ROW: "a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4",
     Status.INVALID_TOKEN_ID: "a drafted or bonus token id is outside the vocabulary",
     Status.INVALID_COUNT: (

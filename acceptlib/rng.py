@@ -90,7 +90,7 @@ class Rng:
             raise InputError(msg)
 
     @classmethod
-    def of(cls, source: Rng | torch.Generator | int | None, num_requests: int, device: torch.device) -> Rng:
+    def of(cls, source: Rng | torch.Generator | int | None, num_requests: int, device: torch.device | str) -> Rng:
         """Return streams for `num_requests` requests.
 
         Args:
@@ -103,6 +103,7 @@ class Rng:
         Raises:
             InputError: `source` is of another type, or an `Rng` of another length or device.
         """
+        device = torch.device(device)
         if isinstance(source, Rng):
             if source.seeds.shape[0] != num_requests or source.seeds.device != device:
                 msg = (

@@ -31,9 +31,9 @@ SCALARS: Final[dict[str, str]] = {
     "position": "0-based position in the draft",
     "num_draft_tokens": "drafted tokens of this request, n_b",
     "is_last": "whether this is the request's last drafted token",
-    "carry": "the running scalar; `carry` sees it before this position, `accept` after it, and `residual` before it",
-    "next_residual_mass": "sum of max(residual, 0) over the next row; 0 at the last drafted token; `accept` must not "
-    "fall as it grows, so that it is found only where it decides",
+    "carry": "the running scalar; `carry` and `residual` see it before this position, `accept` and `forgive` after it",
+    "next_residual_mass": "for `accept` alone: sum of max(residual, 0) over the next row; 0 at the last drafted token; "
+    "`accept` must not fall as it grows, so that it is found only where it decides",
 }
 """Per drafted position, float64 (booleans where named `is_`); of rows after sampling parameters."""
 
@@ -42,7 +42,8 @@ ELEMENTS: Final[dict[str, str]] = {
     "q": "the draft's row; one-hot at the drafted token where there is no draft row",
     "is_drafted": "whether the entry is the drafted token",
 }
-"""Per vocabulary entry, float32: what `residual` and row sums read beside scalars."""
+"""Per vocabulary entry, float32: what `residual` reads beside scalars, and a row sum beside `target_prob`, `draft_prob`
+and `position`."""
 
 
 class Rule:
@@ -82,7 +83,7 @@ class Rule:
         """
         try:
             value = self.function(*args)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             if isinstance(error, AcceptlibError):
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -270,7 +270,7 @@ class AcceptanceStrategy:
         Raises:
             InputError: Shapes, dtypes, devices or the combination of arguments do not fit.
             BackendError: The requested backend cannot run this call.
-            StrategyDefinitionError: A subclass overrides `verify` and calls this one, or has not made its instances.
+            StrategyDefinitionError: A subclass overrides `verify` and calls this one, or its `__init__` not super's.
         """
         if "plan" not in self.__dict__:
             expected = "expected an `__init__` that calls super()'s"

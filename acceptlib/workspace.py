@@ -9,7 +9,7 @@ import torch
 from acceptlib.errors import InputError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Workspace:
     """Memory in which the fused kernels keep what passes between them; `AcceptanceStrategy.workspace` allocates it.
 
@@ -21,7 +21,7 @@ class Workspace:
         words: [m] int64, contiguous, on the same device, whose content means nothing between calls.
 
     Raises:
-        InputError: They are others.
+        InputError: One has another dtype or shape, or is on another device.
     """
 
     counters: torch.Tensor

@@ -275,6 +275,11 @@ def test_int_gives_equal_streams(value: int) -> None:
     assert torch.equal(Rng.of(value, 4, device).seeds, first.seeds[:4])
 
 
+def test_a_device_may_be_named() -> None:
+    rng = Rng.of(3, 4, "cpu")
+    assert Rng.of(rng, 4, "cpu") is rng
+
+
 def test_ints_give_different_streams() -> None:
     """Different ints share no seed: catches `value + row`, where neighbours overlap."""
     device = torch.device("cpu")

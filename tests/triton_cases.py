@@ -88,7 +88,7 @@ class Acme(acceptlib.AcceptanceStrategy):
     @acceptlib.rule
     def forgive(target_top_entropy: "Value", cap: "Value", is_last: "Value") -> "Value":
         """Return False under an infinite cap."""
-        return (target_top_entropy >= cap) | (is_last & (target_top_entropy > 0.2))
+        return (target_top_entropy >= cap) | (is_last & (abs(target_top_entropy) > 0.2))
 
     @acceptlib.rule
     def residual(p: "Value", q: "Value", is_drafted: "Value", strength: "Value") -> "Value":

@@ -37,7 +37,7 @@ class StepFigures:
 
     Attributes:
         tv: Mean total variation between the strategy's law of a token and the target's, over the visited rows.
-        kl: Mean Kullback-Leibler divergence of the target's law from the strategy's, KL(out || p), in nats.
+        kl: Mean KL(out || p) in nats, the Kullback-Leibler divergence of the strategy's law from the target's.
         expected_tokens: Expected number of emitted tokens, given what was drafted.
     """
 

@@ -7,6 +7,7 @@ import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import torch
@@ -41,12 +42,12 @@ def import_transformers() -> Any:
 
 
 def check_length(num_draft_tokens: int) -> None:
-    """Check K.
+    """Check K, which may be NumPy's.
 
     Raises:
         InputError: It is no number of tokens.
     """
-    if not isinstance(num_draft_tokens, int) or num_draft_tokens < 0:
+    if not isinstance(num_draft_tokens, Integral) or isinstance(num_draft_tokens, bool) or num_draft_tokens < 0:
         msg = f"num_draft_tokens: expected an int >= 0, got {num_draft_tokens!r}"
         raise InputError(msg)
 
@@ -174,7 +175,7 @@ class SpeculativeDecoder:
         if lowest < 0 or highest >= size:
             msg = f"input_ids: expected ids in [0, {size}), the target's vocabulary, got {lowest} to {highest}"
             raise InputError(msg)
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 0:
+        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 0:
             msg = f"max_new_tokens: expected an int >= 0, got {max_new_tokens!r}"
             raise InputError(msg)
         try:

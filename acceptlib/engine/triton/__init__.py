@@ -1,7 +1,10 @@
-"""The fused engine in Triton.
+"""The fused engine in Triton. Nothing is imported here: a CPU install has no Triton.
 
-Nothing is imported here: a CPU install has no Triton. On the host, `engine` launches stages, `forms` and `plans` say
-what they are compiled for, and `source`, `binding` and `ops` make Triton functions of rules. On the device, `kernel` is
-the entry, `reduce`, `select` (with `search`), `decide` and `emit` are its stages, and they share `layout`, `rows`,
-`laws`, `sums` and `random`.
+On the host, `engine` chooses sizes and runs a call, `stages` says in which order, and `launching` launches. `plans` and
+`forms` make a `call.Call` of a strategy and its inputs, which is what a kernel is compiled for; `memory` finds the
+workspace, and `layout` divides it. `source`, `binding` and `ops` make Triton functions of rules.
+
+On the device, `kernel` is the entry. Its stages are in `reduce` (reduce and sum), `select` (select and finish, with
+`search`), `bins` (collect), `decide` and `emit` (with `partials`, `draw` and `listed`). They share `rows`, `laws`,
+`floors`, `sums`, `counters` and `random`. To read them: `kernel`, `rows`, `laws`, `decide`, `emit`.
 """

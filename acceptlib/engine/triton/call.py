@@ -25,9 +25,28 @@ class Call:
     """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
 
     There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
-    `entropy` says whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
-    Where a warp has a part of a block to itself, it loads `emit_run` entries next to each other of it at once.
-    Rules are Triton functions, as `binding.bind` returns them. `state` says which of the caller's state are flags.
+
+    Attributes:
+        accept, carry, forgive, residual, sums: Rules as Triton functions, as `binding.bind` returns them.
+        keeps_target, within_target: What `residual` leaves as it is; see the functions of `plans` of these names.
+        top_k, window, stop, recovered, bonus: The strategy's traits.
+        scalars, tables: Names of what rules read beside `decide.QUANTITIES`: from the workspace, and of each position.
+        state: Which of the caller's state are flags.
+        carry_scalar, mass_scalar, flags_scalar, entropy_scalar, top_scalar: Places among `scalars`, -1 for none.
+        carry_value, mass_value: Places of these two in what `decide.values` returns.
+        ragged, ends: Whether counts are given, and whether without the leading 0.
+        explicit, flat_uniforms, rooted, advances: Where random numbers come from; see `forms.Form`.
+        logprobs, raw: Whether log-probabilities are asked for, and whether those before sampling are others.
+        entropy: Whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
+        aligned: Whether distances of rows are multiples of 16.
+        logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
+        best: Whether argmaxes of rows are found for themselves.
+        counts_passed, adds_up: Whether what passes on its own is counted, and added to totals.
+        decided: Whether a stage of its own decides, or the one that reads rows, rather than the last.
+        emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
+        tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
+        block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
+        lazy, loops, thirds, in_order, floors, emit_parts: See `forms.Tuning`.
     """
 
     accept: Any
@@ -158,7 +177,7 @@ class Call:
 
     @cached_property
     def num_collected(self) -> int:
-        """The number of models of whose rows it may."""
+        """The number of models whose rows may keep many entries under top-p alone."""
         return sum(self.collects)
 
     @cached_property
@@ -169,7 +188,7 @@ class Call:
 
     @cached_property
     def num_reduced(self) -> int:
-        """The number of models of which they are."""
+        """The number of models whose laws or argmaxes are found."""
         return sum(self.reduces)
 
     @property

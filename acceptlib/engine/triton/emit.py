@@ -37,7 +37,14 @@ class Out(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is emitted at a row: it is the bonus row, its argmax is taken, that is known, nothing is left to reduce."""
+    """What is emitted at a row.
+
+    Attributes:
+        is_bonus: Whether it is the bonus row.
+        takes_best: Whether an argmax is taken.
+        known: Whether that is the argmax of the target's row, which its law holds.
+        idle: Whether no block has to be weighed.
+    """
 
     is_bonus: tl.tensor
     takes_best: tl.tensor
@@ -66,7 +73,7 @@ def emit(
 
 @triton.jit
 def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: tl.constexpr):
-    """Do so where the stop is known before any row is weighed."""
+    """Weigh the row at the stop, which is known before; finish the request if the last to do so."""
     if CALL.decided:
         code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
         length = decide.length_of(request, count)
@@ -90,7 +97,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
 
 @triton.jit
 def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL: tl.constexpr):
-    """Do so where the mass of residuals decides on the stop."""
+    """Weigh the rows that may be stopped at, whose masses decide; finish the request if the last to do so."""
     length = decide.length_of(request, count)
     if CALL.decided:
         first, last = tl.load(prepared_ptr).to(tl.int32), tl.load(prepared_ptr + 1).to(tl.int32)

@@ -144,8 +144,9 @@ def verify_kernel(
         position = first_position + tl.num_programs(2) - 1 - tl.program_id(2)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    # Who writes the result has to know whether the counts before are sound, and who finds cuts: only these are kept
-    # where the rows are among those given, which may be another request's, for they would take too many words by K.
+    # Whether the counts of earlier requests are sound has to be known where the result is written, and where rows are
+    # filtered: cuts are stored by a row's number among those given (by K they would take too many words), and with bad
+    # counts that may be another request's row.
     checks: tl.constexpr = STAGE == "decide" or STAGE == "emit" or CALL.filters  # noqa: PLR1714 - what Triton compiles
     start, count, fault = rows.locate(number, cu_ptr, num_tokens, max_num_draft_tokens, checks, CALL)
     slot = number * max_num_draft_tokens

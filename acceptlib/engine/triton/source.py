@@ -40,7 +40,8 @@ def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] 
     definition.name = f"{function.__qualname__.replace('.<locals>', '').replace('.', '_')}_{digest}"
     source = ast.unparse(definition) + "\n"
     names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
-    namespace = {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
+    namespace = {"abs": ops.abs}  # the built-in one too
+    namespace |= {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
     namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like}
     return define(definition.name, source, namespace)
 

@@ -352,7 +352,7 @@ def _excess(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch.Tenso
 
 
 def check_neutral_setting(subject: Subject) -> None:
-    """Lossy: under its neutral setting the strategy equals the lossless one that it names, bit for bit.
+    """Lossy: under its neutral setting the strategy equals the one that it names, bit for bit.
 
     So does its exact law, where there are rules. Catches an option that is silently ignored, and a neutral value that
     is neutral in the limit only: a table that compares rules at "the same" setting then compares something else.
