@@ -164,9 +164,10 @@ class RejectionSampler(torch.nn.Module):
             [B, K+1] int32, padded with `PLACEHOLDER_TOKEN_ID`.
 
         Raises:
-            InputError: Shapes, dtypes or devices do not fit.
+            InputError: Shapes, dtypes or devices do not fit, or `max_spec_len` is less than a request's number.
         """
         expect("target_logits", target_logits, (len(metadata.draft_token_ids), "V"))
+        _check_longest(metadata.num_draft_tokens, metadata.max_spec_len)
         if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
             target_probs = compute_probs(target_logits, metadata.cu_num_draft_tokens, sampling_metadata)
             return rejection_sample(
@@ -235,6 +236,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         InputError: Shapes, dtypes or devices do not fit, or `max_spec_len` is less than a request's number.
     """
     expect("target_probs", target_probs, (len(draft_token_ids), "V"))
+    _check_longest(num_draft_tokens, max_spec_len)
     metadata = SpecDecodeMetadata(draft_token_ids, num_draft_tokens, cu_num_draft_tokens)
     metadata.max_spec_len = max_spec_len
     greedy = random = None
@@ -430,6 +432,14 @@ class _Recover(AcceptanceStrategy):
 _RECOVER = _Recover()
 
 
+def _check_longest(num_draft_tokens: Sequence[int], max_spec_len: int) -> None:
+    """Check that no request has more drafted tokens than K, before a generator draws for any."""
+    longest = max(num_draft_tokens, default=0)
+    if longest > max_spec_len:
+        msg = f"max_spec_len: expected at least {longest}, as in num_draft_tokens, got {max_spec_len}"
+        raise InputError(msg)
+
+
 def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logits: torch.Tensor) -> torch.Tensor:
     uniforms = unused_uniforms(len(metadata.num_draft_tokens), int(metadata.max_spec_len), target_logits.device)
     return _verify("greedy", metadata, bonus_token_ids, target_logits=target_logits, uniforms=uniforms)
@@ -437,10 +447,7 @@ def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logi
 
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
-    num_requests, longest = len(metadata.num_draft_tokens), max(metadata.num_draft_tokens, default=0)
-    if longest > metadata.max_spec_len:
-        msg = f"max_spec_len: expected at least {longest}, as in num_draft_tokens, got {metadata.max_spec_len}"
-        raise InputError(msg)
+    num_requests = len(metadata.num_draft_tokens)
     expect("cu_num_draft_tokens", metadata.cu_num_draft_tokens, (num_requests,))
     result = create(strategy).verify(
         metadata.draft_token_ids,

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 
 from acceptlib.errors import StrategyDefinitionError, shortened, suggest
 from acceptlib.ops import Value
@@ -174,7 +175,9 @@ class Plan:
 
     def _try(self, rule: Rule, role: str) -> None:
         """Evaluate a rule on two tokens at once: a branch on what differs between them cannot be taken for both."""
-        some = np.full(2, 0.5).view(_Trial)
+        some = np.full(2, 0.5)
+        if not torch.compiler.is_compiling():  # which takes no subclass
+            some = some.view(_Trial)
         values: dict[str, Value] = {
             name: some < 1 if name.startswith("is_") else some
             for name in rule.names
