@@ -83,7 +83,7 @@ class Rule:
         """
         try:
             value = self.function(*args)
-        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             if isinstance(error, AcceptlibError):
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__

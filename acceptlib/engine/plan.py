@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
-import torch
 
 from acceptlib.errors import StrategyDefinitionError, shortened, suggest
 from acceptlib.ops import Value
@@ -77,43 +76,6 @@ class Traits:
                 raise StrategyDefinitionError(msg)
 
 
-class _NoCounterpartError(Exception):
-    """A rule does what the fused kernels do otherwise, or not at all."""
-
-
-class _Trial(np.ndarray[Any, Any]):
-    """Stands for a quantity when a rule is tried, and refuses what Triton does otherwise than NumPy and torch."""
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Compute as any array does."""
-        flags = any(isinstance(value, np.ndarray) and value.dtype.kind == "b" for value in inputs)
-        if ufunc in ARITHMETIC and flags and any(isinstance(value, int | float) for value in inputs):
-            # In Triton a number beside a flag is float32, and the rule's other scalars are float64.
-            msg = "a comparison is no number: write ops.where(condition, 0.3, 0.0) instead of condition * 0.3"
-            raise _NoCounterpartError(msg)
-        options = {name: tuple(map(np.asarray, value)) if name == "out" else value for name, value in options.items()}
-        found = getattr(ufunc, method)(*map(_plain, inputs), **options)
-        return found.view(_Trial) if isinstance(found, np.ndarray) else found
-
-    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
-        """Return what stays one of these: `np.where` would return a plain array."""
-        found = super().__array_function__(function, types, arguments, options)
-        return found.view(_Trial) if isinstance(found, np.ndarray) else found
-
-    def _refused(self, *_others: object) -> Any:
-        msg = "`**` and `//` have no counterpart in Triton: use + - * / and acceptlib.ops"
-        raise _NoCounterpartError(msg)
-
-    __pow__ = __rpow__ = __ipow__ = __floordiv__ = __rfloordiv__ = __ifloordiv__ = __divmod__ = __rdivmod__ = _refused
-
-
-ARITHMETIC: Final = frozenset({np.add, np.subtract, np.multiply, np.true_divide})
-
-
-def _plain(value: Any) -> Any:
-    return value.view(np.ndarray) if isinstance(value, _Trial) else value
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """A strategy with its options bound, as the engines take it. It is equal to itself alone: engines cache by it.
@@ -176,8 +138,6 @@ class Plan:
     def _try(self, rule: Rule, role: str) -> None:
         """Evaluate a rule on two tokens at once: a branch on what differs between them cannot be taken for both."""
         some = np.full(2, 0.5)
-        if not torch.compiler.is_compiling():  # which takes no subclass
-            some = some.view(_Trial)
         values: dict[str, Value] = {
             name: some < 1 if name.startswith("is_") else some
             for name in rule.names
@@ -186,9 +146,6 @@ class Plan:
         try:
             with np.errstate(all="ignore"):
                 call(rule, values, self.constants)
-        except _NoCounterpartError as error:
-            msg = f"strategy {self.name!r}: rule {role!r}: {error}"
-            raise StrategyDefinitionError(msg) from error
         except Exception as error:
             # What else is wrong shows on real values.
             if "ambiguous" in str(error):
