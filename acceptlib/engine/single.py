@@ -11,11 +11,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from acceptlib.arrays import arange, as_words, float64
+from acceptlib.arrays import as_words, float64
 from acceptlib.engine import chains, decide
-from acceptlib.engine.draw import ROW_TOLERANCE, draw, weigh
+from acceptlib.engine.draw import BLOCK, ROW_TOLERANCE, WEIGHT_SCALE, weigh
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import cleaned
+from acceptlib.engine.scratch import to_fixed
 from acceptlib.inputs import Inputs
 from acceptlib.result import INVALID_ROW, INVALID_TOKEN_ID, OK, UNNORMALIZED_ROW, VerifyResult
 from acceptlib.rng import Root, bits_at, uniform_at
@@ -73,8 +74,8 @@ class _Numbers:
     def uniform(self, position: int) -> float:
         return uniform_at(position, *self.stream) if self.given is None else self.given.accept[0, position].item()
 
-    def bits(self) -> torch.Tensor:
-        return torch.tensor([bits_at(*self.stream)], device="cpu") if self.given is None else self.given.emit
+    def bits(self) -> int:
+        return bits_at(*self.stream) if self.given is None else int(self.given.emit)
 
 
 def _decide(plan: Plan, inputs: Inputs, ids: list[int], end: int, numbers: _Numbers) -> tuple[int, int]:
@@ -82,8 +83,8 @@ def _decide(plan: Plan, inputs: Inputs, ids: list[int], end: int, numbers: _Numb
 
     What is wrong with a token is looked at in the order of `torch_engine`, its id first.
     """
-    drafted = np.array(ids, np.int64)
-    at = 0, arange(len(ids), drafted), drafted.clip(0, inputs.vocab_size - 1)
+    last = inputs.vocab_size - 1
+    at = 0, range(len(ids)), [min(max(token, 0), last) for token in ids]
     p = float64(as_words(inputs.target.data.detach())[at])
     values, probs = {"target_prob": p[None]}, p.tolist()
     if plan.reads_draft:
@@ -113,4 +114,15 @@ def _emit(plan: Plan, inputs: Inputs, stop: int, numbers: _Numbers, *, is_bonus:
         residual = decide.broadcast(call(plan.residual, elements, plan.constants), p).to(torch.float32)
     weights, _, row_status = weigh(p, residual, elements, np.array([is_bonus]), draft_mass, is_logits=False)
     status = int(row_status[0])
-    return int(draw(weights, numbers.bits(), in_place=weights is not p)) if status == OK else chains.NONE, status
+    return _draw(weights, numbers.bits(), in_place=weights is not p) if status == OK else chains.NONE, status
+
+
+def _draw(weights: torch.Tensor, bits: int, *, in_place: bool) -> int:
+    """Return what `draw` draws from the weights [1, V]."""
+    block = min(BLOCK, weights.shape[1])
+    blocks = to_fixed(weights, WEIGHT_SCALE, block, in_place=in_place).view(-1, block)
+    ends = as_words(blocks.sum(1)).cumsum()
+    threshold = (bits % 2**64 * int(ends[-1])) >> 64
+    index = int(ends.searchsorted(threshold, "right"))
+    before = int(ends[index - 1]) if index else 0
+    return index * block + int(as_words(blocks[index]).cumsum().searchsorted(threshold - before, "right"))
