@@ -248,7 +248,7 @@ class _GuardedTypical(AcceptanceStrategy):
     """`typical` with vLLM's guard of the logarithm, which lowers the entropy of flat rows."""
 
     name = "typical"
-    traits = Traits(guarantee="lossy", bound="none", recovered="argmax")
+    traits = Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")  # given, not found
 
     class Options(Options):
         """Those of `typical` that vLLM's sampler has."""
