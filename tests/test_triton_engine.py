@@ -437,6 +437,7 @@ def test_a_draw_from_the_target_takes_one_program(
 ) -> None:
     """Where the sums of blocks that laws are made of tell where it falls."""
     monkeypatch.setattr(engine, "SIZES", sizes)
+    monkeypatch.setattr(engine, "resident_programs", lambda *_: 64)  # so that a row has several elsewhere
     found: list[tuple[bool, int]] = []
     monkeypatch.setattr(engine, "launch", lambda key, grid, *_: found.append((key[0].draws_by_law, grid[0])))
     logits = torch.zeros(2, 4, 6 * 4096)

@@ -7,7 +7,7 @@ The weights of a draw add up to the residual's mass. Where that decides, program
 at, from the last to the first, and a row's last program to arrive decides the position before it.
 """
 
-# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
 
 from typing import NamedTuple
 
@@ -287,14 +287,14 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     lane = tl.arange(0, WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
     if CALL.draws_by_law:
-        token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, bits_of(request, CALL), request, CALL)
+        token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, random.bits_of(request, CALL), request, CALL)
         token = tl.where(kind.known, row.target_law.argmax, token)
     elif CALL.lists:
         if found.number < 0:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)
             token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, sums, CALL)
         else:
-            token, row_fault = listed.draw_listed(stop, kind, row, found, bits_of(request, CALL), request, CALL)
+            token, row_fault = listed.draw_listed(stop, kind, row, found, random.bits_of(request, CALL), request, CALL)
     else:
         token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
     if CALL.has_bonus:
@@ -346,8 +346,11 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
         parts = sums.parts
         index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
         used = index < num_blocks * CALL.emit_parts
-        bits = bits_of(request, CALL)
+        bits = random.bits_of(request, CALL)
         total = tl.sum(parts, 0)
+        ends = parts
+        if CALL.awaits:  # nobody has it but the one that waited: sooner beside the total than after it
+            ends = tl.cumsum(parts, 0)
         from_target = is_bonus
         if CALL.residual is not None:
             if (total == 0) & (is_bonus == 0):
@@ -360,9 +363,12 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                     part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
                     parts = tl.where(index == number, part, parts)
                     total += part
+                if CALL.awaits:
+                    ends = tl.cumsum(parts, 0)
         # Draw: the first entry whose running sum exceeds r.
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-        ends = tl.cumsum(parts, 0)
+        if not CALL.awaits:
+            ends = tl.cumsum(parts, 0)
         below = (ends <= r) & used
         found = tl.minimum(tl.sum(below.to(tl.int32), 0), num_blocks * CALL.emit_parts - 1)
         if CALL.residual is not None and CALL.recovered == "argmax":
@@ -394,15 +400,6 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                 best = tl.min(tl.where(weights == most, entry, 2147483647), 0)
                 token = tl.where(from_target, target_law.argmax, best).to(tl.int64)
     return tl.where(kind.known, target_law.argmax, tl.minimum(token, request.vocab_size - 1)), row_fault
-
-
-@triton.jit
-def bits_of(request, CALL: tl.constexpr):
-    """Return the 64 random bits of the request's draw."""
-    if CALL.explicit:
-        return tl.load(request.stream.emit_ptr).to(tl.uint64, bitcast=True)
-    else:
-        return random.bits(request.stream.seed, request.stream.offset)
 
 
 @triton.jit

@@ -85,7 +85,16 @@ LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=
 LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, shares=3)
 """The same where a mass decides."""
 
-MEDIUM = LARGE._replace(reduce_registers=64, collect_programs=16, decides_first=False, lazy=False)
+MEDIUM = LARGE._replace(
+    reduce_registers=64,
+    collect_programs=16,
+    emit_warps=8,
+    emit_registers=112,
+    emit_block=4096,
+    emit_parts=8,
+    decides_first=False,
+    lazy=False,
+)
 """Between the two: rows are read before a stop would be known."""
 
 MEDIUM_HALF = MEDIUM._replace(reduce_warps=2, reduce_registers=80)

@@ -1,5 +1,7 @@
 """The streams of `acceptlib.rng`, inside the kernels."""
 
+# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
+
 import triton
 import triton.language as tl
 from triton.language.random import philox
@@ -35,3 +37,12 @@ def bits(seed, offset):
     low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
     first, second, _, _ = philox(seed, zero, zero + EMIT, low, high)
     return (first.to(tl.uint64) << 32) | second.to(tl.uint64)
+
+
+@triton.jit
+def bits_of(request, CALL: tl.constexpr):
+    """Return the 64 random bits of the request's draw."""
+    if CALL.explicit:
+        return tl.load(request.stream.emit_ptr).to(tl.uint64, bitcast=True)
+    else:
+        return bits(request.stream.seed, request.stream.offset)
