@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -584,21 +585,25 @@ def test_rows_that_are_read_as_they_are_reached_change_nothing(setting: str, mon
             support.same(support.verify(setting, requests, layout, form, logprobs=True), wanted)
 
 
-def test_rejected_requests_have_no_later_rows_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layout", "module"), [("padded", single), ("ragged", rows)], ids=["plain", "arrays"])
+def test_rejected_requests_have_no_later_rows_read(
+    layout: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From logits, a request that stops at once has two rows softmaxed, of its draft's four."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     request = support.ordinary(4, 11, 0)
     support.mask_drafted(request, 0)
-    monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", 1)
+    for each in (torch_engine, single):
+        monkeypatch.setattr(each, "SCRATCH_BYTES", 1)
     processed = []
 
     def counted(given: Rows, out: torch.Tensor) -> torch.Tensor:
         processed.append(len(given.data))
         return process.process(given, out)
 
-    monkeypatch.setattr(rows, "process", counted)
+    monkeypatch.setattr(module, "process", counted)
     for sampling in (None, SamplingParams(temperature=0.7, top_k=9, top_p=0.9)):
-        result = support.verify("rejection", [request], "padded", "logits", sampling=sampling)
+        result = support.verify("rejection", [request], layout, "logits", sampling=sampling)
         assert result.num_accepted.tolist() == [0]
     assert processed == [1, 1, 1, 1]
 
@@ -802,22 +807,47 @@ def spoil(number: int, request: Request) -> None:
         request.ids[number % request.n] = {9: -1, 10: request.p.shape[1] + 1}[kind]
 
 
+def parameters(number: int, shape: torch.Size) -> dict[str, Any]:
+    """Return sampling parameters of two requests, of which the first may have one out of range, and a mask."""
+    mask = torch.randint(-(2**31), 2**31, (*shape[:2], 2), generator=torch.Generator().manual_seed(number))
+    found = {
+        "temperature": torch.tensor([(0.7, 0.0, 1.3, -1.0, 2.0)[number % 5], 1.0]),
+        "top_k": torch.tensor([number % 9, 3]),
+        "top_p": torch.tensor([1 - number % 4 / 4, 0.5]),
+        "min_p": torch.tensor([0.0, 0.01]),
+        "allowed_token_bitmask": mask.to(torch.int32),
+        # sometimes of a token beyond the vocabulary
+        "logit_bias": torch.tensor([[39, number % 38 + 4], [-1, -1]]) + (number % 11 == 1),
+    }
+    names = [*found]
+    return {name: found[name] for name in (names[number % 6], names[number // 6 % 6])}
+
+
+@pytest.mark.parametrize("form", ["probs", "logits", "parameters"])
 @pytest.mark.parametrize("kind", ["streams", "seed", "uniforms"])
 @pytest.mark.parametrize("strategy", ENTRIES, ids=lambda strategy: strategy.name)
-def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: AcceptanceStrategy, kind: str) -> None:
+def test_a_request_alone_has_the_result_that_it_has_in_a_batch(
+    strategy: AcceptanceStrategy, kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # positions of logits at a time, where rows are long
     generator = torch.Generator().manual_seed(0)
     statuses = set()
+    rows_form = "probs" if form == "probs" else "logits"
     for number in range(240):
+        monkeypatch.setattr(single, "SCRATCH_BYTES", 1 if number % 7 == 1 else rows.SCRATCH_BYTES)
         requests = [support.ordinary(number % 5, 40, number), support.ordinary(number % 5, 40, 7)]
         spoil(number, requests[0])
-        arguments = support.lay_out(requests, "padded", "probs")
+        arguments = support.lay_out(requests, "padded", rows_form)
+        if form != "probs" and number % 5 == 4:
+            arguments |= {f"{model}_logits": arguments[f"{model}_logits"].bfloat16() for model in ("target", "draft")}
+        sampling = parameters(number, arguments["target_logits"].shape) if form == "parameters" else None
         copies = {name: value.clone() for name, value in arguments.items()}
         accept = torch.rand(2, number % 5, dtype=torch.float64, generator=generator)
         if number % 4 == 2:
             accept[:, 1:2] = ALMOST_ONE
         if number % 3 == 1:  # rows that do not lie in one piece
-            spread = {name: arguments[name].mT.contiguous().mT for name in ("target_probs", "draft_probs")}
-            arguments |= spread
+            names = f"target_{rows_form}", f"draft_{rows_form}"
+            arguments |= {name: arguments[name].mT.contiguous().mT for name in names}
         if number % 2:
             dtype = torch.int64 if number % 4 == 1 else torch.int32
             arguments["draft_token_ids"] = arguments["draft_token_ids"].to(dtype)
@@ -832,7 +862,13 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: Accepta
                 "uniforms": {"uniforms": Uniforms(accept=accept[:count], emit=emit[:count])},
             }
             with mock.patch.object(single, "step", side_effect=single.step) as step:
-                some = {name: value[:count] for name, value in arguments.items()}
+                some: dict[str, Any] = {name: value[:count] for name, value in arguments.items()}
+                if sampling is not None:
+                    own = {name: value[:count] for name, value in sampling.items()}
+                    if "logit_bias" in own:
+                        own["logit_bias"] = LogitBias(own["logit_bias"], torch.tensor([[2.0, -1.0]] * count))
+                    some["sampling"] = SamplingParams(**own)
+                    some["draft_sampling"] = SamplingParams(temperature=own.get("temperature"))
                 found.append(strategy.verify(**some, **numbers[kind]))
             assert step.called == (count == 1)
             assert kind != "streams" or torch.equal(rng.offsets, offsets)
@@ -841,11 +877,12 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(strategy: Accepta
             assert alone == together, (number, name)
         assert all(torch.equal(arguments[name].nan_to_num(9), copy.nan_to_num(9)) for name, copy in copies.items())
         statuses |= {*found[0].status.tolist()}
-    assert statuses >= {0, 1, 2, 3}
+    assert statuses >= {"probs": {0, 1, 2, 3}, "logits": {0, 1, 3}, "parameters": {0, 1, 3, 5}}[form]
 
 
-def test_a_request_alone_beside_other_defaults() -> None:
-    arguments = support.lay_out(mixed(2)[1:], "padded", "probs")
+@pytest.mark.parametrize("form", ["probs", "logits"])
+def test_a_request_alone_beside_other_defaults(form: str) -> None:
+    arguments = support.lay_out(mixed(2)[1:], "padded", form)
     wanted = acceptlib.create("rejection").verify(**arguments, rng=1)
     with torch.device("meta"):
         found = acceptlib.create("rejection").verify(**arguments, rng=1, out=VerifyResult.empty(1, 3, "cpu"))
@@ -876,10 +913,11 @@ def test_a_tensor_that_a_rule_holds_stays_as_it_is() -> None:
     assert torch.equal(held, torch.full((11,), 1 / 11))
 
 
-def test_a_request_alone_whose_rows_need_gradients() -> None:
-    arguments = support.lay_out(mixed(2)[1:], "padded", "probs")
+@pytest.mark.parametrize("form", ["probs", "logits"])
+def test_a_request_alone_whose_rows_need_gradients(form: str) -> None:
+    arguments = support.lay_out(mixed(2)[1:], "padded", form)
     wanted = acceptlib.create("rejection").verify(**arguments, rng=1)
-    for name in ("target_probs", "draft_probs"):
+    for name in (f"target_{form}", f"draft_{form}"):
         arguments[name] = arguments[name].clone().requires_grad_()
     support.same(acceptlib.create("rejection").verify(**arguments, rng=1), wanted)
 

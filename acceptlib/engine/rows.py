@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = Literal["target", "draft"]
 
+SCRATCH_BYTES = 2 << 20
+"""Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
+
 KEPT_BYTES = 8 << 20
 """Size of float32 rows up to which all of a model's rows are kept for the call once they are processed."""
 

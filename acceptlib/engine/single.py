@@ -1,4 +1,4 @@
-"""One request from probabilities, on the CPU: a few plain numbers decide, and one or two rows are drawn from.
+"""One request on the CPU: a few plain numbers decide, and one or two rows are drawn from.
 
 To lay out a batch of one, and to find in arrays all the random numbers that its chain might come to, takes longer as
 long as the chain is short.
@@ -15,10 +15,11 @@ from acceptlib.arrays import as_words, float64
 from acceptlib.engine import chains, decide
 from acceptlib.engine.draw import BLOCK, ROW_TOLERANCE, WEIGHT_SCALE, weigh
 from acceptlib.engine.plan import Plan, call
-from acceptlib.engine.rows import cleaned
-from acceptlib.engine.scratch import to_fixed
-from acceptlib.inputs import Inputs
-from acceptlib.result import INVALID_ROW, INVALID_TOKEN_ID, OK, UNNORMALIZED_ROW, VerifyResult
+from acceptlib.engine.process import in_range, process, take
+from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Model, cleaned
+from acceptlib.engine.scratch import scratch, to_fixed
+from acceptlib.inputs import Inputs, Rows
+from acceptlib.result import INVALID_PARAMETER, INVALID_ROW, INVALID_TOKEN_ID, OK, UNNORMALIZED_ROW, VerifyResult
 from acceptlib.rng import Root, bits_at, uniform_at
 
 LONGEST_CHAIN: Final = 32
@@ -37,9 +38,8 @@ def can_step(plan: Plan, inputs: Inputs) -> bool:
         and (inputs.out is None or inputs.out.num_passed is None)  # which counts positions past the stop
         and all(
             rows is not None
-            and not rows.is_logits
             and rows.data.is_cpu
-            and rows.data.dtype == torch.float32
+            and (4 * rows.data.numel() <= KEPT_BYTES if rows.is_logits else rows.data.dtype == torch.float32)
             and not rows.data.is_neg()
             and rows.data.shape[-1] == inputs.vocab_size
             for rows in ((inputs.target, inputs.draft) if plan.reads_draft else (inputs.target,))
@@ -52,11 +52,44 @@ def step(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
     numbers = _Numbers(inputs)
     ids = inputs.draft_token_ids[0].tolist()
     end = chains.end_of(ids)
-    stop, status = _decide(plan, inputs, ids, end, numbers)
-    token = chains.NONE
+    target = _Model(inputs.target, "target")
+    draft = _Model(inputs.draft, "draft") if plan.reads_draft and inputs.draft is not None else None
+    stop, token, status = 0, chains.NONE, OK
+    if not all(model.is_sound() for model in (target, draft) if model):
+        status = INVALID_PARAMETER
     if status == OK:
-        token, status = _emit(plan, inputs, stop, numbers, is_bonus=stop == end)
+        stop, status = _decide(plan, ids, end, numbers, target, draft)
+    if status == OK:
+        token, status = _emit(plan, stop, numbers, target, draft, is_bonus=stop == end)
     chains.write(out, [(ids, stop, token, status)])
+
+
+class _Model:
+    """One model's rows, of which logits are processed as far as the chain has come."""
+
+    def __init__(self, rows: Rows, name: Model) -> None:
+        self.given, self.is_logits, self.num_processed = rows, rows.is_logits, 0
+        self.all = rows.data[0].detach()
+        if rows.is_logits:
+            self.all = scratch(f"{name}-processed", self.all.shape, torch.float32, self.all.device)
+
+    def is_sound(self) -> bool:
+        """Return whether the request's parameters make sense."""
+        return self.given.is_plain or bool(np.all(in_range(self.given, self.all.shape[1])))
+
+    def upto(self, end: int) -> torch.Tensor:
+        """Return probabilities [R, V] float32; what lies in rows from `end` on does not matter."""
+        if self.is_logits and self.num_processed < end:
+            some, bitmask = slice(self.num_processed, end), self.given.bitmask
+            request = torch.zeros(end - self.num_processed, dtype=torch.int64, device=self.all.device)
+            mask = None if bitmask is None else bitmask[0, some]
+            process(take(self.given, request, self.given.data[0, some], mask), self.all[some])
+            self.num_processed = end
+        return self.all
+
+    def row(self, position: int) -> torch.Tensor:
+        """Return one row [1, V]. Sums of one that does not lie in one piece would be others in the last bits."""
+        return self.upto(position + 1)[position : position + 1].contiguous()
 
 
 class _Numbers:
@@ -78,41 +111,46 @@ class _Numbers:
         return bits_at(*self.stream) if self.given is None else int(self.given.emit)
 
 
-def _decide(plan: Plan, inputs: Inputs, ids: list[int], end: int, numbers: _Numbers) -> tuple[int, int]:
+def _decide(
+    plan: Plan, ids: list[int], end: int, numbers: _Numbers, target: _Model, draft: _Model | None
+) -> tuple[int, int]:
     """Return how many of the drafted tokens before the end stand, and the `Status` of the one that does not.
 
     What is wrong with a token is looked at in the order of `torch_engine`, its id first.
     """
-    last = inputs.vocab_size - 1
-    at = 0, range(len(ids)), [min(max(token, 0), last) for token in ids]
-    p = float64(as_words(inputs.target.data.detach())[at])
-    values, probs = {"target_prob": p[None]}, p.tolist()
-    if plan.reads_draft:
-        assert inputs.draft is not None  # noqa: S101 - `can_step` sees to it
-        q = float64(as_words(inputs.draft.data.detach())[at])[None]
-        values["draft_prob"] = np.where(q > 0, q, 0.0)
-    h = decide.broadcast(call(plan.accept, values, plan.constants), p[None])[0].tolist()
-    for position in range(end):
-        if ids[position] >= inputs.vocab_size:
-            return position, INVALID_TOKEN_ID
-        if "target_prob" in plan.reads and not 0 <= probs[position] <= 1 + ROW_TOLERANCE:
-            return position, UNNORMALIZED_ROW if 1 < probs[position] < torch.inf else INVALID_ROW
-        if not numbers.uniform(position) < h[position]:
-            return position, OK
+    vocab_size, step = target.all.shape[1], max(end, 1)
+    if (target.is_logits or (draft and draft.is_logits)) and 4 * end * vocab_size > SCRATCH_BYTES:
+        step = torch.get_num_threads()  # a softmax gives each thread a row
+    for start in range(0, end, step):
+        some = range(start, min(start + step, end))
+        at = some, [min(max(ids[position], 0), vocab_size - 1) for position in some]
+        p = float64(as_words(target.upto(some.stop))[at])
+        values, probs = {"target_prob": p[None]}, p.tolist()
+        if draft is not None:
+            q = float64(as_words(draft.upto(some.stop))[at])[None]
+            values["draft_prob"] = np.where(q > 0, q, 0.0)
+        h = decide.broadcast(call(plan.accept, values, plan.constants), p[None])[0].tolist()
+        for position, prob, bound in zip(some, probs, h, strict=True):
+            if ids[position] >= vocab_size:
+                return position, INVALID_TOKEN_ID
+            if "target_prob" in plan.reads and not 0 <= prob <= 1 + ROW_TOLERANCE:
+                return position, UNNORMALIZED_ROW if 1 < prob < torch.inf else INVALID_ROW
+            if not numbers.uniform(position) < bound:
+                return position, OK
     return end, OK
 
 
-def _emit(plan: Plan, inputs: Inputs, stop: int, numbers: _Numbers, *, is_bonus: bool) -> tuple[int, int]:
+def _emit(
+    plan: Plan, stop: int, numbers: _Numbers, target: _Model, draft: _Model | None, *, is_bonus: bool
+) -> tuple[int, int]:
     """Return the token at the stopping row, and the row's `Status`."""
-    # Sums of a row that does not lie in one piece would be others in the last bits.
-    p = residual = inputs.target.data[:, stop].contiguous()
+    p = residual = target.row(stop)
     elements, draft_mass = {"p": p, "q": p}, 0.0
     if plan.residual is not None and not is_bonus:
-        if plan.reads_draft:
-            assert inputs.draft is not None  # noqa: S101 - `can_step` sees to it
-            elements["q"], draft_mass = cleaned(inputs.draft.data[:, stop].contiguous(), is_logits=False)
+        if draft is not None:
+            elements["q"], draft_mass = cleaned(draft.row(stop), is_logits=draft.is_logits)
         residual = decide.broadcast(call(plan.residual, elements, plan.constants), p).to(torch.float32)
-    weights, _, row_status = weigh(p, residual, elements, np.array([is_bonus]), draft_mass, is_logits=False)
+    weights, _, row_status = weigh(p, residual, elements, np.array([is_bonus]), draft_mass, is_logits=target.is_logits)
     status = int(row_status[0])
     return _draw(weights, numbers.bits(), in_place=weights is not p) if status == OK else chains.NONE, status
 

@@ -4,7 +4,7 @@ Scalars of every drafted position come first, in float64; then the decision; the
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
 looking costs nothing, rows that have to be processed are read as far as chains reach, greedy requests with long rows
-are left to `chains`, and a short one from probabilities to `single`.
+are left to `chains`, and a single request with a short chain to `single`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, 
 from acceptlib.engine import chains, decide, single
 from acceptlib.engine.draw import ROW_TOLERANCE, WEIGHT_SCALE, draw, weigh
 from acceptlib.engine.plan import Plan, call
-from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader, cleaned
+from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
 from acceptlib.engine.scratch import is_new, scratch, to_fixed
 from acceptlib.inputs import Inputs
 from acceptlib.result import (
@@ -34,9 +34,6 @@ from acceptlib.rng import Root
 
 PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
-
-SCRATCH_BYTES = 2 << 20
-"""Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
 
 DEVICE_SCRATCH_BYTES = 64 << 20
 """The same on other devices, where every chunk of rows is some dozens of launches."""

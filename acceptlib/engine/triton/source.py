@@ -6,7 +6,8 @@ A rule's own source is compiled, with what Triton would read differently from to
   and written into the source. So numbers keep float64 beside float64 scalars and act as float32 beside float32 rows, as
   in torch; Triton rounds a number to float32 as soon as a variable or a tuple holds it.
 - A number that is compared or returned takes its precision explicitly, for Triton 3.6 rounds those too.
-- `/` becomes `ops.divide`, which is IEEE in float32 as well.
+- `/` becomes `ops.divide`, which is IEEE in float32 as well, and `** 2` and `** 0.5` become what they are in torch and
+  NumPy: a product, and a square root. Triton has no other power, and no `//` or `%` that would be theirs.
 - Annotations and decorators go: Triton would look their names up.
 """
 
@@ -28,12 +29,15 @@ from acceptlib.engine.triton import ops
 from acceptlib.errors import StrategyDefinitionError
 from acceptlib.rules import Rule
 
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
+"""Operators that mean in Triton what they do in torch and NumPy."""
+
 
 @functools.cache
 def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] = ()) -> Any:
     """Return a Triton function of what remains of `function` once some of its parameters are numbers."""
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    writer = _Specialise(scope, dict(numbers))
+    writer = _Specialise(function.__qualname__, scope, dict(numbers))
     definition = ast.fix_missing_locations(writer.visit(_parse(function)))
     # Triton tells functions apart by module and name alone, and a kernel may hold two rules of one name.
     digest = hashlib.sha256(ast.unparse(definition).encode()).hexdigest()[:12]
@@ -42,7 +46,7 @@ def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] 
     names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     namespace = {"abs": ops.abs}  # the built-in one too
     namespace |= {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
-    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like}
+    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like, "_sqrt": ops.sqrt}
     return define(definition.name, source, namespace)
 
 
@@ -88,7 +92,8 @@ def _counterpart(value: Any) -> Any:
 class _Specialise(ast.NodeTransformer):
     """Write numbers into a rule, statement by statement, and spell out what Triton would read differently."""
 
-    def __init__(self, scope: Mapping[str, Any], numbers: dict[str, float]) -> None:
+    def __init__(self, name: str, scope: Mapping[str, Any], numbers: dict[str, float]) -> None:
+        self.name = name
         self.scope = scope
         self.numbers = numbers  # parameters and variables that are numbers
         self.tensors: set[str] = set()  # those that are not
@@ -151,6 +156,18 @@ class _Specialise(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.Div):
             return _call("_divide", node.left, node.right)
+        if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
+            if node.right.value == 2:
+                return ast.BinOp(node.left, ast.Mult(), node.left)
+            if node.right.value == 0.5:
+                return _call("_sqrt", node.left)
+        if not isinstance(node.op, _OPERATORS):
+            msg = (
+                f"rule {self.name!r}: expected + - * /, ** 2, ** 0.5, comparisons and & | ^ of values on a GPU, got "
+                f"{ast.unparse(node)!r}. Write a power as a product, or with acceptlib.ops.exp and log, or use "
+                "backend='torch'."
+            )
+            raise StrategyDefinitionError(msg)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
