@@ -82,6 +82,31 @@ def test_rule_without_source_is_refused() -> None:
         bind(acceptlib.rule(lambda target_prob: target_prob), ("target_prob",), {})
 
 
+@acceptlib.rule
+def cubed(target_prob: Any) -> Any:
+    """Return what Triton has no operator for."""
+    return target_prob**3
+
+
+@acceptlib.rule
+def floored(target_prob: Any, draft_prob: Any) -> Any:
+    """Return what Triton does otherwise."""
+    ratio = target_prob
+    ratio //= draft_prob
+    return ratio
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"), [(cubed, r"target_prob \*\* 3"), (floored, "ratio // draft_prob")], ids=["power", "floor"]
+)
+def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:
+    """The message names the rule and the expression, and says what is there instead."""
+    with pytest.raises(
+        StrategyDefinitionError, match=rf"rule '\w+ed': '{code}' is not .* GPU: expected .*backend='torch'"
+    ):
+        bind(rule, ("target_prob", "draft_prob"), {})
+
+
 def test_unknown_argument_is_refused() -> None:
     """A kernel that lacks a value says which."""
     with pytest.raises(StrategyDefinitionError, match=r"reads 'draft_prob': expected one of target_prob or a number"):

@@ -93,7 +93,7 @@ class Acme(acceptlib.AcceptanceStrategy):
     @acceptlib.rule
     def residual(p: "Value", q: "Value", is_drafted: "Value", strength: "Value") -> "Value":
         """Return a weight that a fused multiply-add would change."""
-        return vocabulary.where(is_drafted, 0.1, p * p - strength * q) - math.pi * q
+        return vocabulary.where(is_drafted, 0.1, p**2 - strength * q) - math.pi * q
 
 
 class Constant(acceptlib.AcceptanceStrategy):

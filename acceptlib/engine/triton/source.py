@@ -6,8 +6,8 @@ A rule's own source is compiled, with what Triton would read differently from to
   and written into the source. So numbers keep float64 beside float64 scalars and act as float32 beside float32 rows, as
   in torch; Triton rounds a number to float32 as soon as a variable or a tuple holds it.
 - A number that is compared or returned takes its precision explicitly, for Triton 3.6 rounds those too.
-- `/` becomes `ops.divide`, which is IEEE in float32 as well, and `** 2` and `** 0.5` become what they are in torch and
-  NumPy: a product, and a square root. Triton has no other power, and no `//` or `%` that would be theirs.
+- `/` becomes `ops.divide`, which is IEEE in float32 as well, and `** 2` the product that it is in torch and NumPy.
+  Triton has no power, and no `//` or `%` like theirs.
 - Annotations and decorators go: Triton would look their names up.
 """
 
@@ -46,7 +46,7 @@ def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] 
     names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     namespace = {"abs": ops.abs}  # the built-in one too
     namespace |= {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
-    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like, "_sqrt": ops.sqrt}
+    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like}
     return define(definition.name, source, namespace)
 
 
@@ -156,16 +156,12 @@ class _Specialise(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.Div):
             return _call("_divide", node.left, node.right)
-        if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant):
-            if node.right.value == 2:
-                return ast.BinOp(node.left, ast.Mult(), node.left)
-            if node.right.value == 0.5:
-                return _call("_sqrt", node.left)
+        if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
+            return ast.BinOp(node.left, ast.Mult(), node.left)
         if not isinstance(node.op, _OPERATORS):
             msg = (
-                f"rule {self.name!r}: expected + - * /, ** 2, ** 0.5, comparisons and & | ^ of values on a GPU, got "
-                f"{ast.unparse(node)!r}. Write a power as a product, or with acceptlib.ops.exp and log, or use "
-                "backend='torch'."
+                f"rule {self.name!r}: {ast.unparse(node)!r} is not computed on a GPU: expected + - * /, ** 2, "
+                "comparisons and & | ^ of values. Write it with acceptlib.ops (sqrt, exp, log), or use backend='torch'."
             )
             raise StrategyDefinitionError(msg)
         return node
