@@ -704,6 +704,7 @@ def test_requests_taken_one_by_one_change_nothing(
             ),
         ]
 
+    monkeypatch.setattr(chains, "FEW_ROWS", 0)
     wanted = results()
     monkeypatch.setattr(rows, "LONG_ROW", 0)
     with mock.patch.object(chains, "walk", side_effect=chains.walk) as walk:
@@ -714,6 +715,14 @@ def test_requests_taken_one_by_one_change_nothing(
         support.same(one, other)
     assert found[-1].num_passed is not None
     assert torch.equal(found[-1].num_passed, wanted[-1].num_passed)
+
+
+def test_few_greedy_requests_are_taken_one_by_one() -> None:
+    for count in (chains.FEW_ROWS // 5, chains.FEW_ROWS // 5 + 1):
+        requests = [support.ordinary(4, 11, seed) for seed in range(count)]
+        with mock.patch.object(chains, "walk", side_effect=chains.walk) as walk:
+            support.verify("greedy", requests, "padded")
+        assert walk.called == (5 * count <= chains.FEW_ROWS)
 
 
 def _without_bonus_rows(target: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -750,6 +759,7 @@ def test_rows_behind_a_miss_are_not_read(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("long", [1, 99])
 def test_a_step_of_greedy_requests_advances_their_streams(long: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "FEW_ROWS", 0)
     monkeypatch.setattr(rows, "LONG_ROW", long)
     arguments = support.lay_out(mixed(3), "padded", "probs")
     with torch.inference_mode():

@@ -22,16 +22,21 @@ NONE: Final = PLACEHOLDER_TOKEN_ID
 """Ends a chain before its count, and stands for a token that is not emitted."""
 
 
+FEW_ROWS: Final = 192
+"""Rows of a call up to which this takes less time than arrays, however short they are and even if all are read."""
+
+
 def can_walk(plan: Plan, inputs: Inputs) -> bool:
-    """Return whether `walk` can run a call, and rows are so long that leaving some out is what counts."""
+    """Return whether `walk` can run a call, and sooner: rows are few, or so long that leaving some out counts."""
     target = inputs.target
+    few = target.data.shape[:-1].numel() <= FEW_ROWS
     return (
         plan.takes_argmaxes
         and not inputs.logprobs
         and (inputs.out is None or inputs.out.num_passed is None)  # which counts positions past the stop
         and target.data.is_cpu
         and target.data.dtype == torch.float32
-        and target.data.shape[-1] >= rows.LONG_ROW
+        and (few or target.data.shape[-1] >= rows.LONG_ROW)
         and target.data.is_contiguous()
         and not target.is_constrained
     )
