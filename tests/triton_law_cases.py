@@ -288,10 +288,7 @@ def law_kernel(
         if CALL.floors:
             floors.announce(x, waited_ptr + block, zero == 0)
         else:
-            heat = kernel_rows.temperature_behind(model, CALL, kernel_rows.TARGET)
-            kernel_laws.reduce_block(
-                x, entry, heat, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET
-            )
+            kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
     if CALL.floors:
         for block in range(num_blocks):
             entry = block * CALL.block + tl.arange(0, CALL.block)

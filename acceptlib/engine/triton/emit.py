@@ -349,7 +349,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
         bits = random.bits_of(request, CALL)
         total = tl.sum(parts, 0)
         ends = parts
-        if CALL.awaits:  # nobody has it but the one that waited: sooner beside the total than after it
+        if CALL.awaits:  # the one program that waited has them sooner beside the total than after it
             ends = tl.cumsum(parts, 0)
         from_target = is_bonus
         if CALL.residual is not None:

@@ -32,8 +32,8 @@ def weigh_block(x, entry, model, position, block, num_blocks, words_ptr, mask, C
     maximum = announce(x, words_ptr + block, mask)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
+    store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
     factor = rows.factor_of(model, CALL, MODEL)
-    store_best(x, maximum, factor, entry, at, model, mask, CALL, MODEL)
     if mask & (factor > 0):
         highest = wait(words_ptr, num_blocks, CALL)
         floor = rows.floor_of(model)

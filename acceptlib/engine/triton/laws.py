@@ -15,7 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton.rows import DRAFT, KEEP, LOG2_E, TARGET, factor_behind, factor_of, floor_of, load_raw
+from acceptlib.engine.triton.rows import DRAFT, KEEP, LOG2_E, TARGET, factor_of, floor_of, load_raw
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
@@ -90,9 +90,7 @@ class Pair(NamedTuple):
 
 
 @triton.jit
-def reduce_block(
-    x, entry, temperature, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr
-):
+def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
@@ -104,12 +102,12 @@ def reduce_block(
         maximum = tl.reduce(x, 0, larger)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
-    factor = factor_behind(temperature, CALL, MODEL)
     if CALL.loops:
-        store_best(x, maximum, factor, entry, at, model, mask, CALL, MODEL)
+        store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
     if CALL.logits[MODEL]:
-        # A greedy request needs no sum, but in small batches the branch takes longer. It stays where a strategy asks
-        # for argmaxes: its requests may all be greedy.
+        factor = factor_of(model, CALL, MODEL)
+        # A greedy request needs no sum, but in all but large batches the branch takes longer. It stays where a strategy
+        # asks for argmaxes: its requests may all be greedy.
         if (factor > 0) | (not (CALL.lazy or CALL.best[MODEL])):
             if CALL.entropy and MODEL == TARGET:
                 total, bits = sum_exp_and_bits(x, maximum, factor)
@@ -118,14 +116,14 @@ def reduce_block(
                 total = sum_exp(x, maximum, factor)
             tl.store(model.sums_ptr + at, total, mask=mask)
     if not CALL.loops:  # after what takes longest; elsewhere registers would have to hold the block until then
-        store_best(x, maximum, factor, entry, at, model, mask, CALL, MODEL)
+        store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
 
 
 @triton.jit
-def store_best(x, maximum, factor, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+def store_best(x, maximum, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store which entry of one block is its first largest: for a greedy request, or where the strategy asks for it."""
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
-        if (factor == 0) | CALL.best[MODEL]:
+        if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
             best = tl.min(tl.where(x == maximum, entry, model.width), 0)
             tl.store(model.best_ptr + at, tl.minimum(best, model.width - 1), mask=mask)
 

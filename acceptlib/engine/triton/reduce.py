@@ -81,7 +81,6 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
     num_blocks = request.num_blocks
     entries = rows.entries_from(block * CALL.block, CALL.block)
     x = rows.load_block(model, position, entries, exists, exists, float("-inf"), KEEP, CALL, MODEL)
-    temperature = rows.temperature_behind(model, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     if CALL.floored[MODEL]:
@@ -89,7 +88,7 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
         words_ptr = request.counters.maxima_ptr + row * num_blocks
         floors.weigh_block(x, entries.each, model, position, block, num_blocks, words_ptr, exists, CALL, MODEL)
     else:
-        laws.reduce_block(x, entries.each, temperature, model, position, block, num_blocks, exists, CALL, MODEL)
+        laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
         laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
 

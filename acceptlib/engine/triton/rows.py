@@ -70,7 +70,6 @@ class Model(NamedTuple):
     width: tl.tensor
     num_rows: tl.tensor
     temperature: tl.tensor
-    temperature_ptr: tl.tensor
     top_k_ptr: tl.tensor
     top_p_ptr: tl.tensor
     min_p: tl.tensor
@@ -176,7 +175,6 @@ def open_model(
         width=given.width,
         num_rows=rows_here,
         temperature=temperature,
-        temperature_ptr=given.temperature_ptr + request,
         top_k_ptr=given.top_k_ptr + request,
         top_p_ptr=given.top_p_ptr + request,
         min_p=min_p,
@@ -221,45 +219,10 @@ def factor_of(model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return log2(e) / temperature, which makes digits of logits; 0 if greedy."""
     factor = tl.full((), LOG2_E, tl.float32)
     if CALL.temperature[MODEL]:
-        factor = _factor(tl.div_rn(factor, model.temperature), model.temperature)
+        # An infinite factor would make a NaN of the maximum's own distance from itself.
+        divided = tl.minimum(tl.div_rn(factor, model.temperature), 1e30)
+        factor = tl.where(model.temperature > 0, divided, 0.0)
     return factor
-
-
-@triton.jit
-def temperature_behind(model, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the temperature, where a block is on its way.
-
-    Loaded before a loop, it has the first block wait for what is made of it, for that does not change in the loop.
-    Programs that leave rows out have waited for less by then.
-    """
-    temperature = model.temperature
-    if CALL.temperature[MODEL] and CALL.loops and not CALL.lazy:
-        temperature = tl.load(model.temperature_ptr)
-    return temperature
-
-
-@triton.jit
-def factor_behind(temperature, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return `factor_of` from `temperature_behind`, to the bit."""
-    factor = tl.full((), LOG2_E, tl.float32)
-    if CALL.temperature[MODEL]:
-        if CALL.loops and not CALL.lazy:
-            # The division has a branch for tiny numbers, across which registers would have to hold a block. Two steps
-            # from an estimate in float64 are close enough to round as it does.
-            inverse = (1.0 / temperature).to(tl.float64)
-            quotient = factor.to(tl.float64) * inverse
-            for _ in tl.static_range(2):
-                quotient += (factor.to(tl.float64) - quotient * temperature.to(tl.float64)) * inverse
-            factor = _factor(quotient.to(tl.float32), temperature)
-        else:
-            factor = _factor(tl.div_rn(factor, temperature), temperature)
-    return factor
-
-
-@triton.jit
-def _factor(quotient, temperature):
-    # An infinite factor, or none, would make a NaN of the maximum's own distance from itself.
-    return tl.where(temperature > 0, tl.where(quotient < 1e30, quotient, 1e30), 0.0)
 
 
 @triton.jit
