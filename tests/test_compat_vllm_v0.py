@@ -303,6 +303,24 @@ def test_rows_that_are_no_law(kind: str) -> None:
     assert counters == (0, 0, 0)  # as of a step that was not taken
 
 
+@pytest.mark.parametrize(
+    ("row", "token"),
+    [
+        ([0.0, 0.8, 0.3, 0.2], 1),  # sums to 1.3, as rows of vLLM's own tests do
+        ([0.0, 0.6, 0.2, -3.0], 1),
+        ([0.0, 0.6, 0.2, -math.inf], 1),
+        ([0.0, 0.0, 0.0, 0.0], -1),
+        ([0.0, 0.6, math.nan, 0.4], -1),
+        ([0.0, 0.6, math.inf, 0.4], -1),
+    ],
+)
+def test_typical_takes_the_argmax_of_any_row_that_has_one(row: list[float], token: int) -> None:
+    """Nothing is drawn, so what a row sums to does not matter."""
+    rows = torch.tensor([[row, [0.25] * 4]])
+    drafted, bonus = torch.tensor([[0]]), torch.tensor([[3]])
+    assert TypicalAcceptanceSampler()(rows, bonus, None, drafted).tolist() == [[token, -1]]
+
+
 @samplers
 def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
     given = inputs(4)

@@ -85,7 +85,7 @@ def test_rule_without_source_is_refused() -> None:
 @acceptlib.rule
 def cubed(target_prob: Any) -> Any:
     """Return what Triton has no operator for."""
-    return target_prob**3
+    return (target_prob / 2) ** 3
 
 
 @acceptlib.rule
@@ -97,13 +97,14 @@ def floored(target_prob: Any, draft_prob: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rule", "code"), [(cubed, r"target_prob \*\* 3"), (floored, "ratio // draft_prob")], ids=["power", "floor"]
+    ("rule", "code"),
+    [(cubed, r"\(target_prob / 2\) \*\* 3"), (floored, "ratio // draft_prob")],
+    ids=["power", "floor"],
 )
 def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:
     """The message names the rule and the expression, and says what is there instead."""
-    with pytest.raises(
-        StrategyDefinitionError, match=rf"rule '\w+ed': '{code}' is not .* GPU: expected .*backend='torch'"
-    ):
+    message = rf"rule '{rule.function.__name__}': expected \+ - .*, got '{code}'\. Write .*backend='torch'"
+    with pytest.raises(StrategyDefinitionError, match=message):
         bind(rule, ("target_prob", "draft_prob"), {})
 
 

@@ -718,11 +718,12 @@ def test_requests_taken_one_by_one_change_nothing(
 
 
 def test_few_greedy_requests_are_taken_one_by_one() -> None:
-    for count in (chains.FEW_ROWS // 5, chains.FEW_ROWS // 5 + 1):
-        requests = [support.ordinary(4, 11, seed) for seed in range(count)]
+    for count, drafted in itertools.product((chains.FEW_REQUESTS, chains.FEW_REQUESTS + 1), (0, 4, 5)):
+        requests = [support.ordinary(drafted, 11, seed) for seed in range(count)]
         with mock.patch.object(chains, "walk", side_effect=chains.walk) as walk:
             support.verify("greedy", requests, "padded")
-        assert walk.called == (5 * count <= chains.FEW_ROWS)
+        few = count <= chains.FEW_REQUESTS and count * (drafted + 1) <= chains.FEW_ROWS
+        assert walk.called == few == (count == chains.FEW_REQUESTS and drafted < 5)
 
 
 def _without_bonus_rows(target: torch.Tensor, requests: list[Request]) -> torch.Tensor:
@@ -817,20 +818,59 @@ def spoil(number: int, request: Request) -> None:
         request.ids[number % request.n] = {9: -1, 10: request.p.shape[1] + 1}[kind]
 
 
+OF_DRAFT = ((), ("temperature",), ("top_k", "min_p"), ("top_p", "temperature"), ("logit_bias", "allowed_token_bitmask"))
+"""Of the target's parameters, those that are the draft's too, where not all are."""
+
+
 def parameters(number: int, shape: torch.Size) -> dict[str, Any]:
     """Return sampling parameters of two requests, of which the first may have one out of range, and a mask."""
     mask = torch.randint(-(2**31), 2**31, (*shape[:2], 2), generator=torch.Generator().manual_seed(number))
     found = {
-        "temperature": torch.tensor([(0.7, 0.0, 1.3, -1.0, 2.0)[number % 5], 1.0]),
-        "top_k": torch.tensor([number % 9, 3]),
-        "top_p": torch.tensor([1 - number % 4 / 4, 0.5]),
-        "min_p": torch.tensor([0.0, 0.01]),
+        "temperature": torch.tensor([(0.7, 0.0, 1.3, -1.0, 2.0, 0.5, 0.0)[number % 7], 1.0]),
+        "top_k": torch.tensor([number % 11 - 1, 3]),
+        "top_p": torch.tensor([number % 13 / 10, 0.5]),
+        "min_p": torch.tensor([(0.0, 0.05, 1.5)[number % 3], 0.01]),
         "allowed_token_bitmask": mask.to(torch.int32),
         # sometimes of a token beyond the vocabulary
         "logit_bias": torch.tensor([[39, number % 38 + 4], [-1, -1]]) + (number % 11 == 1),
     }
     names = [*found]
     return {name: found[name] for name in (names[number % 6], names[number // 6 % 6])}
+
+
+def pair_of_requests(number: int, form: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return two requests laid out, of which the first may be bad, and their sampling parameters."""
+    requests = [support.ordinary(number % 5, 40, number), support.ordinary(number % 5, 40, 7)]
+    spoil(number, requests[0])
+    kinds = ["probs" if form == "probs" else "logits"] * 2
+    if form == "logits" and number % 7 < 2:  # one model's rows of each kind
+        kinds[number % 7] = "probs"
+    names = [f"{model}_{kind}" for model, kind in zip(("target", "draft"), kinds, strict=True)]
+    both = support.lay_out(requests, "padded", "probs") | support.lay_out(requests, "padded", "logits")
+    arguments = {name: both[name] for name in ("draft_token_ids", *names)}
+    if number % 11 in {4, 7}:
+        half = torch.bfloat16 if number % 11 == 4 else torch.float16
+        arguments |= {name: arguments[name].to(half) for name in names if name.endswith("logits")}
+    if number % 3 == 1:  # rows that do not lie in one piece
+        arguments |= {name: arguments[name].mT.contiguous().mT for name in names}
+    if number % 2:
+        dtype = torch.int64 if number % 4 == 1 else torch.int32
+        arguments["draft_token_ids"] = arguments["draft_token_ids"].to(dtype)
+    return arguments, parameters(number, arguments["target_logits"].shape) if form == "parameters" else {}
+
+
+def of_some(parameters: dict[str, Any], count: int, number: int) -> dict[str, SamplingParams]:
+    """Return the parameters of the first requests as `verify` takes them."""
+    own = {name: value[:count] for name, value in parameters.items()}
+    if "logit_bias" in own:
+        own["logit_bias"] = LogitBias(own["logit_bias"], torch.tensor([[2.0, -1.0]] * count))
+    given = {"sampling": SamplingParams(**own)} if own else {}
+    if own and number % 5:  # else the same as the target's
+        kept = {name: value for name, value in own.items() if name in OF_DRAFT[number % 5]}
+        if "allowed_token_bitmask" in kept:
+            kept["allowed_token_bitmask"] = kept["allowed_token_bitmask"][:, :-1]
+        given["draft_sampling"] = SamplingParams(**kept)
+    return given
 
 
 @pytest.mark.parametrize("form", ["probs", "logits", "parameters"])
@@ -842,25 +882,13 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # positions of logits at a time, where rows are long
     generator = torch.Generator().manual_seed(0)
     statuses = set()
-    rows_form = "probs" if form == "probs" else "logits"
     for number in range(240):
-        monkeypatch.setattr(single, "SCRATCH_BYTES", 1 if number % 7 == 1 else rows.SCRATCH_BYTES)
-        requests = [support.ordinary(number % 5, 40, number), support.ordinary(number % 5, 40, 7)]
-        spoil(number, requests[0])
-        arguments = support.lay_out(requests, "padded", rows_form)
-        if form != "probs" and number % 5 == 4:
-            arguments |= {f"{model}_logits": arguments[f"{model}_logits"].bfloat16() for model in ("target", "draft")}
-        sampling = parameters(number, arguments["target_logits"].shape) if form == "parameters" else None
+        monkeypatch.setattr(single, "SCRATCH_BYTES", 1 if number % 8 == 1 else rows.SCRATCH_BYTES)
+        arguments, sampling = pair_of_requests(number, form)
         copies = {name: value.clone() for name, value in arguments.items()}
         accept = torch.rand(2, number % 5, dtype=torch.float64, generator=generator)
         if number % 4 == 2:
             accept[:, 1:2] = ALMOST_ONE
-        if number % 3 == 1:  # rows that do not lie in one piece
-            names = f"target_{rows_form}", f"draft_{rows_form}"
-            arguments |= {name: arguments[name].mT.contiguous().mT for name in names}
-        if number % 2:
-            dtype = torch.int64 if number % 4 == 1 else torch.int32
-            arguments["draft_token_ids"] = arguments["draft_token_ids"].to(dtype)
         emit = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator)
         found = []
         for count in (1, 2):
@@ -872,14 +900,8 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(
                 "uniforms": {"uniforms": Uniforms(accept=accept[:count], emit=emit[:count])},
             }
             with mock.patch.object(single, "step", side_effect=single.step) as step:
-                some: dict[str, Any] = {name: value[:count] for name, value in arguments.items()}
-                if sampling is not None:
-                    own = {name: value[:count] for name, value in sampling.items()}
-                    if "logit_bias" in own:
-                        own["logit_bias"] = LogitBias(own["logit_bias"], torch.tensor([[2.0, -1.0]] * count))
-                    some["sampling"] = SamplingParams(**own)
-                    some["draft_sampling"] = SamplingParams(temperature=own.get("temperature"))
-                found.append(strategy.verify(**some, **numbers[kind]))
+                some = {name: value[:count] for name, value in arguments.items()}
+                found.append(strategy.verify(**some, **of_some(sampling, count, number), **numbers[kind]))
             assert step.called == (count == 1)
             assert kind != "streams" or torch.equal(rng.offsets, offsets)
         for name in ("output_token_ids", "num_accepted", "num_emitted", "status"):
@@ -887,7 +909,7 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(
             assert alone == together, (number, name)
         assert all(torch.equal(arguments[name].nan_to_num(9), copy.nan_to_num(9)) for name, copy in copies.items())
         statuses |= {*found[0].status.tolist()}
-    assert statuses >= {"probs": {0, 1, 2, 3}, "logits": {0, 1, 3}, "parameters": {0, 1, 3, 5}}[form]
+    assert statuses >= {"probs": {0, 1, 2, 3}, "logits": {0, 1, 2, 3}, "parameters": {0, 1, 3, 5}}[form]
 
 
 @pytest.mark.parametrize("form", ["probs", "logits"])

@@ -248,7 +248,8 @@ class _GuardedTypical(AcceptanceStrategy):
     """`typical` with vLLM's guard of the logarithm, which lowers the entropy of flat rows."""
 
     name = "typical"
-    traits = Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")  # given, not found
+    # Bonus tokens are given, so that nothing is drawn and no row is weighed for it.
+    traits = Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")
 
     class Options(Options):
         """Those of `typical` that vLLM's sampler has."""

@@ -21,15 +21,15 @@ from acceptlib.rng import Rng
 NONE: Final = PLACEHOLDER_TOKEN_ID
 """Ends a chain before its count, and stands for a token that is not emitted."""
 
-
-FEW_ROWS: Final = 192
-"""Rows of a call up to which this takes less time than arrays, however short they are and even if all are read."""
+FEW_REQUESTS: Final = 32
+FEW_ROWS: Final = 160
+"""Up to both this takes less time than arrays, however short rows are and even if all are read."""
 
 
 def can_walk(plan: Plan, inputs: Inputs) -> bool:
     """Return whether `walk` can run a call, and sooner: rows are few, or so long that leaving some out counts."""
     target = inputs.target
-    few = target.data.shape[:-1].numel() <= FEW_ROWS
+    few = inputs.num_requests <= FEW_REQUESTS and target.data.shape[:-1].numel() <= FEW_ROWS
     return (
         plan.takes_argmaxes
         and not inputs.logprobs

@@ -118,11 +118,11 @@ def _decide(
 
     What is wrong with a token is looked at in the order of `torch_engine`, its id first.
     """
-    vocab_size, step = target.all.shape[1], max(end, 1)
+    vocab_size, each = target.all.shape[1], max(end, 1)
     if (target.is_logits or (draft and draft.is_logits)) and 4 * end * vocab_size > SCRATCH_BYTES:
-        step = torch.get_num_threads()  # a softmax gives each thread a row
-    for start in range(0, end, step):
-        some = range(start, min(start + step, end))
+        each = torch.get_num_threads()  # a softmax gives each a row
+    for start in range(0, end, each):
+        some = range(start, min(start + each, end))
         at = some, [min(max(ids[position], 0), vocab_size - 1) for position in some]
         p = float64(as_words(target.upto(some.stop))[at])
         values, probs = {"target_prob": p[None]}, p.tolist()

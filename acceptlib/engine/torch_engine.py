@@ -3,8 +3,8 @@
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
-looking costs nothing, rows that have to be processed are read as far as chains reach, greedy requests with long rows
-are left to `chains`, and a single request with a short chain to `single`.
+looking costs nothing, rows that have to be processed are read as far as chains reach, few greedy requests or such with
+long rows are left to `chains`, and a single request with a short chain to `single`.
 """
 
 from __future__ import annotations

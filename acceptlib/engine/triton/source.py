@@ -153,6 +153,7 @@ class _Specialise(ast.NodeTransformer):
         return self.visit_Assign(ast.Assign([node.target], ast.BinOp(before, node.op, node.value)))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        written = ast.unparse(node)
         self.generic_visit(node)
         if isinstance(node.op, ast.Div):
             return _call("_divide", node.left, node.right)
@@ -160,8 +161,9 @@ class _Specialise(ast.NodeTransformer):
             return ast.BinOp(node.left, ast.Mult(), node.left)
         if not isinstance(node.op, _OPERATORS):
             msg = (
-                f"rule {self.name!r}: {ast.unparse(node)!r} is not computed on a GPU: expected + - * /, ** 2, "
-                "comparisons and & | ^ of values. Write it with acceptlib.ops (sqrt, exp, log), or use backend='torch'."
+                f"rule {self.name!r}: expected + - * /, ** 2, comparisons and & | ^ of values, which is what the fused "
+                f"kernels have, got {written!r}. Write it with these and acceptlib.ops (a power with sqrt, or with exp "
+                "and log), or use backend='torch'."
             )
             raise StrategyDefinitionError(msg)
         return node
