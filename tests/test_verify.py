@@ -865,8 +865,9 @@ def of_some(parameters: dict[str, Any], count: int, number: int) -> dict[str, Sa
     if "logit_bias" in own:
         own["logit_bias"] = LogitBias(own["logit_bias"], torch.tensor([[2.0, -1.0]] * count))
     given = {"sampling": SamplingParams(**own)} if own else {}
-    if own and number % 5:  # else the same as the target's
-        kept = {name: value for name, value in own.items() if name in OF_DRAFT[number % 5]}
+    turn = number // 5 % len(OF_DRAFT)  # not in step with the drafts' lengths
+    if own and turn:  # else the same as the target's
+        kept = {name: value for name, value in own.items() if name in OF_DRAFT[turn]}
         if "allowed_token_bitmask" in kept:
             kept["allowed_token_bitmask"] = kept["allowed_token_bitmask"][:, :-1]
         given["draft_sampling"] = SamplingParams(**kept)
