@@ -191,7 +191,7 @@ def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the a
         expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
         num_requests = count_requests(draft_token_ids, target_data, cu_num_draft_tokens, bonus_token_ids)
         _ragged(draft_token_ids, target_data, draft_data, num_requests, bonus_rows=bonus_rows)
-        most = _longest(cu_num_draft_tokens, len(draft_token_ids), max_num_draft_tokens)
+        most = _longest(cu_num_draft_tokens, draft_token_ids.shape[0], max_num_draft_tokens)
     for name, rows in (("target", target_data), ("draft", draft_data)):
         if rows is not None and rows.shape[-1] == 0:
             msg = f"{name} rows: expected at least one vocabulary entry, got {list(rows.shape)}"
@@ -297,8 +297,7 @@ def _ragged(
         raise InputError(msg)
     num_tokens = ids.shape[0]
     fitting = [(num_tokens + extra * num_requests,) for extra in bonus_rows]
-    bounds = f"; B = {num_requests}, for cu_num_draft_tokens has B+1 numbers, of which the first is 0"
-    _expect_rows("target", target, fitting, "[T+B, V]", bounds)
+    _expect_rows("target", target, fitting, "[T+B, V]", num_requests)
     if draft is not None:
         _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
 
@@ -331,10 +330,18 @@ def count_requests(
     return length if as_many and target.shape[:-1] in [(num_tokens,), (num_tokens + length,)] else length - 1
 
 
-def _expect_rows(name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str, why: str = "") -> None:
-    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error."""
+def _expect_rows(
+    name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str, num_requests: int | None = None
+) -> None:
+    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error.
+
+    So is where B comes from, if it is given.
+    """
     if data.shape[:-1] not in fitting:
         expected = ", ".join(str(length) for length in fitting[0])
+        why = ""
+        if num_requests is not None:
+            why = f"; B = {num_requests}, for cu_num_draft_tokens has B+1 numbers, of which the first is 0"
         msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}{why}"
         raise InputError(msg)
 

@@ -74,7 +74,7 @@ def expect(
         isinstance(value, torch.Tensor)
         and value.dtype in dtypes
         and value.device == device
-        and (shape is None or value.shape == shape)
+        and (shape is None or value.shape == shape or (None in shape and _fits(value.shape, shape)))
     ):
         return  # the rest says what is wrong
     if not isinstance(value, torch.Tensor):
@@ -87,11 +87,14 @@ def expect(
     if value.device != device:
         msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"
         raise InputError(msg)
-    if shape is not None:
-        fits = len(shape) == value.ndim and all(
-            length is None or length == actual for length, actual in zip(shape, value.shape, strict=True)
-        )
-        if not fits:
-            expected = ", ".join("any" if length is None else str(length) for length in shape)
-            msg = f"{name}: expected shape [{expected}], got {list(value.shape)}"
-            raise InputError(msg)
+    assert shape is not None  # noqa: S101 - for the type checker
+    expected = ", ".join("any" if length is None else str(length) for length in shape)
+    msg = f"{name}: expected shape [{expected}], got {list(value.shape)}"
+    raise InputError(msg)
+
+
+def _fits(shape: torch.Size, expected: tuple[int | None, ...]) -> bool:
+    """Return whether a shape is the expected one, of which None is any length."""
+    return len(shape) == len(expected) and all(
+        length in (None, actual) for length, actual in zip(expected, shape, strict=True)
+    )

@@ -328,7 +328,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         logprobs=inputs.logprobs,
         counts_passed=out.num_passed is not None,
         adds_up=out.totals is not None,
-        ends=cu is not None and len(cu) == num_requests,
+        ends=cu is not None and cu.shape[0] == num_requests,
     )
     scheduled = schedule(rules, form, num_requests, most)
     call, num_blocks, num_emit_blocks, num_programs, num_counters, launches = scheduled
