@@ -301,7 +301,7 @@ class AcceptanceStrategy:
         if torch.compiler.is_compiling():
             return custom_op.verify(self._key, draft_token_ids, **arguments)
         inputs = prepare(draft_token_ids, state_names=self.plan.traits.state, **arguments)
-        return backends.resolve(self.backend, self.plan, inputs).verify(self.plan, inputs)
+        return backends.resolve(self.backend, inputs).verify(self.plan, inputs)
 
     def workspace(
         self, num_requests: int, max_num_draft_tokens: int, vocab_size: int, device: torch.device | str

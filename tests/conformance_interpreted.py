@@ -15,13 +15,12 @@ import torch
 from conformance_mutants import MUTANTS
 
 import acceptlib
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, tunings
 from acceptlib.testing import check_strategy
 
 # Small blocks are interpreted sooner, and small vocabularies have several.
 engine.BLOCK = 64
-for tuning in engine.TUNINGS:
-    setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=64))
+tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=64) for tuning in tunings.TUNINGS))
 
 KERNEL = [
     "decisions_follow_rules",

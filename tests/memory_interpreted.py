@@ -20,7 +20,7 @@ from triton.runtime.interpreter import GridExecutor
 import acceptlib
 from acceptlib import AcceptanceStrategy, Workspace
 from acceptlib.engine import torch_engine
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, tunings
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.errors import InputError
 
@@ -71,7 +71,7 @@ def in_workspace(strategy: AcceptanceStrategy, form: str) -> str:
     num_requests, most, vocab_size = sizes = SIZES
     arguments = cases.calls(sizes)[form]
     expected = cases.run(torch_engine.verify, strategy, arguments)
-    for engine.SIZES in cases.EVERY_SIZE:
+    for tunings.SIZES in cases.EVERY_SIZE:
         workspace, misuse = guarded(strategy.workspace(num_requests, most, vocab_size, "cpu"))
         found = cases.run(engine.verify, strategy, {**arguments, "workspace": workspace})
         if isinstance(found, str) or isinstance(expected, str):
@@ -116,7 +116,7 @@ def lists_of_others(strategy: AcceptanceStrategy) -> str:
         "sampling": acceptlib.SamplingParams(top_k=3),
         "workspace": workspace,
     }
-    *_, engine.SIZES = cases.EVERY_SIZE
+    *_, tunings.SIZES = cases.EVERY_SIZE
     with mock.patch.object(engine, "launch", side_effect=engine.launch) as launch:
         cases.run(engine.verify, strategy, call)
     (compiled_for, *_), *_, arguments = launch.call_args.args
@@ -145,7 +145,7 @@ def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path
         apart = torch.as_strided(storage, rows.shape, strides)
         apart.copy_(rows)
         arguments[model] = apart
-    for engine.SIZES in cases.EVERY_SIZE:
+    for tunings.SIZES in cases.EVERY_SIZE:
         found = cases.run(engine.verify, strategy, arguments)
         if isinstance(found, str) or isinstance(expected, str):
             return f"{found} and {expected}"
@@ -162,8 +162,7 @@ def main(_mode: str, path: str) -> None:
     quick_interpreter.install()
     # Small blocks, so that small vocabularies have several too.
     engine.BLOCK = 32
-    for tuning in engine.TUNINGS:
-        setattr(engine, tuning, getattr(engine, tuning)._replace(emit_block=32))
+    tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=32) for tuning in tunings.TUNINGS))
     strategies = cases.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found[LISTS] = lists_of_others(strategies["rejection"])

@@ -35,7 +35,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from acceptlib.engine.triton import engine
+from acceptlib.engine.triton import engine, tunings
 from acceptlib.engine.triton import kernel as kernels
 
 # Where the kernels read and write
@@ -296,7 +296,7 @@ def test_a_variant_a_size_whatever_the_batch(name: str, form: str) -> None:
     """One for batches of each size, for each stage and place in the sequence of stages."""
     strategy = cases.strategies()[name]
     by_mass = "next_residual_mass" in strategy.plan.reads
-    most_variants = 2 if form == "padded" or by_mass else len(engine.SIZES) + 1  # of probabilities, small or large
+    most_variants = 2 if form == "padded" or by_mass else len(tunings.SIZES) + 1  # of probabilities, small or large
     specialise = create_function_from_signature(
         kernels.verify_kernel.signature, kernels.verify_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
     )

@@ -31,7 +31,7 @@ import triton_engine_cases as cases
 from triton import knobs
 
 from acceptlib.engine import torch_engine
-from acceptlib.engine.triton import engine, launching
+from acceptlib.engine.triton import engine, launching, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton import memory as kept
 from acceptlib.rng import CUDA_STEP
@@ -144,7 +144,7 @@ def test_stages_wait_for_what_they_read(
     filters: dict[str, float], far: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a stage starts before the one that it depends on ends or not."""
-    monkeypatch.setattr(engine, "SIZES", engine.Sizes(medium=1, large=large))
+    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=large))
     monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
     take_turns(40, {"sampling": SamplingParams(temperature=0.7, **filters)})
 
@@ -459,10 +459,11 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
     strategy, call = create(name), batch(16, form)
     state = strategy.initial_state(16, "cuda")
     expected = strategy.verify(**call, rng=streams(16), state=state)
-    for tuning, warps, block, programs in ((engine.SMALL, 4, 512, 1), (engine.LARGE, 8, 2048, 4096)):
+    for tuning, warps, block, programs in ((tunings.SMALL, 4, 512, 1), (tunings.LARGE, 8, 2048, 4096)):
         changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block)
         resident = mock.Mock(return_value=programs)
-        with mock.patch.multiple(engine, **dict.fromkeys(engine.TUNINGS, changed), resident_programs=resident):
+        every = tunings.Tunings(*[changed] * len(tunings.TUNINGS))
+        with mock.patch.object(tunings, "TUNINGS", every), mock.patch.object(engine, "resident_programs", resident):
             assert same(strategy.verify(**call, rng=streams(16), state=state), expected)
 
 
@@ -486,13 +487,13 @@ def has_memory() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE[1:])
-def test_lists_change_nothing(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_change_nothing(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small batches read whole rows, larger ones up to 256 listed sub-blocks of them."""
     ks = torch.tensor([1, 5, 24, 25, 50, 200, 248, 249, 400, 4000, 0], device="cuda")
     filters = SamplingParams(temperature=0.9, top_k=ks)
     call, found = batch(len(ks), "logits", vocab_size=LONG) | {"sampling": filters, "draft_sampling": filters}, []
     for each in (cases.EVERY_SIZE[0], sizes):
-        monkeypatch.setattr(engine, "SIZES", each)
+        monkeypatch.setattr(tunings, "SIZES", each)
         found.append(create("rejection").verify(**call, rng=streams(len(ks))))
     assert same(*found)
 
@@ -558,7 +559,7 @@ def test_batches_compile_nothing_new(name: str, form: str, monkeypatch: pytest.M
 
     # Batches of every size, and those whose stages do not overlap; one drafted token has no next residual.
     num_blocks = -(-V // engine.BLOCK)
-    sizes = [1, *(-(-size // num_blocks) for size in (*engine.SIZES, engine.OVERLAP_BLOCKS))]
+    sizes = [1, *(-(-size // num_blocks) for size in (*tunings.SIZES, engine.OVERLAP_BLOCKS))]
     for count, most in itertools.product(sizes, (1, 2)):
         run(count, most, 0)
     stages = {key[1:-1] for key in launching.KERNELS}

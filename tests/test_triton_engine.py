@@ -20,17 +20,19 @@ pytest.importorskip("triton")
 
 import triton_engine_cases as cases
 import triton_law_cases as laws
+from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 
 import acceptlib
 from acceptlib import ops
 from acceptlib.engine import backends
 from acceptlib.engine.triton import call as calls
-from acceptlib.engine.triton import engine, launching, memory, plans
+from acceptlib.engine.triton import engine, launching, memory, plans, tunings
 from acceptlib.engine.triton.kernel import verify_kernel
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
+from acceptlib.inputs import Inputs
 from acceptlib.ops import Value
 
 Results = Callable[[str], dict[str, str]]
@@ -69,29 +71,54 @@ def test_compiles_without_gpu(mode: str, label: str, results: Results) -> None:
     assert results(mode)[label] == ""
 
 
-def call(strategy: str, **arguments: object) -> backends.Backend:
-    probs = torch.full((1, 2, 4), 0.25)
-    given = arguments or {"target_probs": probs, "draft_probs": probs[:, :1]}
-    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, **given)
-    return backends.resolve("auto", acceptlib.create(strategy).plan, inputs)
+def inputs_on(device: str) -> Inputs:
+    target, draft = (torch.full((1, rows, 4), 0.25, device=device) for rows in (2, 1))
+    uniforms = acceptlib.Uniforms(
+        accept=torch.zeros(1, 1, dtype=torch.float64, device=device),
+        emit=torch.zeros(1, dtype=torch.int64, device=device),
+    )
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return cases.inputs(ids, target_probs=target, draft_probs=draft, uniforms=uniforms)
 
 
-def test_auto_says_why_it_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call("rejection").name == "torch"
-    assert call("rejection").reason == "Triton runs on GPUs, and the rows are not on one"
+def test_auto_takes_torch_off_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_on("cpu")
+    assert backends.resolve("auto", inputs).name == "torch"
+    assert backends.triton_unavailable(inputs) == "Triton runs on GPUs, and the rows are not on one"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert call("rejection").name == "triton"
+    assert backends.resolve("auto", inputs).name == "triton"
+
+
+def test_auto_says_once_why_it_takes_torch_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is said where it does not, nor where torch was asked for."""
+    backends._say.cache_clear()
+    with FakeTensorMode():
+        inputs = inputs_on("cuda")
+        assert backends.resolve("auto", inputs).name == "triton"
+        assert backends.resolve("torch", inputs).name == "torch"
+        assert not caplog.records
+        monkeypatch.setattr(backends, "_has_triton", lambda: False)
+        assert backends.resolve("auto", inputs).name == "torch"
+        assert backends.resolve("auto", inputs).name == "torch"
+    (record,) = caplog.records
+    assert record.name == "acceptlib"
+    assert record.getMessage() == (
+        "The torch engine runs a call whose rows are on a GPU: "
+        "the package triton is not installed (pip install acceptlib[triton])."
+    )
 
 
 def test_a_row_whose_sum_would_overflow_takes_torch() -> None:
-    rows, plan = torch.empty(1, 2, 1 << 19, device="meta"), acceptlib.create("greedy").plan
+    rows = torch.empty(1, 2, 1 << 19, device="meta")
     for kind, why in (("target_logits", "at most 524287 entries of logits"), ("target_probs", "None")):
         call = {kind: rows, "uniforms": acceptlib.Uniforms(accept=rows[0, :1, :1].double(), emit=rows[0, 0, :1].long())}
         inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64, device="meta"), **call)
-        assert why in str(engine.unsupported(plan, inputs))
+        assert why in str(engine.unsupported(inputs))
     call |= {"target_probs": rows[..., :4], "draft_logits": rows[:, :1]}  # a draft's, of which the rest is cut
     inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64, device="meta"), **call)
-    assert "at most 524287 entries of logits" in str(engine.unsupported(plan, inputs))
+    assert "at most 524287 entries of logits" in str(engine.unsupported(inputs))
 
 
 @pytest.mark.parametrize("form", ["target_logits", "target_probs"])
@@ -154,11 +181,11 @@ def test_warps_that_wait_see_the_same_words(
 @pytest.mark.parametrize(
     ("num_blocks", "num_requests", "name", "sizes", "waits"),
     [
-        (32, 1, "rejection", engine.SIZES, True),
-        (32, 8, "block", engine.SIZES, True),
-        (32, 9, "rejection", engine.SIZES, False),  # which is not small
-        (66, 1, "rejection", engine.SIZES, True),
-        (67, 1, "rejection", engine.SIZES, False),  # of which not enough rows have all programs run at a time
+        (32, 1, "rejection", tunings.SIZES, True),
+        (32, 8, "block", tunings.SIZES, True),
+        (32, 9, "rejection", tunings.SIZES, False),  # which is not small
+        (66, 1, "rejection", tunings.SIZES, True),
+        (67, 1, "rejection", tunings.SIZES, False),  # of which not enough rows have all programs run at a time
         (35, 64, "block", cases.EVERY_SIZE[0], False),  # whose programs have two blocks each, were it small
     ],
 )
@@ -166,12 +193,12 @@ def test_programs_of_a_row_wait_where_many_rows_run(
     num_blocks: int,
     num_requests: int,
     name: str,
-    sizes: engine.Sizes,
+    sizes: tunings.Sizes,
     waits: bool,  # noqa: FBT001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each has one block, for it must not wait for what it would store later."""
-    monkeypatch.setattr(engine, "SIZES", sizes)
+    monkeypatch.setattr(tunings, "SIZES", sizes)
     device = mock.Mock(type="cuda")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(
@@ -268,7 +295,7 @@ def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:
     probs, bounds = torch.full((1, 4), 0.25), torch.zeros(2, dtype=torch.int32)
     ragged = {"target_probs": probs, "cu_num_draft_tokens": bounds, "max_num_draft_tokens": 65535}
     inputs = cases.inputs(torch.zeros(0, dtype=torch.int64), rng=0, **ragged)
-    assert "at most 65534 drafted tokens" in str(engine.unsupported(acceptlib.create("rejection").plan, inputs))
+    assert "at most 65534 drafted tokens" in str(engine.unsupported(inputs))
 
 
 def test_instances_that_are_alike_share_their_kernels() -> None:
@@ -298,7 +325,7 @@ def test_other_code_finds_no_kernels_on_disk(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_triton_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(backends, "_has_triton", lambda: False)
-    assert "not installed" in call("rejection").reason
+    assert "not installed" in str(backends.triton_unavailable(inputs_on("cpu")))
 
 
 def test_an_explicit_choice_raises_with_the_reason() -> None:
@@ -320,10 +347,10 @@ def stages(strategy: str, monkeypatch: pytest.MonkeyPatch, **arguments: object) 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 @pytest.mark.parametrize("filtered", [TARGET.value, DRAFT.value])
 def test_rows_without_filters_are_read_beside_the_search(
-    filtered: int, sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch
+    filtered: int, sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless the search decides which rows are read at all, or finds what is kept of both models' rows."""
-    monkeypatch.setattr(engine, "SIZES", sizes)
+    monkeypatch.setattr(tunings, "SIZES", sizes)
     found: list[tuple[object, ...]] = []
     monkeypatch.setattr(engine, "launch", lambda key, *_: found.append((key[1], key[2], key[4])))
     logits = torch.zeros(2, 1, 50)
@@ -343,7 +370,7 @@ def test_rows_without_filters_are_read_beside_the_search(
 @pytest.mark.parametrize("far", [1 << 30, 1])
 def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the place of one that reads them; after any other stage it may wait where it will run."""
-    monkeypatch.setattr(engine, "SIZES", cases.EVERY_SIZE[-1])
+    monkeypatch.setattr(tunings, "SIZES", cases.EVERY_SIZE[-1])
     monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
     monkeypatch.setattr(engine, "_overlaps", lambda _: True)
     found: list[tuple[object, ...]] = []
@@ -378,9 +405,9 @@ def test_parts_grow_as_fewer_requests_are_expected(num_positions: int, num_block
 
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
-def test_an_entropy_costs_no_stage_from_logits(sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entropy_costs_no_stage_from_logits(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with the law of a row, unless a filter or probabilities leave it to another pass."""
-    monkeypatch.setattr(engine, "SIZES", sizes)
+    monkeypatch.setattr(tunings, "SIZES", sizes)
     logits, cut = torch.zeros(2, 4, 50), acceptlib.SamplingParams(top_k=9)
     warm = acceptlib.SamplingParams(temperature=0.7)
     for sampling in (None, warm):
@@ -433,10 +460,10 @@ SMALL, _, LARGE = cases.EVERY_SIZE
     ],
 )
 def test_a_draw_from_the_target_takes_one_program(
-    strategy: str, arguments: dict[str, object], *, by_law: bool, sizes: engine.Sizes, monkeypatch: pytest.MonkeyPatch
+    strategy: str, arguments: dict[str, object], *, by_law: bool, sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the sums of blocks that laws are made of tell where it falls."""
-    monkeypatch.setattr(engine, "SIZES", sizes)
+    monkeypatch.setattr(tunings, "SIZES", sizes)
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 64)  # so that a row has several elsewhere
     found: list[tuple[bool, int]] = []
     monkeypatch.setattr(engine, "launch", lambda key, grid, *_: found.append((key[0].draws_by_law, grid[0])))
@@ -564,10 +591,10 @@ def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
     ],
 )
 def test_a_draw_goes_through_what_is_listed_of_a_row(
-    strategy: str, sampling: dict[str, Any], sizes: engine.Sizes, *, lists: bool, monkeypatch: pytest.MonkeyPatch
+    strategy: str, sampling: dict[str, Any], sizes: tunings.Sizes, *, lists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where little is kept of it and nothing else may have a weight."""
-    monkeypatch.setattr(engine, "SIZES", sizes)
+    monkeypatch.setattr(tunings, "SIZES", sizes)
     found: list[bool] = []
     monkeypatch.setattr(engine, "launch", lambda key, *_: found.append(key[0].lists))
     logits = torch.zeros(2, 4, 6 * 4096)
@@ -580,15 +607,15 @@ def test_a_draw_goes_through_what_is_listed_of_a_row(
     ("strategy", "filtered", "registers"),
     [
         ("rejection", "sampling", 99),
-        ("rejection", "draft_sampling", engine.LARGE.emit_registers),
-        ("cautious", "sampling", engine.LARGE.emit_registers),
+        ("rejection", "draft_sampling", tunings.LARGE.emit_registers),
+        ("cautious", "sampling", tunings.LARGE.emit_registers),
     ],
 )
 def test_programs_that_read_whole_rows_leave_room_for_others(
     strategy: str, filtered: str, registers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draws from lists have a bound of their own, and nothing else does for the filters' sake."""
-    monkeypatch.setattr(engine, "SIZES", LARGE)
+    monkeypatch.setattr(tunings, "SIZES", LARGE)
     monkeypatch.setattr(engine, "LIST_REGISTERS", 99)
     found: list[int] = []
     monkeypatch.setattr(engine, "launch", lambda _key, _grid, _warps, registers, _: found.append(registers))
@@ -601,9 +628,9 @@ def test_programs_that_read_whole_rows_leave_room_for_others(
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
     monkeypatch.setattr(engine, "launch", lambda key, grid, *_: grids.update({key[1]: grid}))
-    monkeypatch.setattr(engine, "SIZES", engine.Sizes(medium=1, large=1))
+    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=1))
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 9)
-    probs = torch.zeros(3, 3, 20 * engine.LARGE_PROBS.emit_block)
+    probs = torch.zeros(3, 3, 20 * tunings.LARGE_PROBS.emit_block)
     call = cases.inputs(torch.zeros(3, 2, dtype=torch.int64), rng=0, target_probs=probs, draft_probs=probs[:, :2])
     engine.verify(acceptlib.create("rejection").plan, call)
     assert grids == {"emit": (3, 3, 1)}

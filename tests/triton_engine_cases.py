@@ -31,7 +31,7 @@ from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, 
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import call as engine_call
-from acceptlib.engine.triton import engine, floors, forms, launching, listed, memory, stages
+from acceptlib.engine.triton import engine, floors, forms, launching, listed, memory, stages, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
@@ -87,7 +87,7 @@ FILTERED = {
     "bad-draft-parameters": ("typical",),  # which reads no draft
     "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
 }
-EVERY_SIZE = (engine.Sizes(1, 1, 1 << 30), engine.Sizes(medium=1), engine.Sizes(medium=1, large=1))
+EVERY_SIZE = (tunings.Sizes(1, 1, 1 << 30), tunings.Sizes(medium=1), tunings.Sizes(medium=1, large=1))
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
@@ -583,12 +583,12 @@ def filtered(
 
 
 def compare(
-    strategy: AcceptanceStrategy, arguments: dict[str, object], sizes: Sequence[engine.Sizes] = EVERY_SIZE
+    strategy: AcceptanceStrategy, arguments: dict[str, object], sizes: Sequence[tunings.Sizes] = EVERY_SIZE
 ) -> str:
     """Return an empty string if both engines do the same, for batches of some sizes, else what differs."""
     expected = run(torch_engine.verify, strategy, arguments)
     decides = strategy.plan.traits.stop == "first_rejection" or "next_residual_mass" in strategy.plan.reads
-    for engine.SIZES in sizes if decides else sizes[-1:]:
+    for tunings.SIZES in sizes if decides else sizes[-1:]:
         found = run(engine.verify, strategy, arguments)
         if isinstance(expected, str) or isinstance(found, str):
             return f"{expected} and {found}"
@@ -641,8 +641,7 @@ LENT: list[torch.Tensor] = []
 def shrink() -> None:
     """Have small blocks, so that small vocabularies have several too, and memory whose contents help nobody."""
     engine.BLOCK, forms.WARP_BYTES = 256, 16
-    for name in engine.TUNINGS:
-        setattr(engine, name, getattr(engine, name)._replace(emit_block=128))
+    tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=128) for tuning in tunings.TUNINGS))
     listed.WEIGHED = tl.constexpr(1)
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
@@ -749,7 +748,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
 
-def compile_of(target: str, group: str) -> dict[str, tuple[str, str, engine.Sizes]]:
+def compile_of(target: str, group: str) -> dict[str, tuple[str, str, tunings.Sizes]]:
     """Return what is compiled for a target: strategies, calls and sizes by the case's name."""
     everything = target == EVERYTHING
     if group in COMPILED:
@@ -801,7 +800,7 @@ def main(mode: str, path: str) -> None:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
         forms.LEAST_PARTS = 1  # what longer rows have compiles too
         target, _, group = mode.rpartition(":")
-        for label, (name, call, engine.SIZES) in compile_of(target, group).items():
+        for label, (name, call, tunings.SIZES) in compile_of(target, group).items():
             results[label] = compile_only(found[name], target, given[call])
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 

@@ -288,7 +288,7 @@ def law_kernel(
         if CALL.floors:
             floors.announce(x, waited_ptr + block, zero == 0)
         else:
-            kernel_laws.reduce_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
+            kernel_laws.store_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
     if CALL.floors:
         for block in range(num_blocks):
             entry = block * CALL.block + tl.arange(0, CALL.block)
@@ -389,7 +389,7 @@ def words_kernel(words_ptr, again_ptr, found_ptr, parts_ptr, masses_ptr, COUNT: 
     """Store words [3, COUNT] of sums and masses, and what they hold; the last of masses [3, COUNT + 1] has no words."""
     index = tl.arange(0, SIZE)
     inside = index < COUNT
-    words = partials.word_of(tl.load(parts_ptr + index, mask=inside, other=0))
+    words = partials.nonzero_of(tl.load(parts_ptr + index, mask=inside, other=0))
     weights = tl.load(masses_ptr + index, mask=inside, other=0.0)
     p = tl.load(masses_ptr + COUNT + index, mask=inside, other=0.0)
     q = tl.load(masses_ptr + 2 * COUNT + index, mask=inside, other=0.0)

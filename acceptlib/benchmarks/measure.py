@@ -165,7 +165,7 @@ def backend_of(strategy: AcceptanceStrategy, batch: Batch) -> str:
     call = inspect.signature(strategy.verify).bind(batch.draft_token_ids, rng=batch.rng, **arguments)
     call.apply_defaults()
     inputs = prepare(**call.arguments, state_names=strategy.plan.traits.state)
-    return backends.resolve(strategy.backend, strategy.plan, inputs).name
+    return backends.resolve(strategy.backend, inputs).name
 
 
 def record(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:

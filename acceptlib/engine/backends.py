@@ -1,14 +1,15 @@
-"""Choice of the engine that runs a call, with the reason for it."""
+"""Choice of the engine that runs a call. Where it is not the fused one although rows are on a GPU, a log says why."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
 from acceptlib.engine import torch_engine
 from acceptlib.errors import BackendError, shortened, suggest
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 Choice: TypeAlias = Literal["auto", "torch", "triton"]
 
+MOST_REASONS: Final = 64
+"""That are remembered, so that each is said once."""
+
+LOGGER: Final = logging.getLogger("acceptlib")
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -30,23 +36,19 @@ class Backend:
 
     Attributes:
         name: `torch` or `triton`.
-        reason: Why this one runs the call.
         verify: The engine.
     """
 
     name: str
-    reason: str
     verify: Callable[[Plan, Inputs], VerifyResult]
 
 
-@functools.cache
-def _torch(reason: str) -> Backend:
-    return Backend("torch", reason, torch_engine.verify)
+_TORCH: Final = Backend("torch", torch_engine.verify)
 
 
 @functools.cache
 def _triton() -> Backend:
-    return Backend("triton", "the rows are on a GPU and the fused kernels support the call", _engine().verify)
+    return Backend("triton", _engine().verify)
 
 
 def check(choice: str) -> Choice:
@@ -62,21 +64,28 @@ def check(choice: str) -> Choice:
     return cast("Choice", choice)
 
 
-def resolve(choice: Choice, plan: Plan, inputs: Inputs) -> Backend:
+def resolve(choice: Choice, inputs: Inputs) -> Backend:
     """Return the engine for a call.
 
     Raises:
         BackendError: An explicit choice cannot run it; the message says why.
     """
     if choice == "torch":
-        return _torch("backend='torch' was asked for")
-    unavailable = _triton_unavailable(plan, inputs)
+        return _TORCH
+    unavailable = triton_unavailable(inputs)
     if unavailable is None:
         return _triton()
     if choice == "triton":
         msg = f"backend='triton' cannot run on {inputs.device}: {unavailable}. Use backend='auto' or 'torch'."
         raise BackendError(msg)
-    return _torch(unavailable)
+    if inputs.device.type == "cuda":
+        _say(unavailable)
+    return _TORCH
+
+
+@functools.lru_cache(maxsize=MOST_REASONS)
+def _say(reason: str) -> None:
+    LOGGER.warning("The torch engine runs a call whose rows are on a GPU: %s.", reason)
 
 
 def workspace(
@@ -89,9 +98,9 @@ def workspace(
     return memory
 
 
-def _triton_unavailable(plan: Plan, inputs: Inputs) -> str | None:
+def triton_unavailable(inputs: Inputs) -> str | None:
     """Return why the Triton engine cannot run a call, or None if it can."""
-    return _missing(inputs.device) or _engine().unsupported(plan, inputs)
+    return _missing(inputs.device) or _engine().unsupported(inputs)
 
 
 def _missing(device: torch.device) -> str | None:

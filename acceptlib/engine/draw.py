@@ -13,19 +13,13 @@ import torch
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, may_hold
+from acceptlib.engine.constants import MASS_LIMIT, ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.rows import mass_of
 from acceptlib.engine.scratch import is_new, scratch, to_fixed
 from acceptlib.result import INVALID_ROW, UNNORMALIZED_ROW
 
-WEIGHT_SCALE = 2.0**60
 BLOCK = 2048
 MASK = 0xFFFFFFFF
-
-ROW_TOLERANCE = 1 / 64
-"""How far a row of probabilities may sum from 1: bfloat16 rounds each entry by up to 2^-9 of it."""
-
-MASS_LIMIT = 4.0
-"""Weights that sum to more would overflow the draw's integers."""
 
 LITTLE_MASS = 2.0**-30
 """Weights that all count as 0 in the draw's integers sum to less, in any vocabulary."""

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 
 from acceptlib.arrays import Words, as_words
+from acceptlib.engine.constants import MASS_SCALE
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Rows, make_rows
 from acceptlib.sampling import SamplingParams
-
-MASS_SCALE: Final = 2.0**42
-"""Fixed-point scale of top-p's mass, where the row's largest entry has 1."""
 
 DIGITS: Final = ((21, 11), (10, 11), (0, 10))
 """Shift and number of bits of a key's digits, the leading ones first."""

@@ -13,7 +13,8 @@ import torch
 
 from acceptlib.arrays import as_words, float64
 from acceptlib.engine import chains, decide
-from acceptlib.engine.draw import BLOCK, ROW_TOLERANCE, WEIGHT_SCALE, weigh
+from acceptlib.engine.constants import ROW_TOLERANCE, WEIGHT_SCALE
+from acceptlib.engine.draw import BLOCK, weigh
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.process import in_range, process, take
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Model, cleaned

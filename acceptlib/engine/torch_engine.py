@@ -17,7 +17,8 @@ import torch
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
 from acceptlib.engine import chains, decide, single
-from acceptlib.engine.draw import ROW_TOLERANCE, WEIGHT_SCALE, draw, weigh
+from acceptlib.engine.constants import ROW_TOLERANCE, SUM_SCALE, WEIGHT_SCALE
+from acceptlib.engine.draw import draw, weigh
 from acceptlib.engine.plan import Plan, call
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
 from acceptlib.engine.scratch import is_new, scratch, to_fixed
@@ -37,9 +38,6 @@ PROBS = frozenset({"target_prob", "draft_prob"})
 
 DEVICE_SCRATCH_BYTES = 64 << 20
 """The same on other devices, where every chunk of rows is some dozens of launches."""
-
-SUM_SCALE = 2.0**44
-"""Fixed-point scale of row sums: magnitudes below 2^19 in steps of 2^-44."""
 
 ENTROPY_GRID = 1.5 * 2.0**8
 """Added and taken away, it rounds a small float64 to a multiple of 2^-44, and sums of these are exact up to 2^9."""

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib.engine import decide
+from acceptlib.engine.constants import ROW_TOLERANCE
 from acceptlib.engine.plan import Plan, call
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
 from acceptlib.rules import Rule
@@ -32,9 +33,6 @@ State: TypeAlias = Mapping[str, float | torch.Tensor]
 
 MAX_OUTCOMES = 4_000_000
 """Drafted sequences times acceptance patterns times vocabulary, or sequences of a joint law, that may be enumerated."""
-
-ROW_TOLERANCE = 1 / 64
-"""How far a row may sum from 1 before it is no law; `verify` takes the same rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The fused engine in Triton. Nothing is imported here: a CPU install has no Triton.
 
-On the host, `engine` chooses sizes and runs a call, `stages` says in which order, and `launching` launches. `plans` and
+On the host, `engine` sizes and runs a call, `tunings` says what is fast for which batch, `stages` in which order its
+stages run, and `launching` launches them. `plans` and
 `forms` make a `call.Call` of a strategy and its inputs, which is what a kernel is compiled for; `memory` finds the
 workspace, and `layout` divides it. `source`, `binding` and `ops` make Triton functions of rules.
 

@@ -10,11 +10,13 @@ and compares its entries, each with each (`finish`). Where the bins miss the cut
 
 # ruff: noqa: N803 - jit functions; constants in capitals
 
+import math
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
+from acceptlib.engine import constants
 from acceptlib.engine.triton import counters, laws, rows
 from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
@@ -46,8 +48,11 @@ AT_ONCE = tl.constexpr(32)
 NARROWEST = tl.constexpr(0.001)
 """Digits that bins span at least."""
 
-COARSE = tl.constexpr(131072.0)
-"""2^17, of masses of sub-blocks' maxima: sums of fewer than 2^14 fit 32 bits, and of more may only fall short."""
+COARSE = tl.constexpr(2.0**17)
+"""Scale of masses of sub-blocks' maxima: sums of fewer than 2^14 fit 32 bits, and of more may only fall short."""
+
+COARSE_SHIFT = tl.constexpr(int(math.log2(constants.MASS_SCALE / COARSE.value)))
+"""Bits that a mass has more than one of these."""
 
 DEPTH = tl.constexpr(18.0)
 """Binary digits below the largest entry from which on such a mass is 0."""
@@ -67,7 +72,7 @@ HEAVY = tl.constexpr(6.0)
 MOST_HEAVY = tl.constexpr(256)
 """Sub-blocks with heavy entries that are looked into."""
 
-MOST = tl.constexpr(2048)
+MOST_REACHING = tl.constexpr(2048)
 """Sub-blocks that may reach the last bin where their maxima say how deep it lies."""
 
 FULL = tl.constexpr(0.5)
@@ -106,20 +111,20 @@ def lay_out(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
         deep = depth_of_mass(maxima, target - hidden, maximum, factor)
         bounds = Bounds(start, tl.maximum(deep, HEAVY), start + 1)
         number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
-        if (bounds.end == DEPTH) | (number > MOST) | (count > BINS * CALL.tile * FULL):
+        if (bounds.end == DEPTH) | (number > MOST_REACHING) | (count > BINS * CALL.tile * FULL):
             bounds = bracket(row, target, total, CALL, MODEL)
             number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
     bins = list_of(row.model, row.position, row.num_blocks, CALL)
     each = tl.arange(0, BINS)
     tl.store(bins.sums_ptr + each, tl.zeros((BINS,), tl.int64))
     tl.store(bins.counts_ptr + each, tl.zeros((BINS,), tl.int32))
-    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(row.model, row.position)
-    tl.store(numbers_ptr + 5, bounds.start)
-    tl.store(numbers_ptr + 6, bounds.end)
-    tl.store(numbers_ptr + 7, bounds.bend)
-    tl.store(words_ptr + 4, 0)
-    tl.store(words_ptr + 5, total)
-    tl.store(ids_ptr + 12, number)
+    record = laws.record_of(row.model, row.position)
+    tl.store(record.start_ptr, bounds.start)
+    tl.store(record.end_ptr, bounds.end)
+    tl.store(record.bend_ptr, bounds.bend)
+    tl.store(record.above_ptr, 0)
+    tl.store(record.total_ptr, total)
+    tl.store(record.num_binned_ptr, number)
 
 
 @triton.jit
@@ -128,7 +133,7 @@ def depth_of_mass(maxima, target, maximum, factor):
     depth = (maximum - maxima) * factor
     # Rounded down, and a warp has one instruction for a sum of 32 bits.
     mass = (tl.exp2(-depth) * COARSE).to(tl.int32)
-    wanted = (target >> 25) + 1
+    wanted = (target >> COARSE_SHIFT) + 1
     short = tl.full((), 0.0, tl.float32)
     deep = tl.full((), DEPTH, tl.float32)
     for _ in range(STEPS):
@@ -189,7 +194,7 @@ def place_of(amount, parts):
     return number + tl.where(part > 0, tl.maximum(amount - before, 0.0) / part, 0.0)
 
 
-class Fetched(NamedTuple):
+class LaidOut(NamedTuple):
     """What `lay_out` left of a row, and the first sub-blocks of the list that a program goes through."""
 
     cut: tl.tensor
@@ -205,41 +210,41 @@ def collect_rows(position, count, program, request, CALL: tl.constexpr):
     step = tl.num_programs(0) // CALL.num_collected
     if CALL.collects[TARGET]:
         if program < step:
-            fetched = fetch(position, position <= count, program, request.num_blocks, request.target, CALL)
+            laid_out = load_laid_out(position, position <= count, program, request.num_blocks, request.target, CALL)
             if counters.needed(position, position <= count, request, CALL):
-                collect_row(fetched, position, program, step, request.num_blocks, request.target, CALL, TARGET)
+                collect_row(laid_out, position, program, step, request.num_blocks, request.target, CALL, TARGET)
     if CALL.collects[DRAFT]:
         first = program - (tl.num_programs(0) - step)
         if first >= 0:
-            fetched = fetch(position, position < count, first, request.num_blocks, request.draft, CALL)
+            laid_out = load_laid_out(position, position < count, first, request.num_blocks, request.draft, CALL)
             if counters.needed(position, position < count, request, CALL):
-                collect_row(fetched, position, first, step, request.num_blocks, request.draft, CALL, DRAFT)
+                collect_row(laid_out, position, first, step, request.num_blocks, request.draft, CALL, DRAFT)
 
 
 @triton.jit
-def fetch(position, exists, first, num_blocks, model, CALL: tl.constexpr):
+def load_laid_out(position, exists, first, num_blocks, model, CALL: tl.constexpr):
     """Load what there is of a row, on its way while the stop is looked at."""
-    numbers_ptr, ids_ptr, _ = laws.law_pointers(model, position)
+    record = laws.record_of(model, position)
     lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
     list_ptr = list_of(model, position, num_blocks, CALL).sub_blocks_ptr
     room = tl.where(exists, CALL.tile * LISTED, 0)
-    return Fetched(
-        cut=tl.load(numbers_ptr + 3, mask=exists, other=0.0, cache_modifier=".cg"),
-        maximum=tl.load(numbers_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
+    return LaidOut(
+        cut=tl.load(record.cut_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
+        maximum=tl.load(record.maximum_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
         bounds=Bounds(
-            start=tl.load(numbers_ptr + 5, mask=exists, other=0.0, cache_modifier=".cg"),
-            end=tl.load(numbers_ptr + 6, mask=exists, other=0.0, cache_modifier=".cg"),
-            bend=tl.load(numbers_ptr + 7, mask=exists, other=0.0, cache_modifier=".cg"),
+            start=tl.load(record.start_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
+            end=tl.load(record.end_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
+            bend=tl.load(record.bend_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
         ),
-        num_sub_blocks=tl.load(ids_ptr + 12, mask=exists, other=0, cache_modifier=".cg"),
+        num_sub_blocks=tl.load(record.num_binned_ptr, mask=exists, other=0, cache_modifier=".cg"),
         listed=tl.load(list_ptr + lane, mask=lane < room, other=-1, cache_modifier=".cg"),
     )
 
 
 @triton.jit
-def collect_row(fetched, position, first, step, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List in bins the entries of some of one row's sub-blocks, and add up masses."""
-    cut, maximum, bounds, num_sub_blocks, sub_block = fetched
+    cut, maximum, bounds, num_sub_blocks, sub_block = laid_out
     if cut != cut:
         row = Reduced(position, num_blocks, model, maximum, rows.factor_of(model, CALL, MODEL))
         bins = list_of(model, position, num_blocks, CALL)
@@ -263,21 +268,24 @@ def collect_row(fetched, position, first, step, num_blocks, model, CALL: tl.cons
             word = word_of(key_of(x), entry)
             tl.store(bins.words_ptr + number * CALL.tile + place, word, mask=listed & (place < CALL.tile))
         if bounds.start > 0:
-            _, _, words_ptr = laws.law_pointers(model, position)
-            tl.atomic_add(words_ptr + 4, above, sem="relaxed")
+            tl.atomic_add(laws.record_of(model, position).above_ptr, above, sem="relaxed")
 
 
 @triton.jit
 def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a row if it is not known yet."""
-    numbers_ptr, ids_ptr, words_ptr = laws.law_pointers(model, position)
-    cut = tl.load(numbers_ptr + 3, cache_modifier=".cg")
+    record = laws.record_of(model, position)
+    cut = tl.load(record.cut_ptr, cache_modifier=".cg")
     if cut != cut:
         row = Reduced(
-            position, num_blocks, model, tl.load(numbers_ptr, cache_modifier=".cg"), rows.factor_of(model, CALL, MODEL)
+            position,
+            num_blocks,
+            model,
+            tl.load(record.maximum_ptr, cache_modifier=".cg"),
+            rows.factor_of(model, CALL, MODEL),
         )
-        above = tl.load(words_ptr + 4, cache_modifier=".cg")
-        total = tl.load(words_ptr + 5, cache_modifier=".cg")
+        above = tl.load(record.above_ptr, cache_modifier=".cg")
+        total = tl.load(record.total_ptr, cache_modifier=".cg")
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
         target = mass_to_keep(top_p, total)
         bins = list_of(model, position, num_blocks, CALL)
@@ -300,6 +308,6 @@ def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.conste
         else:
             low, none = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int32)
             cut, first, normaliser = search_row(row, low, none, none != 0, total, filters, CALL, MODEL)
-        tl.store(numbers_ptr + 1, normaliser)
-        tl.store(numbers_ptr + 3, cut)
-        tl.store(ids_ptr + 4, first.to(tl.int32))
+        tl.store(record.normaliser_ptr, normaliser)
+        tl.store(record.cut_ptr, cut)
+        tl.store(record.first_kept_ptr, first.to(tl.int32))

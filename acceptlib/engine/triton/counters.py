@@ -10,6 +10,13 @@ from acceptlib.engine.triton import decide
 THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
 
+DECIDED_BY = tl.constexpr(0)
+SUMMED_BY = tl.constexpr(1)
+WEIGHED_BY = tl.constexpr(2)
+REDUCED_BY = tl.constexpr(3)
+"""What is counted of a row: programs that are done with what decides it, its sums, its weights, or, for each of the two
+models, its law."""
+
 
 @triton.jit
 def needed(position, exists, request, CALL: tl.constexpr):
@@ -24,6 +31,20 @@ def latest(counter_ptr):
     """Return what a counter that others raise holds now, alike for all warps: none may go another way than the rest."""
     seen = tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True)
     return tl.max(seen, 0)
+
+
+@triton.jit
+def of_row(position, kind, request):
+    """Return a counter of one row: `kind` is one of the above."""
+    return request.counters.rows_ptr + (request.most + 1) * kind + position
+
+
+@triton.jit
+def clear(words_ptr, number, WIDTH: tl.constexpr):
+    """Leave 0 in some words, WIDTH at a time."""
+    for base in range(0, number, WIDTH):
+        index = base + tl.arange(0, WIDTH)
+        tl.store(words_ptr + index, 0, mask=index < number)
 
 
 @triton.jit

@@ -15,16 +15,21 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, random, rows
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rows import (
+    DRAFT,
+    INVALID_ROW,
+    INVALID_TOKEN_ID,
+    MASS_LIMIT,
+    ROW_TOLERANCE,
+    TARGET,
+    UNNORMALIZED_ROW,
+)
 
 LANES = tl.constexpr(8)
 """Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
 
 NUM_BITS = tl.constexpr(63)
 """Rows of a request that may be left out one by one; later ones are not."""
-
-MOST_MASS = tl.constexpr(4.0)
-"""Rows with more count as not normalised."""
 
 FAR = tl.constexpr(1 << 30)
 """A stop at position i is kept as FAR - i, so that 0 is none and the first stop is the largest number."""
@@ -56,11 +61,11 @@ class Stream(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """One request's: programs of the last stage, the stop, programs of rows [5, K+1], and words waited for."""
+    """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for."""
 
     arrived_ptr: tl.tensor
     stop_ptr: tl.tensor
-    rows_arrived_ptr: tl.tensor
+    rows_ptr: tl.tensor
     sums_ptr: tl.tensor
     maxima_ptr: tl.tensor
 
@@ -291,12 +296,12 @@ def look(position, fetched, length, request, CALL: tl.constexpr):
 @triton.jit
 def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
     """Return the `Status` of drafted tokens by themselves."""
-    fault = tl.where(ids < vocab_size, 0, 3)
+    fault = tl.where(ids < vocab_size, 0, INVALID_TOKEN_ID)
     if CALL.reads_target:
-        fault = tl.where((fault == 0) & (p > 1 + 1 / 64), 2, fault)
-        fault = tl.where((p >= 0) & (p < float("inf")), fault, 1)
+        fault = tl.where((fault == 0) & (p > 1 + ROW_TOLERANCE), UNNORMALIZED_ROW, fault)
+        fault = tl.where((p >= 0) & (p < float("inf")), fault, INVALID_ROW)
     if CALL.reads_argmax:
-        fault = tl.where(target_law.maximum == target_law.maximum, fault, 1)
+        fault = tl.where(target_law.maximum == target_law.maximum, fault, INVALID_ROW)
     return fault
 
 
@@ -438,7 +443,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
         if CALL.spares_masses:
             found = with_scalar(with_scalar(found, before, CALL.carry_value), after, CALL.carry_value + 1)
             least = u < call(CALL.accept, with_scalar(found, before * 0.0, CALL.mass_value), tl.float64)
-            most = u < call(CALL.accept, with_scalar(found, before * 0.0 + MOST_MASS, CALL.mass_value), tl.float64)
+            most = u < call(CALL.accept, with_scalar(found, before * 0.0 + MASS_LIMIT, CALL.mass_value), tl.float64)
             sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
             within = position < sound_length
             first = tl.maximum(first, tl.max(tl.where(within & least, position + 1, 0), 0))

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import DRAFT, DROP, TARGET
+from acceptlib.engine.triton.rows import DRAFT, DROP, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
 
 FOUR = tl.constexpr(4)
@@ -36,15 +36,15 @@ def weigh(raw, from_target, row, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def open_row(stop, length, request, CALL: tl.constexpr):
+def open_known(stop, length, request, CALL: tl.constexpr):
     """Return the row at the stop, of whose laws the target's is known, and what that is combined from."""
-    one = tl.zeros((1,), tl.int32)
-    parts = laws.load_parts(request.target, one + stop, one == 0, request.num_blocks, CALL, TARGET)
+    lane = tl.zeros((1,), tl.int32)
+    parts = laws.load_parts(request.target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
     law = laws.one(request.target, parts, CALL, TARGET)
     if CALL.filtered[DRAFT]:  # of another kind
         pair = reduce.laws_of(stop, length, request, CALL)
     else:
-        pair = laws.pair_at(laws.Pair(law, law), one == 0, CALL)
+        pair = laws.pair_at(laws.Pair(law, law), lane == 0, CALL)
     return reduce.row_of(stop, length, pair, request, CALL), parts
 
 
@@ -63,7 +63,7 @@ def by_law(stop, is_bonus, row, parts, bits, request, CALL: tl.constexpr):
     token = tl.full((), -1, tl.int32)  # the one with another weight
     weight = law.normaliser * 0.0
     largest = law.normaliser
-    fault = tl.where(law.maximum == law.maximum, 0, 1)
+    fault = tl.where(law.maximum == law.maximum, 0, INVALID_ROW)
     own = index < 0
     if CALL.residual is not None:
         if is_bonus == 0:
@@ -75,7 +75,7 @@ def by_law(stop, is_bonus, row, parts, bits, request, CALL: tl.constexpr):
             numbers = (p, p * 0.0 + 1.0, token >= 0) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
             weight = call(CALL.residual, numbers, tl.float32)
             weight = tl.where(weight <= 0, 0.0, weight)  # NaN stays
-            fault = tl.where((fault != 0) | (1 - p + weight <= 4), fault, 2)
+            fault = tl.where((fault != 0) | (1 - p + weight <= MASS_LIMIT), fault, UNNORMALIZED_ROW)
             largest = tl.maximum(largest, weight)
             maximum = tl.max(tl.where(own, maxima, float("-inf")), 0)
             others = tl.where(near == token, float("-inf"), x)

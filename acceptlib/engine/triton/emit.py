@@ -15,7 +15,18 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, draw, laws, listed, partials, random, reduce, rows
-from acceptlib.engine.triton.rows import DROP, KEEP, TARGET
+from acceptlib.engine.triton.layout import ROW_COUNTS
+from acceptlib.engine.triton.rows import (
+    DROP,
+    INVALID_ROW,
+    INVALID_TOKEN_ID,
+    KEEP,
+    LARGEST_INT32,
+    MASS_LIMIT,
+    ROW_TOLERANCE,
+    TARGET,
+    UNNORMALIZED_ROW,
+)
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, fours, in_thirds, running
 
 WRITTEN = tl.constexpr(64)
@@ -83,7 +94,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     else:
         stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
     if CALL.draws_by_law:
-        row, parts = draw.open_row(stop, length, request, CALL)
+        row, parts = draw.open_known(stop, length, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
     else:
         sub_blocks = ()
@@ -129,7 +140,6 @@ def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr
     Rows go from the last to the first, in turns to the programs of a block, for the last acceptance spares the rest.
     """
     stop_ptr = request.counters.stop_ptr
-    arrived_ptr = request.counters.rows_arrived_ptr + 2 * (request.most + 1)
     number = wanted.first * 0
     for i in range(wanted.first, wanted.last + 1):
         position = wanted.last + wanted.first - i
@@ -139,7 +149,7 @@ def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr
                 if not accepted_beyond(position, number, stop_ptr, CALL):
                     weigh_row(position, length, grid, (), (), request, sums_ptr, CALL)
                 if (position > wanted.first) & (position < length):
-                    if counters.arrive(arrived_ptr + position, grid.num_programs):
+                    if counters.arrive(counters.of_row(position, counters.WEIGHED_BY, request), grid.num_programs):
                         # None has left the row out unless a later one is accepted by now.
                         if not accepted_beyond(position, number, stop_ptr, CALL):
                             sums = partials.load_sums(sums_ptr, grid, request, CALL)
@@ -185,7 +195,7 @@ def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL:
     if CALL.lists:
         program = tl.where(sub_blocks.number < 0, program, num_blocks)  # beyond the row
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = reduce.load_block(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
+    raw = reduce.load_both(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     if CALL.keeps_laws:
         pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
@@ -209,14 +219,14 @@ def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL:
     if CALL.loops:
         for block in range(program, tl.where(idle, 0, num_blocks), num_programs):
             entries = entries_of(block + num_programs, CALL)
-            following = reduce.load_block(entries, stop, stop < length, DROP, request, CALL)
-            w, p, q = reduce_block(block, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
+            following = reduce.load_both(entries, stop, stop < length, DROP, request, CALL)
+            w, p, q = weigh_block(block, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
             raw = following
             w_mass += w
             p_mass += p
             q_mass += q
     elif not idle:
-        w_mass, p_mass, q_mass = reduce_block(program, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
+        w_mass, p_mass, q_mass = weigh_block(program, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
     if not idle:
         w_sums = in_parts(w_mass, CALL)
         if CALL.given_probs:
@@ -252,7 +262,7 @@ def in_parts(numbers, CALL: tl.constexpr):
 
 
 @triton.jit
-def reduce_block(block, raw, from_target, row, num_blocks, request, partials_ptr, CALL: tl.constexpr):
+def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr, CALL: tl.constexpr):
     """Store what the draw needs of a loaded block; return sums of fours of the draw's weights, p and q, [BLOCK/4]."""
     _, p, q, weights = draw.weigh(raw, from_target, row, request, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
@@ -301,7 +311,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
         # In the ragged layout a placeholder that ended the chain before its count has its own row.
         if stop == (count if CALL.ragged else length):
             token = tl.load(request.bonus_ptr).to(tl.int64)
-            row_fault = tl.where((token >= 0) & (token < request.vocab_size), 0, 3)
+            row_fault = tl.where((token >= 0) & (token < request.vocab_size), 0, INVALID_TOKEN_ID)
     sound = (token >= 0) & (token < request.vocab_size)
     x = rows.load(request.target, stop, token, sound, 0.0, CALL, TARGET)
     p = laws.prob_of(x, token, sound, request.target, row.target_law, CALL, TARGET)
@@ -325,14 +335,9 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     tl.store(request.counters.arrived_ptr, 0)
     tl.store(request.counters.stop_ptr, 0)
     if CALL.floors:
-        num_words = (2 * request.most + 1) * request.num_blocks
-        for base in range(0, num_words, 256):
-            index = base + tl.arange(0, 256)
-            tl.store(request.counters.maxima_ptr + index, 0, mask=index < num_words)
+        counters.clear(request.counters.maxima_ptr, (2 * request.most + 1) * request.num_blocks, 256)
     if CALL.counts_rows:
-        for base in range(0, 5 * (request.most + 1), 64):
-            index = base + tl.arange(0, 64)
-            tl.store(request.counters.rows_arrived_ptr + index, 0, mask=index < 5 * (request.most + 1))
+        counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS, 64)
 
 
 @triton.jit
@@ -340,7 +345,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
     """Return the token at the stopping row, and the row's `Status`."""
     target_law, num_blocks = row.target_law, grid.num_blocks
     token = tl.full((), 0, tl.int64) + target_law.argmax
-    row_fault = tl.where(target_law.maximum == target_law.maximum, 0, 1)
+    row_fault = tl.where(target_law.maximum == target_law.maximum, 0, INVALID_ROW)
     if not kind.idle:
         is_bonus = kind.is_bonus
         parts = sums.parts
@@ -358,7 +363,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                 from_target = is_bonus == 0
                 for number in range(num_blocks * CALL.emit_parts):
                     entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
-                    raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
+                    raw = reduce.load_both(entries, stop, is_bonus == 0, DROP, request, CALL)
                     _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
                     part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
                     parts = tl.where(index == number, part, parts)
@@ -378,26 +383,26 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
             if kind.takes_best:
                 found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
         entries = rows.entries_from(found * CALL.emit_part, CALL.emit_part)
-        raw = reduce.load_block(entries, stop, is_bonus == 0, DROP, request, CALL)
+        raw = reduce.load_both(entries, stop, is_bonus == 0, DROP, request, CALL)
         # While the part is on its way: what lies below it, and are the rows' masses sound?
         taken = tl.max(tl.where(below, ends, 0), 0)
         w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law.maximum != target_law.maximum)
-        unnormalized = (w_mass <= 4) == 0
+        unnormalized = (w_mass <= MASS_LIMIT) == 0
         if CALL.given_probs:
-            unnormalized = unnormalized | (tl.abs(p_mass - 1) > 1 / 64)
+            unnormalized = unnormalized | (tl.abs(p_mass - 1) > ROW_TOLERANCE)
             if CALL.residual is not None:
-                unnormalized = unnormalized | (q_mass > 1 + 1 / 64)
+                unnormalized = unnormalized | (q_mass > 1 + ROW_TOLERANCE)
             invalid = invalid | ((tl.abs(p_mass) < float("inf")) == 0)
-        row_fault = tl.where(invalid, 1, tl.where(unnormalized, 2, 0))
+        row_fault = tl.where(invalid, INVALID_ROW, tl.where(unnormalized, UNNORMALIZED_ROW, 0))
         entry, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
         token = found.to(tl.int64) * CALL.emit_part + tl.sum(
             (running(weights, CALL.in_fours) <= r - taken).to(tl.int32), 0
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if kind.takes_best:
-                best = tl.min(tl.where(weights == most, entry, 2147483647), 0)
+                best = tl.min(tl.where(weights == most, entry, LARGEST_INT32), 0)
                 token = tl.where(from_target, target_law.argmax, best).to(tl.int64)
     return tl.where(kind.known, target_law.argmax, tl.minimum(token, request.vocab_size - 1)), row_fault
 

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import torch
 
 from acceptlib.engine.plan import Plan
+from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
-from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, Tuning, compiled_for, open_rows
-from acceptlib.engine.triton.launching import Launch, launch, put_addresses
-from acceptlib.engine.triton.layout import layout_of, num_counts
+from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, compiled_for, open_rows
+from acceptlib.engine.triton.launching import Key, Launch, launch, put_addresses
+from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
-from acceptlib.engine.triton.plans import Rules, bound, unknown
+from acceptlib.engine.triton.plans import Rules, bound
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
 from acceptlib.inputs import Inputs
@@ -23,109 +24,6 @@ from acceptlib.workspace import Workspace
 
 BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
-
-SMALL = Tuning(
-    reduce_warps=4,
-    reduce_registers=0,
-    select_registers=224,
-    collect_programs=24,
-    emit_warps=8,
-    emit_registers=128,
-    emit_block=4096,
-    emit_parts=8,
-    loops=False,
-    decides_first=False,
-    lazy=False,
-    floors=True,
-)
-"""For latency: a batch that leaves the device with room to spare."""
-
-SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
-"""The same from probabilities, which need no law of a row."""
-
-SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048, emit_parts=4, loops=True, thirds=True)
-"""The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
-
-SMALLER = SMALL._replace(emit_block=2048)
-"""For requests so few that twice the programs of the last stage run at a time."""
-
-SMALLEST = SMALL._replace(emit_block=1024)
-"""For requests so few that otherwise some multiprocessors would have none of them."""
-
-LARGE = Tuning(
-    reduce_warps=4,
-    reduce_registers=112,
-    select_registers=128,
-    collect_programs=8,
-    emit_warps=4,
-    emit_registers=128,
-    emit_block=2048,
-    emit_parts=4,
-    loops=True,
-    decides_first=True,
-    lazy=True,
-)
-"""For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
-
-LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False)
-"""The same from probabilities, of which all programs of the only stage decide."""
-
-LARGE_ONE = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024)
-"""The same for the rows of one model, which take half as many programs."""
-
-LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56)
-"""The same where argmaxes are all that is asked for."""
-
-LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_programs=512)
-"""The same for rows of 16-bit numbers, of which a block is half as many bytes."""
-
-LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1)
-"""The same under min-p alone, where programs that reduce rows find what is kept of them too."""
-
-LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, shares=3)
-"""The same where a mass decides."""
-
-MEDIUM = LARGE._replace(
-    reduce_registers=64,
-    collect_programs=16,
-    emit_warps=8,
-    emit_registers=112,
-    emit_block=4096,
-    emit_parts=8,
-    decides_first=False,
-    lazy=False,
-)
-"""Between the two: rows are read before a stop would be known."""
-
-MEDIUM_HALF = MEDIUM._replace(reduce_warps=2, reduce_registers=80)
-"""The same for both models' rows of 16-bit numbers."""
-
-TUNINGS = (
-    *("SMALLEST", "SMALLER", "SMALL", "SMALL_PROBS", "SMALL_MASSES", "MEDIUM", "MEDIUM_HALF"),
-    *("LARGE", "LARGE_PROBS", "LARGE_ONE", "LARGE_BEST", "LARGE_HALF", "LARGE_MIN_P", "LARGE_MASSES"),
-)
-"""Names of all of these."""
-
-
-class Sizes(NamedTuple):
-    """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
-
-    Only batches of logits without a mass are told apart below `small`.
-
-    Attributes:
-        smaller: No longer smallest.
-        small: No longer smaller.
-        medium: No longer small.
-        large: Large.
-    """
-
-    smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
-    small: int = 133  # more blocks than half the programs that run at a time
-    medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
-    large: int = 1536
-
-
-SIZES = Sizes()
 
 REGISTERS = 1 << 16
 """Of a multiprocessor."""
@@ -172,7 +70,7 @@ MOST_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: as many exponentials of 1 overflow its sum."""
 
 
-def unsupported(plan: Plan, inputs: Inputs) -> str | None:
+def unsupported(inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
     if inputs.num_requests > MOST_REQUESTS:
         return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
@@ -182,29 +80,7 @@ def unsupported(plan: Plan, inputs: Inputs) -> str | None:
     for rows in (inputs.target, inputs.draft):
         if rows is not None and rows.is_logits and rows.data.shape[-1] > MOST_ENTRIES:
             return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
-    return unknown(plan)
-
-
-def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None) -> Tuning:
-    """Return how to run a plan on a batch of `num_blocks` blocks of stopping rows."""
-    small = num_blocks < SIZES.medium
-    if rules["mass_scalar"] >= 0:
-        return SMALL_MASSES if small else LARGE_MASSES
-    if not target.is_logits:
-        return SMALL_PROBS if small else LARGE_PROBS
-    if small:
-        return SMALLEST if num_blocks < SIZES.smaller else SMALLER if num_blocks < SIZES.small else SMALL
-    if num_blocks < SIZES.large:
-        return MEDIUM if draft is None or target.dtype == torch.float32 else MEDIUM_HALF
-    models = (target,) if draft is None else (target, draft)
-    if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
-        return LARGE_MIN_P
-    if target.dtype != torch.float32:
-        return LARGE_HALF
-    if draft is not None:
-        return LARGE
-    draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
-    return LARGE_ONE if draws or rules["reads_target"] else LARGE_BEST
+    return None
 
 
 class Schedule(NamedTuple):
@@ -232,9 +108,9 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     """Return how to run calls of one form."""
     target, draft, device = form.target, form.draft, form.device
     num_blocks = -(-max(target.vocab_size, draft.vocab_size if draft else 0) // BLOCK)
-    tuning = tuning_of(rules, num_requests * num_blocks, target, draft)
+    tuning = tunings.tuning_of(rules, num_requests * num_blocks, target, draft)
     if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
-        tuning = LARGE_PROBS  # programs that wait must not be all that run
+        tuning = tunings.TUNINGS.large_probs  # programs that wait must not be all that run
     blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
     per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
     # A program that waits must not have what others wait for still before it.
@@ -285,7 +161,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         if stage.name == "reduce" and stage.rows == BOTH.value:
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
-        key = (call, stage.name, stage.rows, not wait, stage.late, overlap)
+        key = Key(call, stage.name, stage.rows, first=not wait, late=stage.late, overlap=overlap)
         launches.append(Launch(key, grid, warps, registers, stage.first))
     num_counters = counters(call, num_requests, most, num_requests * num_blocks, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
@@ -372,8 +248,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     ]
     put_addresses(arguments, launches)
     try:
-        for key, grid, warps, registers, first in launches:
-            launch(key, grid, warps, registers, (*arguments, first, num_programs))
+        for key, grid, warps, registers, first_position in launches:
+            launch(key, grid, warps, registers, (*arguments, first_position, num_programs))
     except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
         with torch.inference_mode():  # where tensors made in it may be written too
             memory.counters[:num_counters].zero_()
@@ -428,7 +304,7 @@ def counters(call: Call, num_requests: int, most: int, num_blocks: int, num_emit
 
     The number is even, for the next one's words of 64 bits may come behind them.
     """
-    counts: int = num_counts.fn(num_requests, most)
+    counts: int = num_counts.fn(num_requests, most, ROW_COUNTS.value)
     waited = 6 * num_emit_blocks * call.emit_parts * call.awaits + (2 * most + 1) * num_blocks * call.floors
     return (counts + waited + 1) // 2 * 2
 
@@ -456,14 +332,14 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         adds_up=True,
     )
     num_blocks, num_words, num_counters = -(-vocab_size // BLOCK), 0, 0
-    for name, is_logits in itertools.product(TUNINGS, (True, False)):
-        tuning, rows = globals()[name], rows._replace(is_logits=is_logits)
+    for tuning, is_logits in itertools.product(tunings.TUNINGS, (True, False)):
+        rows = rows._replace(is_logits=is_logits)
         num_emit_blocks = -(-vocab_size // tuning.emit_block)
         emit_bits = (num_emit_blocks - 1).bit_length()
         call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
         # Batches of which programs wait are small; under min-p alone it is for maxima.
-        most_blocks = SIZES.medium * BLOCK // tuning.emit_block
+        most_blocks = tunings.SIZES.medium * BLOCK // tuning.emit_block
         blocks = [min(num_requests * number, most_blocks) for number in (num_blocks, num_emit_blocks)]
         call = dataclasses.replace(call, floors=tuning.floors and can_wait(device, tuning.reduce_warps, 1))
         num_counters = max(num_counters, counters(call, num_requests, most, *blocks))

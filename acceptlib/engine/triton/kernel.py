@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import bins, decide, emit, partials, random, reduce, rows, select
-from acceptlib.engine.triton.layout import layout_of, num_counts
+from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 # What changes from call to call must not compile the kernel anew.
@@ -70,7 +70,7 @@ def verify_kernel(
     raw_logprobs_ptr,  # [B, K+1] float32
     num_passed_ptr,  # [B] int32
     totals_ptr,  # [2] int64, added to
-    counters_ptr,  # [B * (2 + 5 * (K+1))] int32, and words that are waited for; all zero between calls
+    counters_ptr,  # [B * (2 + ROW_COUNTS * (K+1))] int32, and words that are waited for; all zero between calls
     workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
     target_request_stride: tl.int64,
@@ -227,7 +227,7 @@ def verify_kernel(
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
     # [B, 3, num_parts] int64 if `CALL.awaits`, [B, 2K+1, num_blocks] int32 if `CALL.floors`; never both.
-    waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens)
+    waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens, ROW_COUNTS)
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
         number=number,
@@ -250,7 +250,7 @@ def verify_kernel(
         counters=decide.Counters(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
-            rows_arrived_ptr=counters_ptr + 2 * num_requests + number * 5 * (max_num_draft_tokens + 1),
+            rows_ptr=counters_ptr + 2 * num_requests + number * ROW_COUNTS * (max_num_draft_tokens + 1),
             sums_ptr=waited_ptr.to(tl.pointer_type(tl.int64)) + number * 3 * num_emit_blocks * CALL.emit_parts,
             maxima_ptr=waited_ptr + number * (2 * max_num_draft_tokens + 1) * num_blocks,
         ),

@@ -7,6 +7,7 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
+from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.kernel import verify_kernel
 
 POINTERS = tuple(place for place, name in enumerate(verify_kernel.arg_names) if name.endswith("_ptr"))
@@ -15,18 +16,30 @@ POINTERS = tuple(place for place, name in enumerate(verify_kernel.arg_names) if 
 DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
 """Whether compiled stages may be launched as this Triton's own launch does it, which later ones may do otherwise."""
 
-KERNELS: dict[tuple[Any, ...], Any] = {}
-"""What has been compiled, by what for: None where interpreted."""
+
+class Key(NamedTuple):
+    """What a stage is compiled for: the constants of `verify_kernel`, in their order."""
+
+    call: Call
+    stage: str
+    rows: int
+    first: bool
+    late: bool
+    overlap: bool
 
 
 class Launch(NamedTuple):
     """One launch of the kernel: what it is compiled for, its grid, warps, registers at most, and first position."""
 
-    key: tuple[Any, ...]
+    key: Key
     grid: tuple[int, int, int]
     warps: int
     registers: int
-    first: int
+    first_position: int
+
+
+KERNELS: dict[Key, Any] = {}
+"""What has been compiled, by what for: None where interpreted."""
 
 
 def put_addresses(arguments: list[Any], launches: tuple[Launch, ...]) -> None:
@@ -41,7 +54,7 @@ def put_addresses(arguments: list[Any], launches: tuple[Launch, ...]) -> None:
 
 
 def launch(
-    key: tuple[Any, ...],
+    key: Key,
     grid: tuple[int, int, int],
     warps: int,
     registers: int,
@@ -51,7 +64,6 @@ def launch(
 
     Of `arguments`, None stands for a tensor that the call does not have. Once compiled, addresses do for tensors.
     """
-    *_, first, _, overlap = key
     kernel = KERNELS.get(key)
     if kernel is not None:
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -68,6 +80,6 @@ def launch(
         num_warps=warps,
         # The weights' bits are part of the specification: a contracted a * b - c would change them.
         enable_fp_fusion=False,
-        **({"launch_pdl": not first} if overlap else {}),
+        **({"launch_pdl": not key.first} if key.overlap else {}),
         **({"maxnreg": registers} if registers and torch.version.hip is None else {}),
     )

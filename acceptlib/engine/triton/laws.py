@@ -10,12 +10,13 @@ A row's law is also a cut where its model is filtered: `select` finds it once a 
 
 # ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
 
+import math
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton.rows import DRAFT, KEEP, LOG2_E, TARGET, factor_of, floor_of, load_raw
+from acceptlib.engine.triton.rows import DRAFT, KEEP, LARGEST_INT32, LOG2_E, TARGET, factor_of, floor_of, load_raw
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
@@ -32,18 +33,15 @@ WIDTH = tl.constexpr(32)
 """Entries of a sub-block, of which filtered rows keep the largest."""
 
 LAW_WORDS = tl.constexpr(8)
-"""Words of the law of a filtered row."""
-
-NUM_LISTED = tl.constexpr(13)
-"""Half of a word of the law of a filtered row: how many sub-blocks are listed that hold what is kept; -1 if not all."""
+"""Words of the `Record` of a filtered row."""
 
 LOWEST = tl.constexpr(-2139095041)
 """The key of minus infinity."""
 
-NAN_KEY = tl.constexpr(0x7FFFFFFF)
+NAN_KEY = LARGEST_INT32
 """Above the key of any logit; `logit_of` makes a NaN of it."""
 
-LN_2 = tl.constexpr(0.6931471805599453)
+LN_2 = tl.constexpr(math.log(2.0))
 
 
 class Parts(NamedTuple):
@@ -82,6 +80,33 @@ class CutLaw(NamedTuple):
     first_kept: tl.tensor
 
 
+class Record(NamedTuple):
+    """Where the law of a filtered row is, and what it is found by.
+
+    Attributes:
+        maximum_ptr, normaliser_ptr, argmax_ptr, cut_ptr, first_kept_ptr: See `CutLaw`; the cut is NaN until it is
+            found.
+        start_ptr, end_ptr, bend_ptr: See `bins.Bounds`.
+        above_ptr: The mass of entries that lie above all bins, int64.
+        total_ptr: That of all entries.
+        num_binned_ptr: How many sub-blocks reach the bins.
+        num_listed_ptr: How many sub-blocks are listed that hold what is kept; -1 if not all are.
+    """
+
+    maximum_ptr: tl.tensor
+    normaliser_ptr: tl.tensor
+    argmax_ptr: tl.tensor
+    cut_ptr: tl.tensor
+    first_kept_ptr: tl.tensor
+    start_ptr: tl.tensor
+    end_ptr: tl.tensor
+    bend_ptr: tl.tensor
+    above_ptr: tl.tensor
+    total_ptr: tl.tensor
+    num_binned_ptr: tl.tensor
+    num_listed_ptr: tl.tensor
+
+
 class Pair(NamedTuple):
     """The laws of the target's rows and of the draft's; without a draft the second is the first."""
 
@@ -90,7 +115,7 @@ class Pair(NamedTuple):
 
 
 @triton.jit
-def reduce_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
@@ -129,10 +154,24 @@ def store_best(x, maximum, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl
 
 
 @triton.jit
-def law_pointers(model, position):
-    """Return where the law of filtered rows is, as float32, as int32 and as words; what finds it keeps more there."""
+def record_of(model, position):
+    """Return where filtered rows at positions, a number or [n], have their laws."""
     words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    return words_ptr.to(tl.pointer_type(tl.float32)), words_ptr.to(tl.pointer_type(tl.int32)), words_ptr
+    numbers_ptr, ids_ptr = words_ptr.to(tl.pointer_type(tl.float32)), words_ptr.to(tl.pointer_type(tl.int32))
+    return Record(
+        maximum_ptr=numbers_ptr,
+        normaliser_ptr=numbers_ptr + 1,
+        argmax_ptr=ids_ptr + 2,
+        cut_ptr=numbers_ptr + 3,
+        first_kept_ptr=ids_ptr + 4,
+        start_ptr=numbers_ptr + 5,
+        end_ptr=numbers_ptr + 6,
+        bend_ptr=numbers_ptr + 7,
+        above_ptr=words_ptr + 4,
+        total_ptr=words_ptr + 5,
+        num_binned_ptr=ids_ptr + 12,
+        num_listed_ptr=ids_ptr + 13,
+    )
 
 
 @triton.jit
@@ -174,13 +213,13 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
 def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are made from."""
     if CALL.filtered[MODEL]:
-        numbers_ptr, ids_ptr, _ = law_pointers(model, position)
+        record = record_of(model, position)
         return CutLaw(
-            maximum=tl.load(numbers_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
-            normaliser=tl.load(numbers_ptr + 1, mask=wanted, other=0.0, cache_modifier=".cg"),
-            argmax=tl.load(ids_ptr + 2, mask=wanted, other=0, cache_modifier=".cg"),
-            cut=tl.load(numbers_ptr + 3, mask=wanted, other=0.0, cache_modifier=".cg"),
-            first_kept=tl.load(ids_ptr + 4, mask=wanted, other=0, cache_modifier=".cg"),
+            maximum=tl.load(record.maximum_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
+            normaliser=tl.load(record.normaliser_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
+            argmax=tl.load(record.argmax_ptr, mask=wanted, other=0, cache_modifier=".cg"),
+            cut=tl.load(record.cut_ptr, mask=wanted, other=0.0, cache_modifier=".cg"),
+            first_kept=tl.load(record.first_kept_ptr, mask=wanted, other=0, cache_modifier=".cg"),
         )
     else:
         return load_blocks(model, position, wanted, num_blocks, CALL, MODEL)
@@ -267,7 +306,7 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
     argmax = tl.zeros(maximum.shape, tl.int32)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
-            argmax = tl.min(tl.where(parts.maxima == maximum[:, None], parts.best, 2147483647), 1)
+            argmax = tl.min(tl.where(parts.maxima == maximum[:, None], parts.best, LARGEST_INT32), 1)
     if CALL.logits[MODEL]:
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
     elif CALL.best[MODEL] and MODEL == TARGET:
@@ -400,14 +439,14 @@ def largest_of(maxima):
 def key_of(x):
     """Return int32 that order like logits; -0 is 0."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return bits ^ ((bits >> 31) & LARGEST_INT32)
 
 
 @triton.jit
 def logit_of(key):
     """Return the logit of a key."""
     bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return (bits ^ ((bits >> 31) & LARGEST_INT32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -38,10 +38,14 @@ class Layout(NamedTuple):
     end: tl.tensor
 
 
+ROW_COUNTS = tl.constexpr(5)
+"""Counters of a row: see `counters.of_row`."""
+
+
 @triton.jit
-def num_counts(num_requests, most):
+def num_counts(num_requests, most, row_counts):
     """Return how many counters of 32 bits come before those of 64; `num_counts.fn` does so for numbers."""
-    return (num_requests * (5 * most + 7) + 1) // 2 * 2
+    return (num_requests * (2 + (most + 1) * row_counts) + 1) // 2 * 2
 
 
 @triton.jit

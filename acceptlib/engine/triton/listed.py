@@ -13,7 +13,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import draw, laws, reduce, rows
 from acceptlib.engine.triton.laws import WIDTH
-from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.search import list_of
 from acceptlib.engine.triton.select import WEIGHED
 from acceptlib.engine.triton.sums import add_two, fixed
@@ -29,9 +29,8 @@ class Listed(NamedTuple):
 @triton.jit
 def load(stop, fault, request, CALL: tl.constexpr):
     """Return what is listed of the target's row at the stop; nothing if bad counts may make it another request's."""
-    _, ids_ptr, _ = laws.law_pointers(request.target, stop)
     list_ptr = list_of(request.target, stop, request.num_blocks, CALL).sub_blocks_ptr + tl.arange(0, CALL.most_listed)
-    number = tl.load(ids_ptr + laws.NUM_LISTED, cache_modifier=".cg")
+    number = tl.load(laws.record_of(request.target, stop).num_listed_ptr, cache_modifier=".cg")
     return Listed(tl.load(list_ptr, cache_modifier=".cg"), tl.where(fault == 0, number, -1))
 
 
@@ -72,7 +71,7 @@ def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
     if CALL.residual is not None and CALL.recovered == "argmax":
         token = tl.where(kind.takes_best, best, token)
     invalid = ((total == 0) & ((mass > 0) == 0)) | (law.maximum != law.maximum)
-    row_fault = tl.where(invalid, 1, tl.where((mass <= 4) == 0, 2, 0))
+    row_fault = tl.where(invalid, INVALID_ROW, tl.where((mass <= MASS_LIMIT) == 0, UNNORMALIZED_ROW, 0))
     token = tl.where(kind.known, law.argmax, tl.minimum(token, request.vocab_size - 1))
     return token.to(tl.int64), row_fault
 

@@ -15,10 +15,10 @@ import triton.language as tl
 from acceptlib.engine.triton import counters, random
 from acceptlib.engine.triton.sums import add_three
 
-SIGN = tl.constexpr(2**31)
+MASS_SIGN = tl.constexpr(2**31)
 """Of a float32: the masses of weights and q have none, so that it marks what was written."""
 
-MOST = tl.constexpr(2**63 - 1)
+LARGEST_SUM = tl.constexpr(2**63 - 1)
 """The largest sum of a part."""
 
 LOW = tl.constexpr(2**32 - 1)
@@ -58,7 +58,7 @@ def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
 def store_sums(sums, part, partials_ptr, request, CALL: tl.constexpr):
     """Store the sums of some parts."""
     if CALL.awaits:
-        tl.store(request.counters.sums_ptr + part, word_of(sums))
+        tl.store(request.counters.sums_ptr + part, nonzero_of(sums))
     else:
         tl.store(partials_ptr + part, sums)
 
@@ -84,30 +84,30 @@ def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr)
 
 
 @triton.jit
-def word_of(sums):
-    """Return sums of parts, from 0 to MOST, as words of which none is 0."""
+def nonzero_of(sums):
+    """Return sums of parts, from 0 to LARGEST_SUM, as words of which none is 0."""
     return (sums << 1) | 1
 
 
 @triton.jit
 def sum_of(words):
     """Return the sums that words hold."""
-    return (words >> 1) & MOST
+    return (words >> 1) & LARGEST_SUM
 
 
 @triton.jit
 def words_of(weights, p, q):
     """Return masses as two words each of which none is 0: weights and p, and q."""
-    return ((_bits(weights) | SIGN) << 32) | _bits(p), _bits(q) | SIGN
+    return ((_bits(weights) | MASS_SIGN) << 32) | _bits(p), _bits(q) | MASS_SIGN
 
 
 @triton.jit
 def masses_of(pairs, words):
     """Return the masses of weights, p and q that words hold, NaN as long as nothing was written there."""
     return (
-        _float32((pairs >> 32) & (SIGN - 1), pairs),
+        _float32((pairs >> 32) & (MASS_SIGN - 1), pairs),
         _float32(pairs & LOW, pairs),
-        _float32(words & (SIGN - 1), words),
+        _float32(words & (MASS_SIGN - 1), words),
     )
 
 
@@ -170,8 +170,8 @@ def _load_masses(request, num_parts, CALL: tl.constexpr):
     used = index < num_parts
     words_ptr = request.counters.sums_ptr + num_parts + index
     # Beyond the parts there is 0.0.
-    pairs = tl.load(words_ptr, mask=used, other=SIGN << 32, volatile=True)
-    words = tl.load(words_ptr + num_parts, mask=used, other=SIGN, volatile=True)
+    pairs = tl.load(words_ptr, mask=used, other=MASS_SIGN << 32, volatile=True)
+    words = tl.load(words_ptr + num_parts, mask=used, other=MASS_SIGN, volatile=True)
     return masses_of(pairs, words)
 
 

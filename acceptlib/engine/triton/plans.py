@@ -58,16 +58,6 @@ def _sums(plan: Plan) -> dict[str, Rule]:
 
 
 @functools.lru_cache(maxsize=MOST_PLANS)
-def unknown(plan: Plan) -> str | None:
-    """Return why the kernels cannot run a plan, or None if they can."""
-    known = {*QUANTITIES, *ELEMENTS, *plan.constants, *plan.traits.state, *scalars_of(plan), "carry"}
-    missing = sorted(plan.reads - known)
-    if missing:
-        return f"strategy {plan.name!r} reads {', '.join(missing)}, which the fused kernels do not compute yet"
-    return None
-
-
-@functools.lru_cache(maxsize=MOST_PLANS)
 def bound(plan: Plan, device: torch.device) -> tuple[Rules, torch.Tensor]:
     """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
     tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}

@@ -11,6 +11,8 @@ from acceptlib.rng import Purpose
 EMIT = tl.constexpr(int(Purpose.EMIT))
 SEED = tl.constexpr(int(Purpose.SEED))
 
+UNIT = tl.constexpr(2.0**-53)
+
 
 @triton.jit
 def seed_of(seed, offset, request):
@@ -27,7 +29,7 @@ def uniform(seed, offset, position):
     zero = (position * 0).to(tl.uint32)
     low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
     first, second, _, _ = philox(seed, position.to(tl.uint32), zero, zero + low, zero + high)
-    return ((first.to(tl.int64) << 21) | (second.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
+    return ((first.to(tl.int64) << 21) | (second.to(tl.int64) >> 11)).to(tl.float64) * UNIT
 
 
 @triton.jit

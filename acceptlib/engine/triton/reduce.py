@@ -14,10 +14,8 @@ import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, floors, laws, rows, select
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
+from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
-
-NOWHERE = tl.constexpr(2147483647)
 
 NO_SUM = tl.constexpr(-(2**63))
 """Stands for a sum of terms that are not all finite: integers have no NaN."""
@@ -61,7 +59,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
                 if CALL.joins:
                     close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not (CALL.needs_sums or CALL.filters):
-            if counters.arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
+            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
                 counters.settle(position, count, request, CALL)
 
 
@@ -88,7 +86,7 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
         words_ptr = request.counters.maxima_ptr + row * num_blocks
         floors.weigh_block(x, entries.each, model, position, block, num_blocks, words_ptr, exists, CALL, MODEL)
     else:
-        laws.reduce_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
+        laws.store_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
         laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
 
@@ -96,13 +94,12 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
 @triton.jit
 def close_row(position, exists, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find a row's law if its last program to come here, and decide the position if that is the last of its laws."""
-    arrived_ptr = request.counters.rows_arrived_ptr + position
-    if counters.arrive(arrived_ptr + (3 + MODEL) * (request.most + 1), step):
+    if counters.arrive(counters.of_row(position, counters.REDUCED_BY + MODEL, request), step):
         if CALL.filtered[MODEL]:
             if exists:
                 select.store_law(position, request.num_blocks, model, CALL, MODEL)
         if not CALL.needs_sums:
-            if counters.arrive(arrived_ptr, CALL.num_reduced):
+            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), CALL.num_reduced):
                 counters.settle(position, count, request, CALL)
 
 
@@ -115,7 +112,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         size = request.num_positions * num_blocks
         length = decide.length_of(request, count)
         entries = rows.entries_from(block * CALL.block, CALL.block)
-        raw = load_block(entries, position, position < length, KEEP, request, CALL)
+        raw = load_both(entries, position, position < length, KEEP, request, CALL)
         row = open_row(position, length, request, CALL)
         entry, p, q, is_drafted = elements(raw, row, request, CALL)
         inside = entry < request.vocab_size
@@ -129,10 +126,10 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         TOP_K: tl.constexpr = CALL.top_k
         for i in tl.static_range(TOP_K):
             largest = tl.max(left, 0)
-            left = tl.where(entry == tl.min(tl.where(left == largest, entry, NOWHERE), 0), -1.0, left)
+            left = tl.where(entry == tl.min(tl.where(left == largest, entry, LARGEST_INT32), 0), -1.0, left)
             bits = largest.to(tl.float64).to(tl.int64, bitcast=True)
             tl.store(partials_ptr + (len(CALL.sums) + i) * size + block, bits)
-        if counters.arrive(request.counters.rows_arrived_ptr + request.most + 1 + position, num_blocks):
+        if counters.arrive(counters.of_row(position, counters.SUMMED_BY, request), num_blocks):
             index = tl.arange(0, CALL.max_blocks)
             scalars_ptr = request.scalars_ptr + position
             for i in tl.static_range(len(CALL.sums)):
@@ -162,7 +159,7 @@ def top_entropy(tops_ptr, size, num_blocks, CALL: tl.constexpr):
         bits = tl.load(tops_ptr + taken * size + index, mask=mask, other=0, cache_modifier=".cg")
         heads = tl.where(mask, bits.to(tl.float64, bitcast=True), -1.0)
         largest = tl.max(heads, 0)
-        taken += (index == tl.min(tl.where(heads == largest, index, NOWHERE), 0)).to(tl.int32)
+        taken += (index == tl.min(tl.where(heads == largest, index, LARGEST_INT32), 0)).to(tl.int32)
         largest = tl.maximum(largest, 0.0)
         total += largest
         logs += tl.where(largest > 0, largest * tl.log(tl.where(largest > 0, largest, 1.0)), 0.0)
@@ -180,13 +177,13 @@ def laws_of(position, length, request, CALL: tl.constexpr):
     """Return the laws of one position's rows."""
     target, draft = request.target, request.draft
     num_blocks = request.num_blocks
-    one = tl.zeros((1,), tl.int32)
-    target_parts = laws.load_parts(target, one + position, one == 0, num_blocks, CALL, TARGET)
+    lane = tl.zeros((1,), tl.int32)
+    target_parts = laws.load_parts(target, lane + position, lane == 0, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
-        exists = one + (position < length).to(tl.int32) != 0
-        draft_parts = laws.load_parts(draft, one + position, exists, num_blocks, CALL, DRAFT)
-    return laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), one == 0, CALL)
+        exists = lane + (position < length).to(tl.int32) != 0
+        draft_parts = laws.load_parts(draft, lane + position, exists, num_blocks, CALL, DRAFT)
+    return laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
 
 
 @triton.jit
@@ -201,7 +198,7 @@ def row_of(position, length, pair, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def load_block(entries, position, drafted, POLICY: tl.constexpr, request, CALL: tl.constexpr):
+def load_both(entries, position, drafted, POLICY: tl.constexpr, request, CALL: tl.constexpr):
     """Return entries [BLOCK] of both rows as they are given; see `rows.load_block`.
 
     Beyond the rows, and where they are not needed, it has what becomes a probability of 0, unless the law is greedy.

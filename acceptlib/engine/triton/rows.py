@@ -5,10 +5,14 @@ What is known of both models' rows when compiling is in pairs of `CALL`, at `TAR
 
 # ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
 
+import math
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
+
+from acceptlib import result
+from acceptlib.engine import constants
 
 TARGET = tl.constexpr(0)
 DRAFT = tl.constexpr(1)
@@ -27,10 +31,22 @@ RUN = tl.constexpr(4)
 FEW = tl.constexpr(32)
 """Ids of a bias that are looked at together."""
 
+LARGEST_INT32 = tl.constexpr(2**31 - 1)
+
 BOUNDS = tl.constexpr(512)
 """Bounds of requests that are looked at together."""
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+INVALID_ROW = tl.constexpr(result.INVALID_ROW)
+UNNORMALIZED_ROW = tl.constexpr(result.UNNORMALIZED_ROW)
+INVALID_TOKEN_ID = tl.constexpr(result.INVALID_TOKEN_ID)
+INVALID_COUNT = tl.constexpr(result.INVALID_COUNT)
+INVALID_PARAMETER = tl.constexpr(result.INVALID_PARAMETER)
+"""What a `Status` may be beside OK, which is 0."""
+
+ROW_TOLERANCE = tl.constexpr(constants.ROW_TOLERANCE)
+MASS_LIMIT = tl.constexpr(constants.MASS_LIMIT)
+
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 class Given(NamedTuple):
@@ -115,7 +131,7 @@ def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CHECKS: tl.constex
             sane = sane & (start == largest)
             if not CALL.ends:
                 sane = sane & (tl.load(cu_ptr) == 0)
-        return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, 4)
+        return tl.where(sane, start, 0), tl.where(sane, end - start, 0).to(tl.int32), tl.where(sane, 0, INVALID_COUNT)
     else:
         return request * max_num_draft_tokens, max_num_draft_tokens, tl.full((), 0, tl.int32)
 
@@ -198,19 +214,19 @@ def fault_of(model, vocab_size, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the `Status` that a model's sampling parameters give a request."""
     fault = tl.full((), 0, tl.int32)
     if CALL.temperature[MODEL]:
-        fault = tl.where((model.temperature >= 0) & (model.temperature < float("inf")), 0, 5)
+        fault = tl.where((model.temperature >= 0) & (model.temperature < float("inf")), 0, INVALID_PARAMETER)
     if CALL.top_ks[MODEL]:
-        fault = tl.where(tl.load(model.top_k_ptr) >= 0, fault, 5)
+        fault = tl.where(tl.load(model.top_k_ptr) >= 0, fault, INVALID_PARAMETER)
     if CALL.top_ps[MODEL]:
         top_p = tl.load(model.top_p_ptr)
-        fault = tl.where((top_p > 0) & (top_p <= 1), fault, 5)
+        fault = tl.where((top_p > 0) & (top_p <= 1), fault, INVALID_PARAMETER)
     if CALL.min_ps[MODEL]:
-        fault = tl.where((model.min_p >= 0) & (model.min_p <= 1), fault, 5)
+        fault = tl.where((model.min_p >= 0) & (model.min_p <= 1), fault, INVALID_PARAMETER)
     if CALL.biased[MODEL]:
         for base in range(0, model.num_biases, FEW):
             index = base + tl.arange(0, FEW)
             largest = tl.max(tl.load(model.bias_ids_ptr + index, mask=index < model.num_biases, other=-1), 0)
-            fault = tl.where(largest < vocab_size, fault, 5)
+            fault = tl.where(largest < vocab_size, fault, INVALID_PARAMETER)
     return fault
 
 

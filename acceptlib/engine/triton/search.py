@@ -254,7 +254,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
             if rank > spread:
                 end = search(row, tile, low, high, low, rank - spread, COUNT, False, CALL, MODEL) + 1
             end = tl.maximum(end, start + 1)
-        count, above, mass = collect(row, start, end, CALL, MODEL)
+        count, above, mass = list_between(row, start, end, CALL, MODEL)
         tries += 1
         if (start == low) & (end == high):
             if (by_mass == 0) | (mass < target):  # nothing but top-p can be narrowed down, and only where it cuts
@@ -294,7 +294,7 @@ def left_out_of_sample(entry, width, target, total):
 
 
 @triton.jit
-def collect(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
+def list_between(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
     position, num_blocks, model, maximum, factor = row
     words_ptr = list_of(model, position, num_blocks, CALL).words_ptr

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import bins, counters, laws, rows
 from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of
-from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.search import (
     LISTED,
     Filters,
@@ -33,9 +33,7 @@ from acceptlib.engine.triton.search import (
     sub_blocks_from,
     word_of,
 )
-from acceptlib.engine.triton.sums import inverse_of, mass_of
-
-HIGHEST = tl.constexpr(2147483647)
+from acceptlib.engine.triton.sums import SUM_SHIFT, inverse_of, mass_of
 
 SPARE = tl.constexpr(8)
 """Sub-blocks that a bound may let through beside those that it has to, to be found sooner."""
@@ -62,7 +60,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
             if (program == tl.num_programs(0) - 1) & (position < count):
                 select_row(position, request.num_blocks, request.draft, STAGE, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
-            if counters.arrive(request.counters.rows_arrived_ptr + position, tl.num_programs(0)):
+            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
                 tl.debug_barrier()
                 counters.settle(position, count, request, CALL)
 
@@ -80,9 +78,8 @@ def select_row(position, num_blocks, model, STAGE: tl.constexpr, CALL: tl.conste
 def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a reduced row, and store it as `laws.load_parts` reads it."""
     factor = rows.factor_of(model, CALL, MODEL)
-    numbers_ptr, ids_ptr, _ = laws.law_pointers(model, position)
-    one = tl.zeros((1,), tl.int32)
-    parts = laws.load_blocks(model, one + position, one == 0, num_blocks, CALL, MODEL)
+    lane = tl.zeros((1,), tl.int32)
+    parts = laws.load_blocks(model, lane + position, lane == 0, num_blocks, CALL, MODEL)
     law = laws.combine(model, parts, CALL, MODEL)
     maximum, normaliser = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0)
     top_k = tl.full((), 0, tl.int64)
@@ -96,7 +93,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if CALL.top_ps[MODEL]:
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
-        total = tl.maximum(tl.sum(laws.rescaled(parts.maxima, parts.sums, law.maximum, factor)), 1) >> 2
+        total = tl.maximum(tl.sum(laws.rescaled(parts.maxima, parts.sums, law.maximum, factor)), 1) >> SUM_SHIFT
         target = mass_to_keep(top_p, total)
     if CALL.min_ps[MODEL]:
         least = rows.floor_of(model)
@@ -129,14 +126,15 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                 else:
                     cut, first, normaliser = search_row(row, low, count, few, total, filters, CALL, MODEL)
             else:
-                cut, normaliser = weigh(row, num_sub_blocks, least, CALL, MODEL)
+                cut, normaliser = weigh_kept(row, num_sub_blocks, least, CALL, MODEL)
             number = tl.where(num_sub_blocks <= CALL.most_listed, num_sub_blocks, -1)
-    tl.store(numbers_ptr, maximum)
-    tl.store(numbers_ptr + 1, normaliser)
-    tl.store(ids_ptr + 2, tl.sum(law.argmax, 0))
-    tl.store(numbers_ptr + 3, cut)
-    tl.store(ids_ptr + 4, first.to(tl.int32))
-    tl.store(ids_ptr + laws.NUM_LISTED, number)
+    record = laws.record_of(model, position)
+    tl.store(record.maximum_ptr, maximum)
+    tl.store(record.normaliser_ptr, normaliser)
+    tl.store(record.argmax_ptr, tl.sum(law.argmax, 0))
+    tl.store(record.cut_ptr, cut)
+    tl.store(record.first_kept_ptr, first.to(tl.int32))
+    tl.store(record.num_listed_ptr, number)
 
 
 @triton.jit
@@ -158,7 +156,7 @@ def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
             deep = bins.depth_of_mass(maxima, target, maximum, factor)
             if deep < bins.DEPTH:
                 reached = (maximum - maxima) * factor <= deep
-                low = tl.min(tl.min(tl.where(reached, key, HIGHEST), 1), 0).to(tl.int64)
+                low = tl.min(tl.min(tl.where(reached, key, LARGEST_INT32), 1), 0).to(tl.int64)
     if CALL.min_ps[MODEL]:
         # A little lower, for what rounding there is.
         bound = key_of(maximum + tl.div_rn(tl.log2(least) - 0.001, factor)).to(tl.int64)
@@ -202,7 +200,7 @@ def bound_of_count(key, top_k, maximum):
         finite = key > LOWEST
         count = tl.sum(tl.sum(finite.to(tl.int32), 1), 0).to(tl.int64)
         if count >= top_k:
-            low = tl.min(tl.min(tl.where(finite, key, HIGHEST), 1), 0).to(tl.int64)
+            low = tl.min(tl.min(tl.where(finite, key, LARGEST_INT32), 1), 0).to(tl.int64)
     while (above - low > 1) & (count > top_k + SPARE):
         middle = low + (above - low) // 2
         found = tl.sum(tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 1), 0)
@@ -215,7 +213,7 @@ def bound_of_count(key, top_k, maximum):
 
 
 @triton.jit
-def weigh(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
+def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the smallest logit that min-p keeps, and 1 / sum of what it keeps.
 
     It goes through the sub-blocks that reach the bound, or through all where there was no room to list these.

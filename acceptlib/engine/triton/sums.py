@@ -6,11 +6,15 @@ the weights of draws where `CALL.in_fours`.
 
 # ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
 
+import math
+
 import triton
 import triton.language as tl
 
-SUM_SCALE = tl.constexpr(17592186044416.0)
-"""2^44, of exponentials relative to their block's maximum, and of terms of row sums: 2^18 of up to 1 sum to less than
+from acceptlib.engine import constants
+
+SUM_SCALE = tl.constexpr(constants.SUM_SCALE)
+"""Of exponentials relative to their block's maximum, and of terms of row sums: 2^18 of up to 1 sum to less than
 2^63."""
 
 SHARE = tl.constexpr(0.25)
@@ -19,19 +23,19 @@ SHARE = tl.constexpr(0.25)
 NEGLIGIBLE = tl.constexpr(256.0)
 """Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
 
-HALF = tl.constexpr(1048576.0)
-"""2^20."""
+HALF = tl.constexpr(2.0**20)
 
-MAGIC = tl.constexpr(12582912.0)
-"""1.5 * 2^23: float32 have no fraction there."""
+MAGIC = tl.constexpr(1.5 * 2.0**23)
+"""Where float32 have no fraction."""
 
 MAGIC_BITS = tl.constexpr(0x4B400000)
 
-WEIGHT_SCALE = tl.constexpr(1152921504606846976.0)
-"""2^60, of weights in a draw."""
+WEIGHT_SCALE = tl.constexpr(constants.WEIGHT_SCALE)
 
-MASS_SCALE = tl.constexpr(4398046511104.0)
-"""2^42, of masses relative to the largest entry of a row."""
+MASS_SCALE = tl.constexpr(constants.MASS_SCALE)
+
+SUM_SHIFT = tl.constexpr(int(math.log2(constants.SUM_SCALE / constants.MASS_SCALE)))
+"""Bits that a sum of exponentials has more than a mass."""
 
 
 @triton.jit

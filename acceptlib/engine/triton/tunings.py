@@ -1,0 +1,155 @@
+"""What is chosen for speed, for batches of each size; none of it changes a bit of a result. See docs/kernels.md."""
+
+from typing import NamedTuple
+
+import torch
+
+from acceptlib.engine.triton.forms import Model, Tuning
+from acceptlib.engine.triton.plans import Rules
+
+SMALL = Tuning(
+    reduce_warps=4,
+    reduce_registers=0,
+    select_registers=224,
+    collect_programs=24,
+    emit_warps=8,
+    emit_registers=128,
+    emit_block=4096,
+    emit_parts=8,
+    loops=False,
+    decides_first=False,
+    lazy=False,
+    floors=True,
+)
+"""For latency: a batch that leaves the device with room to spare."""
+
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
+"""The same from probabilities, which need no law of a row."""
+
+SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048, emit_parts=4, loops=True, thirds=True)
+"""The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
+
+SMALLER = SMALL._replace(emit_block=2048)
+"""For requests so few that twice the programs of the last stage run at a time."""
+
+SMALLEST = SMALL._replace(emit_block=1024)
+"""For requests so few that otherwise some multiprocessors would have none of them."""
+
+LARGE = Tuning(
+    reduce_warps=4,
+    reduce_registers=112,
+    select_registers=128,
+    collect_programs=8,
+    emit_warps=4,
+    emit_registers=128,
+    emit_block=2048,
+    emit_parts=4,
+    loops=True,
+    decides_first=True,
+    lazy=True,
+)
+"""For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
+
+LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False)
+"""The same from probabilities, of which all programs of the only stage decide."""
+
+LARGE_ONE = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024)
+"""The same for the rows of one model, which take half as many programs."""
+
+LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56)
+"""The same where argmaxes are all that is asked for."""
+
+LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_programs=512)
+"""The same for rows of 16-bit numbers, of which a block is half as many bytes."""
+
+LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1)
+"""The same under min-p alone, where programs that reduce rows find what is kept of them too."""
+
+LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, shares=3)
+"""The same where a mass decides."""
+
+MEDIUM = LARGE._replace(
+    reduce_registers=64,
+    collect_programs=16,
+    emit_warps=8,
+    emit_registers=112,
+    emit_block=4096,
+    emit_parts=8,
+    decides_first=False,
+    lazy=False,
+)
+"""Between the two: rows are read before a stop would be known."""
+
+MEDIUM_HALF = MEDIUM._replace(reduce_warps=2, reduce_registers=80)
+"""The same for both models' rows of 16-bit numbers."""
+
+
+class Tunings(NamedTuple):
+    """One for each kind of batch; see the constants of these names."""
+
+    smallest: Tuning = SMALLEST
+    smaller: Tuning = SMALLER
+    small: Tuning = SMALL
+    small_probs: Tuning = SMALL_PROBS
+    small_masses: Tuning = SMALL_MASSES
+    medium: Tuning = MEDIUM
+    medium_half: Tuning = MEDIUM_HALF
+    large: Tuning = LARGE
+    large_probs: Tuning = LARGE_PROBS
+    large_one: Tuning = LARGE_ONE
+    large_best: Tuning = LARGE_BEST
+    large_half: Tuning = LARGE_HALF
+    large_min_p: Tuning = LARGE_MIN_P
+    large_masses: Tuning = LARGE_MASSES
+
+
+TUNINGS = Tunings()
+
+
+class Sizes(NamedTuple):
+    """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
+
+    Only batches of logits without a mass are told apart below `small`.
+
+    Attributes:
+        smaller: No longer smallest.
+        small: No longer smaller.
+        medium: No longer small.
+        large: Large.
+    """
+
+    smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
+    small: int = 133  # more blocks than half the programs that run at a time
+    medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
+    large: int = 1536
+
+
+SIZES = Sizes()
+
+
+def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None) -> Tuning:
+    """Return how to run a plan on a batch of `num_blocks` blocks of stopping rows."""
+    small = num_blocks < SIZES.medium
+    if rules["mass_scalar"] >= 0:
+        return TUNINGS.small_masses if small else TUNINGS.large_masses
+    if not target.is_logits:
+        return TUNINGS.small_probs if small else TUNINGS.large_probs
+    if small:
+        return (
+            TUNINGS.smallest
+            if num_blocks < SIZES.smaller
+            else TUNINGS.smaller
+            if num_blocks < SIZES.small
+            else TUNINGS.small
+        )
+    if num_blocks < SIZES.large:
+        return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
+    models = (target,) if draft is None else (target, draft)
+    if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
+        return TUNINGS.large_min_p
+    if target.dtype != torch.float32:
+        return TUNINGS.large_half
+    if draft is not None:
+        return TUNINGS.large
+    draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
+    return TUNINGS.large_one if draws or rules["reads_target"] else TUNINGS.large_best
