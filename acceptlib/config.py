@@ -15,7 +15,7 @@ import yaml
 
 from acceptlib import registry
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import MOST_PROBLEMS, ConfigError, OptionError, key_of, shortened, suggest
+from acceptlib.errors import ConfigError, OptionError, problems_of, shortened, suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,6 +23,8 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from acceptlib.strategy import AcceptanceStrategy
 
 TABLE = "acceptance"
@@ -117,19 +119,15 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig
     try:
         return AcceptanceConfig.model_validate(dict(table))
     except pydantic.ValidationError as error:
-        known = sorted(AcceptanceConfig.model_fields)
-        lines = []
-        found = error.errors()
-        for detail in found[:MOST_PROBLEMS]:
-            key = key_of(detail["loc"])
-            if detail["type"] == "extra_forbidden":
-                lines.append(f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}.")
-            else:
-                lines.append(f"key {key}: {detail['msg']}, got {shortened(detail['input'])}.")
-        if len(found) > MOST_PROBLEMS:
-            lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
-        msg = f"{where}: " + " ".join(lines)
+        msg = f"{where}: {problems_of(error, _say)}"
         raise ConfigError(msg) from None
+
+
+def _say(key: str, detail: ErrorDetails) -> str:
+    known = sorted(AcceptanceConfig.model_fields)
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}."
+    return f"key {key}: {detail['msg']}, got {shortened(detail['input'])}."
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,7 +10,10 @@ AcceptlibError
 ├── BackendError             a backend that cannot run this call
 ├── StatusError              bad values inside tensors, found by `VerifyResult.raise_for_status`
 ├── EnumerationError         an exact law too large to enumerate
-└── ConformanceError         a strategy without a property that `acceptlib.testing` checks
+├── ConformanceError         a strategy without a property that `acceptlib.testing` checks
+├── MismatchError            a wrong result, which is not timed (`acceptlib.benchmarks.gate`)
+├── StrictModeError          what vLLM V0's strict mode refuses (`acceptlib.compat.vllm_v0`)
+└── CommandError             a command line that cannot be carried out (`acceptlib.cli`)
 
 Errors that replace a builtin also derive from it, so that `except ValueError` keeps working.
 """
@@ -19,8 +22,12 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pydantic
+    from pydantic_core import ErrorDetails
 
 
 class AcceptlibError(Exception):
@@ -91,9 +98,23 @@ def shortened(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def key_of(location: Sequence[int | str]) -> str:
-    """Return the dotted key of what pydantic complains of, as a message quotes it."""
-    return shortened(".".join(map(str, location)))
+def said(error: BaseException) -> str:
+    """Return what was raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def problems_of(error: pydantic.ValidationError, say: Callable[[str, ErrorDetails], str]) -> str:
+    """Return what pydantic complains of, as much of it as belongs into a message.
+
+    Args:
+        error: The complaint.
+        say: Makes a sentence of a dotted key, quoted, and what is wrong there.
+    """
+    found = error.errors()
+    lines = [say(shortened(".".join(map(str, detail["loc"]))), detail) for detail in found[:MOST_PROBLEMS]]
+    if len(found) > MOST_PROBLEMS:
+        lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
+    return " ".join(lines)
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

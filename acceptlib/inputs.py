@@ -107,6 +107,11 @@ class Inputs(NamedTuple):
         return self.target.data.shape[-1]
 
     @property
+    def counts_passed(self) -> bool:
+        """Whether drafted tokens that pass on their own are counted, positions past the stop too."""
+        return self.out is not None and self.out.num_passed is not None
+
+    @property
     def has_bonus_rows(self) -> bool:
         """Whether the target's rows include each request's bonus row."""
         if self.cu_num_draft_tokens is None:

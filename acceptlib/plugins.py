@@ -17,7 +17,7 @@ from importlib import metadata
 import pluggy
 
 from acceptlib import hookspecs, strategies
-from acceptlib.errors import suggest
+from acceptlib.errors import said, suggest
 from acceptlib.strategy import INTERFACE_VERSION, AcceptanceStrategy
 
 DISABLE_VARIABLE = "ACCEPTLIB_DISABLE_PLUGINS"
@@ -74,7 +74,7 @@ def _load(entry_point: metadata.EntryPoint) -> Plugin:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - an import may exit, or panic in Rust; it is recorded
-        problem = f"importing {entry_point.value!r} raised {_said(error)}"
+        problem = f"importing {entry_point.value!r} raised {said(error)}"
         return Plugin(entry_point.name, distribution, (), (problem,))
     return _collect(entry_point.name, distribution, plugin)
 
@@ -115,17 +115,12 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
-        problems.append(f"its hook raised {_said(error)}")
+        problems.append(f"its hook raised {said(error)}")
     if not problems and not implements:
         problems.append(
             "it implements no hook: expected a function acceptlib_strategies marked with acceptlib.hookimpl"
         )
     return Plugin(name, distribution, tuple(classes), tuple(problems))
-
-
-def _said(error: BaseException) -> str:
-    """Return what was raised, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> list[str]:

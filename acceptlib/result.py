@@ -93,8 +93,9 @@ class VerifyResult:
         *,
         logprobs: bool = False,
         num_passed: bool = False,
+        totals: bool = False,
     ) -> VerifyResult:
-        """Allocate a result to pass as `out`."""
+        """Allocate a result to pass as `out`; `totals` begin at 0, and come with `num_passed`."""
         shape = (num_requests, max_num_draft_tokens + 1)
         return cls(
             output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),
@@ -103,7 +104,8 @@ class VerifyResult:
             status=torch.empty(num_requests, dtype=torch.int8, device=device),
             logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
             raw_logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
-            num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed else None,
+            num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed or totals else None,
+            totals=torch.zeros(2, dtype=torch.int64, device=device) if totals else None,
         )
 
     def raise_for_status(self) -> None:

@@ -13,11 +13,10 @@ import torch
 from acceptlib.engine import backends, custom_op
 from acceptlib.engine.plan import Constant, Plan, Traits
 from acceptlib.errors import (
-    MOST_PROBLEMS,
     InputError,
     OptionError,
     StrategyDefinitionError,
-    key_of,
+    problems_of,
     shortened,
     suggest,
 )
@@ -29,6 +28,8 @@ from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pydantic_core import ErrorDetails
 
     from acceptlib.rng import Rng, Uniforms
     from acceptlib.sampling import SamplingParams
@@ -372,19 +373,15 @@ def expect_strategy(strategy: object, expected: str = "what acceptlib.create ret
 
 def _explain(name: str, options: type[Options], error: pydantic.ValidationError) -> str:
     known = sorted(options.model_fields)
-    lines = []
-    found = error.errors()
-    for detail in found[:MOST_PROBLEMS]:
-        option = key_of(detail["loc"])
+
+    def say(option: str, detail: ErrorDetails) -> str:
         if detail["type"] == "extra_forbidden":
             available = f"Available: {', '.join(known)}." if known else "It has none."
-            lines.append(f"Strategy {name!r} has no option {option}.{suggest(detail['loc'][-1], known)} {available}")
-        elif detail["type"] == "missing":
-            lines.append(f"Strategy {name!r} needs option {option}, which has no default.")
-        elif detail["loc"]:
-            lines.append(f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {detail['msg']}.")
-        else:
-            lines.append(f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}.")
-    if len(found) > MOST_PROBLEMS:
-        lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
-    return " ".join(lines) + f" See `acceptlib show {name}`."
+            return f"Strategy {name!r} has no option {option}.{suggest(detail['loc'][-1], known)} {available}"
+        if detail["type"] == "missing":
+            return f"Strategy {name!r} needs option {option}, which has no default."
+        if detail["loc"]:
+            return f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {detail['msg']}."
+        return f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}."
+
+    return f"{problems_of(error, say)} See `acceptlib show {name}`."

@@ -19,6 +19,7 @@ from acceptlib.benchmarks.peers import Peer
 from acceptlib.benchmarks.timing import How, Reads
 from acceptlib.benchmarks.workloads import Batch, Workload
 from acceptlib.engine import backends
+from acceptlib.errors import said
 from acceptlib.inputs import prepare
 from acceptlib.strategy import AcceptanceStrategy
 
@@ -128,7 +129,7 @@ def run(
             # The engine in torch may wait for the device.
             fill_times(row, calls, floor, device, how if row.backend == "triton" else "turns")
         except Exception as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
-            row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            row.error = said(error)
         yield row
     for peer in peers:
         if peer.unsupported(workload, device) is None:
@@ -137,7 +138,7 @@ def run(
                 calls = examine_peer(row, peer, batches)
                 fill_times(row, calls, [], device, how if peer.replays else "turns")
             except Exception as error:  # noqa: BLE001 - as above
-                row.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                row.error = said(error)
             yield row
 
 

@@ -6,6 +6,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ from acceptlib.cli.format import (
     width_of,
 )
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
+from acceptlib.errors import said
 
 GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
 
@@ -57,19 +59,17 @@ def main() -> None:
     app()
 
 
-def _print_version(value: bool | None) -> None:  # noqa: FBT001 - typer's callback
+def _print_version(value: bool) -> None:
     if value:
-        from importlib.metadata import version  # noqa: PLC0415 - for this alone
-
         stdout_write(f"acceptlib {version('acceptlib')}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool | None, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it and exit.")
-    ] = None,
+    show_version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it and exit.")
+    ] = False,
 ) -> None:
     pass
 
@@ -114,8 +114,8 @@ def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name or alias of a strategy.")],
     option: OptionOption = None,
     worked: Annotated[
-        bool | None, typer.Option("--example", help="Also work out small rows: h, emitted law, TV, expected tokens.")
-    ] = None,
+        bool, typer.Option("--example", help="Also work out small rows: h, emitted law, TV, expected tokens.")
+    ] = False,
     form: FormatOption = Format.plain,
 ) -> None:
     """Show what a strategy guarantees, its formula, source, traits and options."""
@@ -127,7 +127,7 @@ def show_command(
         if option or worked:
             raise
         # An option without a default, or a third party's mistake: what depends on options is left out.
-        problem = f"{type(error).__name__}: {error}"
+        problem = said(error)
     record = describe.record(entry, strategy) | {"problem": problem}
     shown = example.work_out(strategy) if worked and strategy is not None else None
     if shown is not None:
@@ -188,8 +188,7 @@ class _Page:
             lines, left_out = plain(columns, rows, width_of(self._console))
         for line in lines:
             self._console.print(Text(line), soft_wrap=True)
-        if left_out:
-            note_left_out(left_out)
+        note_left_out(left_out)
 
     def pairs(self, mapping: Mapping[str, str]) -> None:
         length = max(map(len, mapping), default=0)

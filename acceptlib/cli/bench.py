@@ -10,28 +10,30 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from acceptlib import plots, registry
+from acceptlib.benchmarks import measure
+from acceptlib.benchmarks.measure import Make, Row
+from acceptlib.benchmarks.peers import PEERS, Peer
+from acceptlib.benchmarks.workloads import Workload
+from acceptlib.cli import console, models, report
 from acceptlib.cli import format as table
-from acceptlib.cli import models, report
-from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr, stdout
+from acceptlib.cli.console import FAILED, CommandError, stdout
 from acceptlib.cli.format import Column, Format, check_ending
 from acceptlib.cli.options import (
     FormatOption,
     MinPOption,
     OptionOption,
+    QuietOption,
     TopKOption,
     TopPOption,
     device_of,
-    strategy_of,
+    parse_assignments,
 )
 
 if TYPE_CHECKING:
-    from acceptlib.benchmarks.measure import Make, Row
-    from acceptlib.benchmarks.peers import Peer
-    from acceptlib.benchmarks.workloads import Workload
     from acceptlib.engine.backends import Choice
 
 DEFAULT_SHAPES: Final = "1x5,8x5"
@@ -128,13 +130,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw time against batch (.png, .svg, .pdf).")
     ] = None,
-    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Time strategies beside the read floor and other libraries; a wrong result is not timed."""
-    import torch  # noqa: PLC0415 - seconds of import that other commands do not need
-
-    from acceptlib.benchmarks import workloads  # noqa: PLC0415 - as above
-
     check_ending(output, report.FILE_ENDINGS, "--output")
     report.check_plot(plot)
     if rows is Source.pair:
@@ -143,7 +141,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     where = device_of(device)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
-        workloads.Workload(
+        Workload(
             num_requests=num_requests,
             num_draft_tokens=num_draft_tokens,
             vocab_size=vocab_size,
@@ -159,7 +157,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     measured: list[Row] = []
     interrupted = False
     try:
-        _run(todo, strategies, found, where, measured, quiet=bool(quiet))
+        _run(todo, strategies, found, where, measured, quiet=quiet)
     except KeyboardInterrupt:
         interrupted = True
     except RuntimeError as error:
@@ -168,11 +166,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         msg = f"out of memory on {where}: give smaller --shapes or --vocab-size ({str(error).split('.')[0]})"
         raise CommandError(msg) from None
     if measured:
-        _print(measured, form, where, absent, quiet=bool(quiet))
+        _print(measured, form, where, absent, quiet=quiet)
     if interrupted:
-        unwritten = "".join(f"; {path} not written" for path in (output, plot) if path is not None)
-        complain(f"interrupted after {len(measured)} rows{unwritten}")
-        raise typer.Exit(INTERRUPTED)
+        console.interrupted(f"{len(measured)} rows", output, plot)
     if output is not None:
         forms = dict(zip(report.FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
         table.write_whole(output, _render(measured, forms[output.suffix.lower()], where))
@@ -212,26 +208,13 @@ def _run(
     todo: Sequence[Workload],
     strategies: Mapping[str, Make],
     peers: Sequence[Peer],
-    device: Any,
+    device: torch.device,
     rows: list[Row],
     *,
     quiet: bool,
 ) -> None:
     """Append a row for each workload and name, so that an interruption leaves the finished ones."""
-    from acceptlib.benchmarks import measure  # noqa: PLC0415 - as above
-
-    console = stderr()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("workloads"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
-    with progress:
+    with console.progress("workloads", quiet=quiet) as progress:
         task = progress.add_task("making rows", total=len(todo))
         for number, workload in enumerate(todo):
             progress.update(task, description=f"{workload}: making rows", completed=number)
@@ -241,12 +224,10 @@ def _run(
                 progress.advance(task, 1 / (len(strategies) + len(peers)))
 
 
-def _print(rows: Sequence[Row], form: Format, device: Any, absent: Sequence[str], *, quiet: bool) -> None:
+def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequence[str], *, quiet: bool) -> None:
     if form is not Format.plain:
         table.stdout_write(_render(rows, form, device))
         return
-    from acceptlib.benchmarks import measure  # noqa: PLC0415 - as above
-
     failures = {number: f"failed: {row.error}" for number, row in enumerate(rows) if row.error}
     left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failures, FIRST_FIGURE)
     if quiet:
@@ -261,13 +242,10 @@ def _print(rows: Sequence[Row], form: Format, device: Any, absent: Sequence[str]
     )
     for reason in absent:
         table.note(f"Not measured: {reason}.")
-    if left_out:
-        table.note(f"Left out at this width: {', '.join(left_out)}. --format csv has every figure.")
+    table.note_left_out(left_out, " --format csv has every figure.")
 
 
-def _render(rows: Sequence[Row], form: Format, device: Any) -> str:
-    from acceptlib.benchmarks import measure  # noqa: PLC0415 - as above
-
+def _render(rows: Sequence[Row], form: Format, device: torch.device) -> str:
     if form is Format.json:
         return table.to_json(measure.record(rows, device))
     if form is Format.csv:
@@ -301,21 +279,19 @@ def _strategies(names: Sequence[str] | None, assignments: Sequence[str], backend
         if names is None or len(names) != 1:
             msg = "-o: expected one strategy to give options to"
             raise CommandError(msg)
-        strategy = strategy_of(names[0], None, assignments, names[0])
+        strategy = registry.create(names[0], **parse_assignments(assignments))
         options = strategy.options.model_dump()
         return {strategy.name: lambda: type(strategy)(backend=backend, **options)}
     entries = [registry.find(name) for name in names or registry.available()]
     return {entry.strategy.name: (lambda entry=entry: entry.strategy(backend=backend)) for entry in entries}  # type: ignore[misc]
 
 
-def _peers(names: str | None, todo: Sequence[Workload], device: Any) -> tuple[list[Peer], list[str]]:
+def _peers(names: str | None, todo: Sequence[Workload], device: torch.device) -> tuple[list[Peer], list[str]]:
     """Return the other libraries to measure, and why some are not, or not for all workloads.
 
     Raises:
         CommandError: One that was asked for does not exist or cannot be imported.
     """
-    from acceptlib.benchmarks.peers import PEERS  # noqa: PLC0415 - as above
-
     if names == "none":
         return [], []
     wanted = list(PEERS) if names is None else _split(names, PEERS, "--peers", "none, or ")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from acceptlib import registry
-from acceptlib.cli.console import FAILED, INTERRUPTED, complain, stderr
+from acceptlib.cli import console
+from acceptlib.cli.console import FAILED
 from acceptlib.cli.format import Column, Format, note, show
-from acceptlib.cli.options import FormatOption, OptionOption, device_of, strategy_of
-from acceptlib.engine.backends import Choice
+from acceptlib.cli.options import FormatOption, OptionOption, QuietOption, device_of, parse_assignments
+from acceptlib.engine import backends
+from acceptlib.errors import said
 
 if TYPE_CHECKING:
     from acceptlib.testing import CheckResult
@@ -36,22 +37,21 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
     option: OptionOption = None,
     form: FormatOption = Format.plain,
-    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Check that strategies are what they declare themselves to be; exit with 1 if one is not."""
     from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
-    from acceptlib.engine import backends  # noqa: PLC0415
     from acceptlib.testing.suite import due, make_subject, select  # noqa: PLC0415
 
     torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
-    choice: Choice | None = None if backend is None else backends.check(backend)
+    choice = None if backend is None else backends.check(backend)
     where = device_of(device)
     wanted = None if only is None else [name.strip() for name in only.split(",")]
     results: list[tuple[str, CheckResult]] = []
     suites = []
     for entry in {entry.strategy: entry for entry in map(registry.find, names or registry.available())}.values():
         try:
-            strategy = strategy_of(entry.name, None, option or [], entry.name)
+            strategy = entry.strategy(**parse_assignments(option or []))
             checks = testing.checks_for(strategy)
         except Exception as error:
             if names or option:
@@ -67,19 +67,8 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         for subject, checks in suites
         for check in due(subject, [check for check in checks if check in chosen])
     ]
-    console = stderr()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("checks"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=bool(quiet) or not console.is_terminal,
-    )
     interrupted = False
-    with progress:
+    with console.progress("checks", quiet=quiet) as progress:
         task = progress.add_task("", total=len(jobs))
         try:
             for subject, check in jobs:
@@ -94,8 +83,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         seconds = sum(result.seconds for _, result in results)
         note(f"{tally['passed']} passed, {tally['failed']} failed, {tally['skipped']} skipped in {seconds:.1f} s.")
     if interrupted:
-        complain(f"interrupted after {len(results)} of {len(jobs)} checks")
-        raise typer.Exit(INTERRUPTED)
+        console.interrupted(f"{len(results)} of {len(jobs)} checks")
     if tally["failed"]:
         raise typer.Exit(FAILED)
 
@@ -103,8 +91,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
 def _not_created(error: Exception) -> CheckResult:
     from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
 
-    message = f"{type(error).__name__}: {error}"
-    return CheckResult("creation", "failed", message, "The strategy is created without options", 0.0, error)
+    return CheckResult("creation", "failed", said(error), "The strategy is created without options", 0.0, error)
 
 
 def _print(results: list[tuple[str, CheckResult]], form: Format) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from acceptlib import config as configs
 from acceptlib import registry
-from acceptlib.cli import models
-from acceptlib.cli.console import FAILED, INTERRUPTED, CommandError, complain, stderr
+from acceptlib.cli import comparison, console, models, report
+from acceptlib.cli.comparison import Case, Row, Settings
+from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Format, check_ending
 from acceptlib.cli.options import (
     MOST_TOKENS,
@@ -20,6 +20,7 @@ from acceptlib.cli.options import (
     DraftOption,
     FormatOption,
     MinPOption,
+    QuietOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
@@ -28,7 +29,6 @@ from acceptlib.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from acceptlib.cli.comparison import Case, Row, Settings
     from acceptlib.demo.pair import ModelPair
 
 # With these, the eight built-in strategies take about a minute on two CPU cores.
@@ -61,11 +61,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         Path | None, typer.Option(metavar="FILE", help="Also write the rows to FILE (.json, .csv, .md).")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw them (.png, .svg, .pdf).")] = None,
-    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Compare strategies: tokens a step, distance from the target, speed."""
-    from acceptlib.cli import comparison, report  # noqa: PLC0415 - nothing else needs what they import
-
     check_ending(output, report.FILE_ENDINGS, "--output")
     report.check_plot(plot)
     lengths = _lengths(num_draft_tokens)
@@ -74,7 +72,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         raise CommandError(msg)
     cases = _cases(strategies, config)
     pair = models.load(target, draft)
-    settings = comparison.Settings(
+    settings = Settings(
         prompts=_prompts(prompts),
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -86,16 +84,13 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     rows: list[Row] = []
     interrupted = False
     try:
-        _run(pair, cases, lengths, settings, rows, quiet=bool(quiet))
+        _run(pair, cases, lengths, settings, rows, quiet=quiet)
     except KeyboardInterrupt:
         interrupted = True
     if rows:
-        report.print_rows(rows, form, quiet=bool(quiet))
+        report.print_rows(rows, form, quiet=quiet)
     if interrupted:
-        # A file is the whole comparison or none.
-        unwritten = "".join(f"; {path} not written" for path in (output, plot) if path is not None)
-        complain(f"interrupted after {len(rows)} of {len(cases) * len(lengths)} rows{unwritten}")
-        raise typer.Exit(INTERRUPTED)
+        console.interrupted(f"{len(rows)} of {len(cases) * len(lengths)} rows", output, plot)
     if output is not None:
         report.write(rows, output)
     if plot is not None:
@@ -114,21 +109,8 @@ def _run(
     quiet: bool,
 ) -> None:
     """Append a row for each strategy and length, so that an interruption leaves the finished ones."""
-    from acceptlib.cli import comparison  # noqa: PLC0415 - as above
-
-    console = stderr()
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
     share = 1 / len(settings.prompts)
-    with progress:
+    with console.progress("rows", quiet=quiet) as progress:
         task = progress.add_task("warming up", total=len(cases) * len(lengths))
         comparison.warm_up(pair, max(lengths), settings)
         for case in cases:
@@ -139,8 +121,6 @@ def _run(
 
 def _cases(strategies: str | None, config: Path | None) -> list[Case]:
     """Return what to compare; a name that does not exist is an error before anything runs."""
-    from acceptlib.cli.comparison import Case  # noqa: PLC0415 - as above
-
     if config is not None:
         if strategies is not None:
             msg = "--strategies and --config both name strategies: give one"

@@ -14,6 +14,7 @@ import torch
 from acceptlib import exact, registry
 from acceptlib.cli import models
 from acceptlib.engine.process import law
+from acceptlib.errors import said
 from acceptlib.metrics import AcceptanceMetrics
 from acceptlib.sampling import SamplingParams
 
@@ -192,7 +193,7 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
             _add_prompt(tally, steps, num_draft_tokens, settings.sampling, strategy if has_law else None)
             advance()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a third party's rule may raise anything; the row says so
-        row.error = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
+        row.error = said(error)
         return row
     _fill(row, tally, has_law=has_law)
     return row
@@ -228,8 +229,8 @@ def _add_exact(tally: _Tally, step: Step, sampling: SamplingParams, strategy: Ac
     figures = exact.step_figures(
         strategy,
         step.draft_token_ids,
-        _normalized(law(step.target_logits[None], sampling)[0]),
-        _normalized(step.draft_probs),
+        law(step.target_logits[None], sampling)[0],
+        step.draft_probs,
         emitted,
         step.state,
     )
@@ -241,17 +242,11 @@ def _add_exact(tally: _Tally, step: Step, sampling: SamplingParams, strategy: Ac
     tally.visited += emitted
 
 
-def _normalized(probs: torch.Tensor) -> torch.Tensor:
-    # As float32 a row sums to 1 within 1e-7 only, which would show as a distance where there is none.
-    probs = probs.to(torch.float64)
-    return probs / probs.sum(-1, keepdim=True)
-
-
 def _fill(row: Row, tally: _Tally, *, has_law: bool) -> None:
     metrics = tally.metrics
     row.num_steps = metrics.num_steps
     if not metrics.num_steps:
-        row.error = f"failed: no step drafted {row.num_draft_tokens} tokens; raise --max-new-tokens"
+        row.error = f"no step drafted {row.num_draft_tokens} tokens; raise --max-new-tokens"
         return
     tau = row.mean_acceptance_length = metrics.mean_acceptance_length
     row.standard_error = clustered_error(tally.per_prompt)

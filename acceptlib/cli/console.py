@@ -1,12 +1,14 @@
-"""What every command shares: consoles, the error of a command line, and how errors leave the program."""
+"""What every command shares: consoles, progress, the error of a command line, and how errors leave the program."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typer import Exit
 from typer.core import TyperGroup
@@ -59,6 +61,32 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Return a console on the present stderr."""
     return Console(stderr=True, highlight=False)
+
+
+def progress(unit: str, *, quiet: bool) -> Progress:
+    """Return a bar on stderr that counts units and leaves nothing behind; none in a pipe."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+
+
+def interrupted(done: str, *files: Path | None) -> NoReturn:
+    """Say what was done before Ctrl-C, and which files were not written, for a file is the whole or none.
+
+    Raises:
+        Exit: Always.
+    """
+    unwritten = "".join(f"; {path} not written" for path in files if path is not None)
+    complain(f"interrupted after {done}{unwritten}")
+    raise Exit(INTERRUPTED)
 
 
 def complain(message: str) -> None:

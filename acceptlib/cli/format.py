@@ -80,8 +80,7 @@ def show(
     for number, line in enumerate(lines):
         style = ("bold", "dim")[number] if number < HEADING_LINES else ""
         console.print(Text(line, style=style), soft_wrap=True)
-    if left_out:
-        note_left_out(left_out)
+    note_left_out(left_out)
 
 
 def print_figures(
@@ -128,9 +127,10 @@ def note(text: str) -> None:
     paragraph(stdout(), Text(text, style="dim"))
 
 
-def note_left_out(headings: Sequence[str]) -> None:
-    """Say which columns of a table are not shown."""
-    note(f"Left out at this width: {', '.join(headings)}.")
+def note_left_out(headings: Sequence[str], where: str = "") -> None:
+    """Say which columns of a table are not shown, if any, and where they are."""
+    if headings:
+        note(f"Left out at this width: {', '.join(headings)}.{where}")
 
 
 def paragraph(console: Console, text: Text) -> None:

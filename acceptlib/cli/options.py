@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+import torch
 import typer
 
 from acceptlib import config, registry
@@ -42,6 +43,7 @@ TopPOption: TypeAlias = Annotated[
 MinPOption: TypeAlias = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Keep tokens with this share of the largest probability; 0 is off.")
 ]
+QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")]
 SeedOption: TypeAlias = Annotated[int, typer.Option(help="Of the drafts and the decisions.")]
 TargetOption: TypeAlias = Annotated[
     str | None, typer.Option(metavar="PATH", help="Target model: folder or hub name. The bundled one if left out.")
@@ -64,7 +66,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Return the options given as `key=value`.
 
     Raises:
-        CommandError: One has no `=` or no key, or a key is given twice.
+        CommandError: One has no `=` or no key, is given twice, or is `backend`.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -75,6 +77,9 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
             raise CommandError(msg)
         if key in values:
             msg = f"-o: option {key!r} is given twice"
+            raise CommandError(msg)
+        if key == "backend":  # which `create` takes beside the options
+            msg = "-o: 'backend' is no option of a strategy: set it in a --config file"
             raise CommandError(msg)
         values[key] = parse_value(text.strip())
     return values
@@ -88,7 +93,7 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str],
     """
     options = parse_assignments(assignments)
     if file is None:
-        return registry.create(name or default, **_without_backend(options))
+        return registry.create(name or default, **options)
     if name is not None:
         msg = "--strategy and --config both name a strategy: give one"
         raise CommandError(msg)
@@ -96,22 +101,12 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str],
     return config.from_config({**settings, "options": {**settings["options"], **options}})
 
 
-def _without_backend(options: dict[str, Any]) -> dict[str, Any]:
-    # `create` takes the backend beside the options; through -o it would look like one of them.
-    if "backend" in options:
-        msg = "-o: 'backend' is no option of a strategy: set it in a --config file"
-        raise CommandError(msg)
-    return options
-
-
-def device_of(name: str | None) -> Any:
+def device_of(name: str | None) -> torch.device:
     """Return the device of a command line; a GPU if it names none and there is one.
 
     Raises:
         CommandError: It does not exist.
     """
-    import torch  # noqa: PLC0415 - seconds of import that other commands do not need
-
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):

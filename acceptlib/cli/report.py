@@ -32,8 +32,6 @@ COLUMNS: Final = (
 FIRST_FIGURE: Final = 3
 """Where a failed row's message starts."""
 
-_BLANK: Final = [""] * (len(COLUMNS) - FIRST_FIGURE)
-
 NOTHING: Final = 1e-12
 """Below this a distance is what rounding leaves of 0."""
 
@@ -49,17 +47,14 @@ def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
     if form is not Format.plain:
         table.stdout_write(render(rows, form))
         return
-    # A failed row's message is no figure: it must not widen a column, and is put in afterwards.
-    failures = {number: row.error for number, row in enumerate(rows) if row.error}
-    cells = [_cells(row) if row.error is None else _cells(row)[:FIRST_FIGURE] + _BLANK for row in rows]
-    left_out = table.print_figures(COLUMNS, cells, failures, FIRST_FIGURE)
+    failures = {number: f"failed: {row.error}" for number, row in enumerate(rows) if row.error}
+    left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failures, FIRST_FIGURE)
     if quiet:
         return
     stdout().print()
     for remark in [LEGEND, *_remarks(rows)]:
         table.note(remark)
-    if left_out:
-        table.note(f"Left out at this width: {', '.join(left_out)}. --format csv has every figure.")
+    table.note_left_out(left_out, " --format csv has every figure.")
 
 
 def render(rows: Sequence[Row], form: Format) -> str:
@@ -127,7 +122,7 @@ def points_of(rows: Sequence[Row]) -> list[plots.Point]:
 def _cells(row: Row) -> list[str]:
     head = [row.strategy, str(row.num_draft_tokens), row.guarantee]
     if row.error is not None:
-        return [*head, row.error, *_BLANK[1:]]
+        return [*head, f"failed: {row.error}", *[""] * (len(COLUMNS) - FIRST_FIGURE - 1)]
     tau = _number(row.mean_acceptance_length, ".2f")
     if row.standard_error is not None:
         tau += f" ± {row.standard_error:.2f}"

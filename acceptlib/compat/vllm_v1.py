@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
+from acceptlib import PLACEHOLDER_TOKEN_ID, AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
 from acceptlib.compat._common import bonus_tokens, create, expect, request_streams, unused_uniforms
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
@@ -32,9 +32,6 @@ __all__ = [
     "rejection_sample",
     "sample_recovered_tokens",
 ]
-
-PLACEHOLDER_TOKEN_ID: Final = -1
-"""Pads the output."""
 
 GREEDY_TEMPERATURE: Final = -1
 """Temperature of a greedy request; 0 is taken as greedy too."""

@@ -18,9 +18,6 @@ from acceptlib.inputs import Inputs
 from acceptlib.result import INVALID_ROW, INVALID_TOKEN_ID, OK, PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
 
-NONE: Final = PLACEHOLDER_TOKEN_ID
-"""Ends a chain before its count, and stands for a token that is not emitted."""
-
 FEW_REQUESTS: Final = 32
 FEW_ROWS: Final = 160
 """Up to both this takes less time than arrays, however short rows are and even if all are read."""
@@ -33,7 +30,7 @@ def can_walk(plan: Plan, inputs: Inputs) -> bool:
     return (
         plan.takes_argmaxes
         and not inputs.logprobs
-        and (inputs.out is None or inputs.out.num_passed is None)  # which counts positions past the stop
+        and not inputs.counts_passed
         and target.data.is_cpu
         and target.data.dtype == torch.float32
         and (few or target.data.shape[-1] >= rows.LONG_ROW)
@@ -51,7 +48,7 @@ def walk(inputs: Inputs, out: VerifyResult) -> None:
     bonus = None if inputs.bonus_token_ids is None else inputs.bonus_token_ids.tolist()
     results = []
     for request, (first, ids, status) in enumerate(_chains(inputs)):
-        found = 0, NONE, status
+        found = 0, PLACEHOLDER_TOKEN_ID, status
         if status == OK:
             found = _walk_one(given, first, ids, None if bonus is None else bonus[request], least)
         results.append((ids, *found))
@@ -59,9 +56,12 @@ def walk(inputs: Inputs, out: VerifyResult) -> None:
 
 
 def write(out: VerifyResult, results: list[tuple[list[int], int, int, int]]) -> None:
-    """Fill in a result, given of each request drafted tokens, how many stand, what follows or `NONE`, and `Status`."""
+    """Fill in a result, given of each request drafted tokens, how many stand, what follows, and `Status`.
+
+    Where nothing follows, that is `PLACEHOLDER_TOKEN_ID`.
+    """
     most = out.output_token_ids.shape[1] - 1
-    tokens = [[*ids[:stop], token, *[NONE] * (most - stop)] for ids, stop, token, _ in results]
+    tokens = [[*ids[:stop], token, *[PLACEHOLDER_TOKEN_ID] * (most - stop)] for ids, stop, token, _ in results]
     as_words(out.output_token_ids)[:] = tokens
     as_words(out.num_accepted)[:] = [stop for _, stop, _, _ in results]
     as_words(out.num_emitted)[:] = [stop + (status == OK) for _, stop, _, status in results]
@@ -79,23 +79,23 @@ def _walk_one(given: Words, first: int, ids: list[int], bonus: int | None, least
     Args:
         given: All rows [n, V].
         first: The first of the request's.
-        ids: The drafted tokens, and `NONE` behind them if the chain ends before its count.
+        ids: The drafted tokens, and `PLACEHOLDER_TOKEN_ID` behind them if the chain ends before its count.
         bonus: What follows if all stand, if that is given.
         least: What a row has to have an entry above.
     """
     vocab_size = given.shape[1]
     for stop, drafted in enumerate((*ids, None)):
         if drafted is None and bonus is not None:
-            return (stop, bonus, OK) if 0 <= bonus < vocab_size else (stop, NONE, INVALID_TOKEN_ID)
+            return (stop, bonus, OK) if 0 <= bonus < vocab_size else (stop, PLACEHOLDER_TOKEN_ID, INVALID_TOKEN_ID)
         row = given[first + stop]
         best = int(row.argmax())
         if not least < row[best] < torch.inf:
             break
         if drafted is not None and drafted >= vocab_size:
-            return stop, NONE, INVALID_TOKEN_ID
+            return stop, PLACEHOLDER_TOKEN_ID, INVALID_TOKEN_ID
         if drafted != best:
             return stop, best, OK
-    return stop, NONE, INVALID_ROW
+    return stop, PLACEHOLDER_TOKEN_ID, INVALID_ROW
 
 
 def _chains(inputs: Inputs) -> Iterator[tuple[int, list[int], int]]:
@@ -112,4 +112,4 @@ def _chains(inputs: Inputs) -> Iterator[tuple[int, list[int], int]]:
     drafted = np.where(layout.outside, inputs.vocab_size, layout.ids)
     of_requests = zip(first, drafted, layout.num_draft_tokens, layout.reached_end, faults, strict=True)
     for row, ids, count, whole, fault in of_requests:
-        yield int(row), [*ids[:count].tolist(), *[NONE] * (not whole)], int(fault)
+        yield int(row), [*ids[:count].tolist(), *[PLACEHOLDER_TOKEN_ID] * (not whole)], int(fault)

@@ -15,7 +15,7 @@ from acceptlib.arrays import Words, arange, as_tensor, as_words, leading, librar
 from acceptlib.engine.process import constrain, in_range, max_and_log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows
-from acceptlib.result import Status
+from acceptlib.result import INVALID_COUNT, INVALID_PARAMETER, OK
 
 if TYPE_CHECKING:
     from acceptlib.inputs import Inputs
@@ -61,8 +61,8 @@ class Layout:
         self.faults: Words | None = None
         for rows in (inputs.target, inputs.draft if reads_draft else None):
             if rows is not None and not rows.is_plain:
-                faults = self.request * int(Status.OK) if self.faults is None else self.faults
-                self.faults = ops.where(in_range(rows, inputs.vocab_size), faults, int(Status.INVALID_PARAMETER))
+                faults = self.request * OK if self.faults is None else self.faults
+                self.faults = ops.where(in_range(rows, inputs.vocab_size), faults, INVALID_PARAMETER)
         if inputs.cu_num_draft_tokens is None:
             self.start = None
             ids = drafted
@@ -84,7 +84,7 @@ class Layout:
             position = (flat - bounds[request]).clamp(0, max(most - 1, 0))
             self.start, self.flat_request, self.flat_position = map(as_words, (bounds[:-1], request, position))
             insane, count = as_words(~sane), as_words(count)
-            count_faults = insane * int(Status.INVALID_COUNT)
+            count_faults = insane * INVALID_COUNT
             self.faults = count_faults if self.faults is None else ops.where(insane, count_faults, self.faults)
             ids = self.to_grid(drafted)
             valid = (ids >= 0) & (self.position < (count * ~insane)[:, None])

@@ -20,7 +20,15 @@ from acceptlib.engine.process import in_range, process, take
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Model, cleaned
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Inputs, Rows
-from acceptlib.result import INVALID_PARAMETER, INVALID_ROW, INVALID_TOKEN_ID, OK, UNNORMALIZED_ROW, VerifyResult
+from acceptlib.result import (
+    INVALID_PARAMETER,
+    INVALID_ROW,
+    INVALID_TOKEN_ID,
+    OK,
+    PLACEHOLDER_TOKEN_ID,
+    UNNORMALIZED_ROW,
+    VerifyResult,
+)
 from acceptlib.rng import Root, bits_at, uniform_at
 
 LONGEST_CHAIN: Final = 32
@@ -36,7 +44,7 @@ def can_step(plan: Plan, inputs: Inputs) -> bool:
         and inputs.cu_num_draft_tokens is None
         and inputs.bonus_token_ids is None
         and not inputs.logprobs
-        and (inputs.out is None or inputs.out.num_passed is None)  # which counts positions past the stop
+        and not inputs.counts_passed
         and all(
             rows is not None
             and rows.data.is_cpu
@@ -55,7 +63,7 @@ def step(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
     end = chains.end_of(ids)
     target = _Model(inputs.target, "target")
     draft = _Model(inputs.draft, "draft") if plan.reads_draft and inputs.draft is not None else None
-    stop, token, status = 0, chains.NONE, OK
+    stop, token, status = 0, PLACEHOLDER_TOKEN_ID, OK
     if not all(model.is_sound() for model in (target, draft) if model):
         status = INVALID_PARAMETER
     if status == OK:
@@ -153,7 +161,7 @@ def _emit(
         residual = decide.broadcast(call(plan.residual, elements, plan.constants), p).to(torch.float32)
     weights, _, row_status = weigh(p, residual, elements, np.array([is_bonus]), draft_mass, is_logits=target.is_logits)
     status = int(row_status[0])
-    return _draw(weights, numbers.bits(), in_place=weights is not p) if status == OK else chains.NONE, status
+    return _draw(weights, numbers.bits(), in_place=weights is not p) if status == OK else PLACEHOLDER_TOKEN_ID, status
 
 
 def _draw(weights: torch.Tensor, bits: int, *, in_place: bool) -> int:

@@ -121,7 +121,7 @@ class _Step:
             isinstance(layout.flat_position, np.ndarray)
             and plan.traits.stop == "first_rejection"
             and plan.reads.isdisjoint({"is_target_argmax", "next_residual_mass"})
-            and (self.inputs.out is None or self.inputs.out.num_passed is None)  # which counts positions past the stop
+            and not self.inputs.counts_passed
             and (self.wanted and whole_rows)
             and size > (SCRATCH_BYTES if num_requests == 1 else KEPT_BYTES)
         ):

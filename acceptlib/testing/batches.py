@@ -80,6 +80,11 @@ def mask_drafted(request: Request, position: int) -> None:
     row /= row.sum()
 
 
+def broken(request: Request) -> Request:
+    """Return a request whose target's rows are NaN."""
+    return replace(request, p=torch.full_like(request.p, torch.nan))
+
+
 def lay_out(
     requests: Sequence[Request], layout: str = "ragged", form: str = "probs", *, draft: bool = True
 ) -> dict[str, Any]:

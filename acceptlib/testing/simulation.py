@@ -87,7 +87,7 @@ class Drafting:
 HONEST = Drafting()
 
 
-def simulate(  # noqa: PLR0913 - a simulation is what all of them say
+def simulate(
     subject: Subject,
     where: World,
     *,
@@ -95,7 +95,6 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
     num_draft_tokens: int,
     trials: int,
     drafting: Drafting = HONEST,
-    reuse_offsets: bool = False,
 ) -> torch.Tensor:
     """Generate with speculative decoding until every sequence has `length` tokens; return them, [trials, length].
 
@@ -106,7 +105,6 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
         num_draft_tokens: K of every step.
         trials: Sequences, all of them in one batch.
         drafting: How drafted tokens are made, from the request's own stream as `Rng.draft_bits` gives it.
-        reuse_offsets: Whether to draw the same numbers in every step, which is wrong.
     """
     vocab_size, device = where.vocab_size, subject.device
     seeds = torch.arange(trials, device=device) * 7919
@@ -130,7 +128,6 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
         for position in range(num_draft_tokens):
             contexts.append(draw(drawn_from[contexts[-1]].float(), rng.draft_bits(position)))
         context = torch.stack(contexts, 1)
-        before = rng.offsets.clone()
         result = subject.strategy.verify(
             context[:, 1:],
             target_probs=target_probs[context],
@@ -141,8 +138,6 @@ def simulate(  # noqa: PLR0913 - a simulation is what all of them say
         result.raise_for_status()
         if "state" in further:
             subject.strategy.update_state(further["state"], result)
-        if reuse_offsets:
-            rng.offsets.copy_(before)
         emitted = result.output_token_ids.long()
         column = done[:, None] + torch.arange(num_draft_tokens + 1, device=device)
         fits = (emitted >= 0) & (column < tokens.shape[1])

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import BackendError, InputError, suggest
+from acceptlib.errors import BackendError, InputError, said, suggest
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 from acceptlib.tensors import as_device
 from acceptlib.testing import checks
@@ -98,7 +98,7 @@ def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, st
     except ConformanceError as failure:
         status, message, error = "failed", str(failure), failure
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - whatever a strategy raises fails its check, not others
-        status, message, error = "failed", f"{type(failure).__name__}: {failure}", failure
+        status, message, error = "failed", said(failure), failure
     if check.name in expected_failures:
         if status == "failed":
             status, message = "expected_failure", expected_failures[check.name]

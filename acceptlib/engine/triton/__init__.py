@@ -1,9 +1,9 @@
 """The fused engine in Triton. Nothing is imported here: a CPU install has no Triton.
 
 On the host, `engine` sizes and runs a call, `tunings` says what is fast for which batch, `stages` in which order its
-stages run, and `launching` launches them. `plans` and
-`forms` make a `call.Call` of a strategy and its inputs, which is what a kernel is compiled for; `memory` finds the
-workspace, and `layout` divides it. `source`, `binding` and `ops` make Triton functions of rules.
+stages run, and `launching` launches them. `plans` and `forms` make a `call.Call` of a strategy and its inputs, which is
+what a kernel is compiled for; `memory` finds the workspace, and `layout` divides it. `source`, `binding` and `ops` make
+Triton functions of rules.
 
 On the device, `kernel` is the entry. Its stages are in `reduce` (reduce and sum), `select` (select and finish, with
 `search`), `bins` (collect), `decide` and `emit` (with `partials`, `draw` and `listed`). They share `rows`, `laws`,

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.sampling import LogitBias, SamplingParams
-from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
+from acceptlib.testing.batches import Request, broken, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
 
 VOCABULARY = 11
@@ -334,18 +334,14 @@ def check_neighbours(subject: Subject) -> None:
         for index in range(0, COUNT, 3):
             alone, wanted = tokens(subject.verify([requests[index]], layout), 0), tokens(together, index)
             expect(alone == wanted, f"{layout}, request {index}: {wanted} in the batch, {alone} alone")
-        broken = [request if index % 2 else _broken(request) for index, request in enumerate(requests)]
+        some = [request if index % 2 else broken(request) for index, request in enumerate(requests)]
         odd = list(range(1, COUNT, 2))
-        same(subject.verify(broken, layout), together, odd, odd, what=f"{layout}, beside rows of NaN and without")
+        same(subject.verify(some, layout), together, odd, odd, what=f"{layout}, beside rows of NaN and without")
     wide = subject.verify(requests, "ragged", max_num_draft_tokens=most + 3)
     rest = wide.output_token_ids[:, most + 1 :]
     expect(bool((rest == PLACEHOLDER_TOKEN_ID).all()), f"max_num_draft_tokens = {most + 3}: got {rest.tolist()} behind")
     narrow = replace(wide, output_token_ids=wide.output_token_ids[:, : most + 1])
     same(narrow, subject.verify(requests, "ragged"), what="a larger max_num_draft_tokens and a tight one")
-
-
-def _broken(request: Request) -> Request:
-    return replace(request, p=torch.full_like(request.p, torch.nan))
 
 
 def check_strides(subject: Subject) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.errors import BackendError, ConformanceError
 from acceptlib.result import VerifyResult
-from acceptlib.testing.batches import Request, lay_out, mixed, same
+from acceptlib.testing.batches import broken, lay_out, mixed, same
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 WAITING: Final = frozenset(
@@ -40,7 +39,7 @@ def check_backends_agree(subject: Subject) -> None:
     for vocab in (11, 150) if subject.device.type == "cpu" else (11, 150, 40_000):
         for count, layout, draft in ((5, "padded", True), (3, "ragged", True), (3, "ragged", False)):
             requests = mixed(count, vocab, first_key=vocab % 64)
-            requests[0] = _broken(requests[0])
+            requests[0] = broken(requests[0])
             try:
                 found = triton_engine.verify(requests, layout, draft=draft)
             except BackendError as error:
@@ -51,10 +50,6 @@ def check_backends_agree(subject: Subject) -> None:
             same(found, wanted, what=f"{layout}, V = {vocab}, triton and torch")
 
 
-def _broken(request: Request) -> Request:
-    return replace(request, p=torch.full_like(request.p, torch.nan))
-
-
 def check_no_host_synchronisation(subject: Subject) -> None:
     """Nothing waits for the device: no `.item()`, no shape that depends on values.
 
@@ -62,7 +57,7 @@ def check_no_host_synchronisation(subject: Subject) -> None:
     operations that would wait on a device are what is looked for.
     """
     requests = mixed(COUNT)
-    requests[2] = _broken(requests[2])  # marking a request must not wait either
+    requests[2] = broken(requests[2])  # marking a request must not wait either
     for layout in ("padded", "ragged"):
         for draft in (True, False):
             arguments = {**subject.place(lay_out(requests, layout, draft=draft)), **subject.further(range(COUNT))}

@@ -12,7 +12,7 @@ import torch
 from acceptlib import exact, registry
 from acceptlib.engine.plan import Plan, call
 from acceptlib.errors import ConformanceError
-from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mixed, same, tokens
+from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mask_drafted, mixed, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 EXACT: Final = 1e-12
@@ -236,8 +236,7 @@ def check_zero_draft_probability(subject: Subject) -> None:
     found = subject.verify(requests, uniforms=fixed(len(requests), 1, ALMOST_ONE)).num_accepted
     expect(bool((found == 1).all()), f"q(x) = 0 and p(x) > 0: expected every token accepted, got {found.tolist()}")
     for request in requests:
-        request.p[0, request.ids[0]] = 0
-        request.p[0] /= request.p[0].sum()
+        mask_drafted(request, 0)
     found = subject.verify(requests, uniforms=fixed(len(requests), 1, 0.0)).num_accepted
     expect(bool((found == 0).all()), f"q(x) = 0 and p(x) = 0: expected every token rejected, got {found.tolist()}")
 

@@ -11,7 +11,7 @@ from acceptlib.engine import decide
 from acceptlib.exact import acceptance
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status
 from acceptlib.rng import Uniforms
-from acceptlib.testing.batches import ALMOST_ONE, fixed, generator, mixed, ordinary, same, tokens
+from acceptlib.testing.batches import ALMOST_ONE, fixed, generator, mask_drafted, mixed, ordinary, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 VOCABULARY: Final = 11
@@ -68,8 +68,7 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
     requests = [request for request in mixed(20, VOCABULARY) if request.n]
     for request in requests:
         position = request.key % request.n
-        request.p[position, request.ids[position]] = 0
-        request.p[position] /= request.p[position].sum()
+        mask_drafted(request, position)
     most = max(request.n for request in requests)
     for draft in (True, False):
         result = subject.verify(requests, draft=draft, uniforms=fixed(len(requests), most, 0.0))
