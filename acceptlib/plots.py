@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -67,15 +66,6 @@ class Point:
     tau_error: float
     tv: float
     acceptance_by_position: tuple[float, ...]
-
-
-def require() -> None:
-    """Import matplotlib.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    importlib.import_module("matplotlib")
 
 
 def comparison(points: Sequence[Point], ending: str) -> bytes:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from acceptlib.benchmarks import measure, timing
+from acceptlib.benchmarks import timing
+from acceptlib.benchmarks.environment import environment
 from acceptlib.cli.format import write_whole
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def publish(figures: Sequence[Figure], request: pytest.FixtureRequest) -> None:
 
 def add_to(path: Path, figures: Sequence[Figure]) -> None:
     """Add one run to the record, or start it anew where machine, versions or commit are others."""
-    record: dict[str, Any] = {**measure.environment(CPU), "ratios": []}
+    record: dict[str, Any] = {**environment(CPU), "ratios": []}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         if {**before, "ratios": None} == {**record, "ratios": None}:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import plots, registry
+from acceptlib.benchmarks import environment as environments
 from acceptlib.benchmarks import gate, measure, timing, workloads
 from acceptlib.benchmarks.peers import PEERS, Peer
 from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
@@ -401,11 +402,11 @@ class TestCommand:
         package = tmp_path / "site" / "acceptlib"
         (package / "benchmarks").mkdir(parents=True)
         (package / "__init__.py").touch()
-        monkeypatch.setattr(measure, "__file__", str(package / "benchmarks" / "measure.py"))
+        monkeypatch.setattr(environments, "__file__", str(package / "benchmarks" / "environment.py"))
 
         def commit(*command: str) -> str | None:
             subprocess.run([*git, *command], check=True, capture_output=True)  # noqa: S603 - git
-            found: str | None = measure.environment(torch.device("cpu"))["commit"]
+            found: str | None = environments.environment(torch.device("cpu"))["commit"]
             return found
 
         commit("init")

@@ -105,7 +105,7 @@ def _check_request(
     raise MismatchError(msg)
 
 
-def _is_rounding(  # noqa: PLR0913, PLR0917 - as above
+def _is_rounding(  # noqa: PLR0913, PLR0917 - one request, number by number
     chain: oracle.Chain, u: list[float], tau: int, weights: torch.Tensor, p: torch.Tensor, token: int, bits: int
 ) -> bool:
     """Return whether every difference lies at the edge of a decision."""

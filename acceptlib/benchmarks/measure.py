@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
 import torch
 
 from acceptlib.benchmarks import gate, timing, workloads
+from acceptlib.benchmarks.environment import environment
 from acceptlib.benchmarks.peers import Peer
 from acceptlib.benchmarks.timing import How, Reads
 from acceptlib.benchmarks.workloads import Batch, Workload
@@ -96,7 +92,7 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         """Return the row as a mapping."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return asdict(self)
 
 
 Make: TypeAlias = Callable[[], AcceptanceStrategy]
@@ -174,28 +170,6 @@ def record(rows: Sequence[Row], device: torch.device) -> dict[str, Any]:
     return {**environment(device), "rows": [row.record() for row in rows]}
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return machine, versions and commit."""
-    versions = {name: _version(name) for name in ("acceptlib", "torch", "triton")}
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-        driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-        versions |= {"cuda": torch.version.cuda, "driver": driver[0] if driver else None}
-    else:
-        machine = f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
-    return {"machine": machine, "python": platform.python_version(), **versions, "commit": _commit()}
-
-
-def _commit() -> str | None:
-    """Return the commit that this code is of, with `-dirty` where the package differs; None outside a clone."""
-    package = str(Path(__file__).parent.parent)
-    # An installed package may lie inside the clone of something else, whose commit says nothing of it.
-    if not _output("git", "-C", package, "ls-files", "__init__.py"):
-        return None
-    changed = _output("git", "-C", package, "status", "--porcelain", "--", ".")
-    return _output("git", "-C", package, "rev-parse", "HEAD") + "-dirty" * bool(changed)
-
-
 def examine(
     row: Row, strategy: AcceptanceStrategy, batches: Sequence[Batch]
 ) -> tuple[list[timing.Call], list[timing.Call]]:
@@ -258,28 +232,3 @@ def fill_times(
 def _repetitions(batches: Sequence[Batch]) -> int:
     """Return how often each batch is verified so that the number of emitted tokens is a mean of many requests."""
     return -(-COUNTED_REQUESTS // (len(batches) * batches[0].workload.num_requests))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - fixed commands
-    except OSError:
-        return ""
-    return "" if done.returncode else done.stdout.strip()
-
-
-def _processor() -> str:
-    """Return the model of the CPU; Linux tells it in a file, other systems through `platform`."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine()

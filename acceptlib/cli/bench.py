@@ -15,6 +15,7 @@ import typer
 
 from acceptlib import plots, registry
 from acceptlib.benchmarks import measure
+from acceptlib.benchmarks.environment import environment
 from acceptlib.benchmarks.measure import Make, Row
 from acceptlib.benchmarks.peers import PEERS, Peer
 from acceptlib.benchmarks.workloads import Workload
@@ -232,7 +233,7 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
     left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failures, FIRST_FIGURE)
     if quiet:
         return
-    where, first = measure.environment(device), rows[0]
+    where, first = environment(device), rows[0]
     versions = ", ".join(f"{name} {where[name]}" for name in ("acceptlib", "torch", "triton") if where[name])
     stdout().print()
     table.note(LEGEND)

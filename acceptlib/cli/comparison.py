@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -119,7 +119,7 @@ class Row:
 
     def record(self) -> dict[str, Any]:
         """Return the row as a mapping."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from acceptlib import registry
@@ -21,9 +21,6 @@ PARTS: Final = ("Guarantee", "Formula", "Source")
 BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of", "min_length": "length >="}
 
 
-OPTION_FIELDS: Final = ("name", "type", "bounds", "default", "description")
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option of a strategy."""
@@ -33,6 +30,9 @@ class Option:
     bounds: str
     default: str
     description: str
+
+
+OPTION_FIELDS: Final = tuple(field.name for field in fields(Option))
 
 
 def summary(strategy: type[AcceptanceStrategy]) -> str:
@@ -106,7 +106,7 @@ def record(entry: Entry, strategy: AcceptanceStrategy | None) -> dict[str, Any]:
         **{name.lower(): described.get(name, "") for name in ("Summary", *PARTS, "Notes")},
         "traits": traits(strategy) if strategy else {},
         "reads": reads(strategy) if strategy else [],
-        "options": [{name: getattr(option, name) for name in OPTION_FIELDS} for option in options(entry.strategy)],
+        "options": [asdict(option) for option in options(entry.strategy)],
         "origin": origin(entry),
     }
 

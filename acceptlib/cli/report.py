@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import torch
 
 from acceptlib import plots
-from acceptlib.benchmarks.measure import environment
+from acceptlib.benchmarks.environment import environment
 from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
 from acceptlib.cli.console import CommandError, require, stdout
@@ -84,7 +85,7 @@ def check_plot(path: Path | None) -> None:
     table.check_ending(path, plots.ENDINGS, "--plot")
     if path is not None:
         try:
-            plots.require()
+            importlib.import_module("matplotlib")
         except ImportError as error:
             require("plot", error)
 

@@ -299,9 +299,8 @@ def main(argv: list[str] | None = None) -> None:
     trainer = Trainer(args, corpus, tokenizer)
     change = {"steps": args.steps} if args.steps else {}
     recipes = [dataclasses.replace(item, **change) for item in (TARGET, DRAFT)]
-    target, *records = trainer.train(recipes[0])
-    draft, record = trainer.train(recipes[1], teacher=target)
-    records.append(record)
+    target, target_record = trainer.train(recipes[0])
+    draft, draft_record = trainer.train(recipes[1], teacher=target)
     alpha = round(evaluate(trainer.rows, args.batch, target, draft), 4)
     sources = [*corpus.training, *corpus.held_out]
     command = f"python -m acceptlib.demo.train --batch {args.batch} --seed {args.seed}"
@@ -328,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
         "command": command,
     }
     results = {}
-    for recipe, model, record in zip(recipes, (target, draft), records, strict=True):
+    for recipe, model, record in zip(recipes, (target, draft), (target_record, draft_record), strict=True):
         nats = evaluate(trainer.rows, args.batch, model)
         results[recipe.name] = {
             **dataclasses.asdict(recipe),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+import math
+from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,8 @@ from acceptlib.errors import shortened
 from acceptlib.ops import Value
 from acceptlib.rules import rule
 from acceptlib.strategy import AcceptanceStrategy, Traits
+
+DEFAULT_LENGTH: Final = 3.0
 
 
 class Synthetic(AcceptanceStrategy):
@@ -62,8 +65,8 @@ class Synthetic(AcceptanceStrategy):
         """Turn unconditional rates into conditional ones, one a position."""
         rates = self.options.synthetic_acceptance_rates
         if rates is None:
-            length = self.options.synthetic_acceptance_length or 3.0
-            rates = tuple(min(length - position, 1.0) for position in range(1, int(-(-length // 1))))
+            length = self.options.synthetic_acceptance_length or DEFAULT_LENGTH
+            rates = tuple(min(length - position, 1.0) for position in range(1, math.ceil(length)))
         previous = (1.0, *rates)
         return {"rate": tuple(rate / before if before else 0.0 for rate, before in zip(rates, previous, strict=False))}
 
