@@ -205,11 +205,13 @@ def test_passed_counts_positions_past_the_stop(setting: str, layout: str) -> Non
     """Each drafted token by itself, as a request of one: the same h, u by u."""
     requests = mixed(40)
     uniforms = support.streams(range(len(requests))).uniforms(4)
-    out = VerifyResult.empty(len(requests), 4, torch.device("cpu"), num_passed=True)
-    out = replace(out, totals=torch.tensor([5, 2**40]), output_token_ids=out.output_token_ids.long())
-    support.verify(setting, requests, layout, uniforms=uniforms, out=out)
+    out = VerifyResult.empty(len(requests), 4, torch.device("cpu"), totals=True)
     assert out.num_passed is not None
     assert out.totals is not None
+    assert out.totals.tolist() == [0, 0]
+    out.totals.add_(torch.tensor([5, 2**40]))
+    out = replace(out, output_token_ids=out.output_token_ids.long())
+    support.verify(setting, requests, layout, uniforms=uniforms, out=out)
     assert out.totals.tolist() == [5 + int(out.num_passed.sum()), 2**40 + int(out.num_emitted.sum())]
     wanted = support.verify(setting, requests, layout, uniforms=uniforms)
     assert torch.equal(out.output_token_ids, wanted.output_token_ids.long())
