@@ -18,7 +18,7 @@ HOTTEST: Final = torch.finfo(torch.float32).max
 """The largest temperature, which engines take as float32."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class LogitBias:
     """Numbers added to the logits of a few tokens, the same at every position of a request.
 
@@ -31,7 +31,7 @@ class LogitBias:
     values: torch.Tensor
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How a row of logits becomes the law that tokens are drawn from.
 

@@ -238,7 +238,7 @@ def test_few_kernels_beside_the_engines(name: str) -> None:
     step, expected = dropins(5, 3, 1000)[name]
     with (
         mock.patch.object(engine, "launch"),
-        mock.patch.object(backends, "resolve", return_value=backends.Backend("triton", "", engine.verify)),
+        mock.patch.object(backends, "resolve", return_value=backends.Backend("triton", engine.verify)),
     ):
         step()  # allocates the engine's workspace
         with Operations() as operations:

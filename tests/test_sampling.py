@@ -718,7 +718,7 @@ def test_out_needs_both_kinds_of_logprobs() -> None:
 
 def test_numbers_of_numpy_are_numbers_and_flags_are_not() -> None:
     found = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.5), min_p=np.float16(0))
-    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.5, 3, 0.5, 0.0)
+    assert found == SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.0)
     assert [type(getattr(found, name)) for name in ("temperature", "top_k")] == [float, int]
     for name in ("temperature", "top_k", "top_p", "min_p"):
         with pytest.raises(InputError, match=f"{name}: expected .* got True"):

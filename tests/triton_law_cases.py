@@ -300,8 +300,8 @@ def law_kernel(
         select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     if CALL.num_collected:
         for program in range(3):
-            fetched = bins.fetch(zero, zero == 0, zero + program, num_blocks, model, CALL)
-            bins.collect_row(fetched, zero, zero + program, zero + 3, num_blocks, model, CALL, kernel_rows.TARGET)
+            laid_out = bins.load_laid_out(zero, zero == 0, zero + program, num_blocks, model, CALL)
+            bins.collect_row(laid_out, zero, zero + program, zero + 3, num_blocks, model, CALL, kernel_rows.TARGET)
         bins.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     one = tl.zeros((1,), tl.int32)
     parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)

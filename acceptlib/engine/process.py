@@ -116,7 +116,7 @@ def process(rows: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
     if temperature is None:
         return probs
     greedy = (temperature == 0)[:, None]
-    if greedy.is_cpu and not greedy.any():
+    if _readable(greedy) and not greedy.any():
         return probs
     probs.mul_(~greedy)  # NaN times 0 stays NaN, so that a greedy row without a law is still found
     return probs.scatter_add_(-1, constrain(rows).argmax(-1, keepdim=True), greedy.to(torch.float32))
@@ -163,7 +163,7 @@ def _scale(values: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor | 
 def _filter(rows: Rows, probs: torch.Tensor) -> None:
     """Write the law of rows with top-k, top-p or min-p."""
     num_rows, vocab_size = probs.shape
-    if probs.is_cpu:
+    if _readable(probs):
         with np.errstate(all="ignore"):
             left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
     else:
@@ -262,7 +262,7 @@ def _filter_all(rows: Rows) -> torch.Tensor:
         each = mass.where(at_cut, 0).amax(1, keepdim=True).clamp_(min=1)
         wanted = (rest + each - 1).div_(each, rounding_mode="floor")
         kept = (logits >= last) | (rows.top_p >= 1)[:, None]
-        if not wanted.is_cpu or (wanted < count).any():
+        if not _readable(wanted) or (wanted < count).any():
             from_the_end = at_cut.flip(1).cumsum(1).flip(1)
             kept &= (from_the_end <= wanted) | ~at_cut | (rows.top_p >= 1)[:, None]
         weights.mul_(kept)
@@ -286,6 +286,11 @@ def _normalize(weights: torch.Tensor, min_p: torch.Tensor | None) -> torch.Tenso
 def _sum(weights: torch.Tensor) -> torch.Tensor:
     """Return the sums [n] float64 of rows of weights up to 1: the same for every order of summation."""
     return to_fixed(weights, MASS_SCALE).sum(1).to(torch.float64) / MASS_SCALE
+
+
+def _readable(tensor: torch.Tensor) -> bool:
+    """Return whether values may be looked into: reading them does not wait for a device."""
+    return tensor.is_cpu
 
 
 def _cut(key: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
