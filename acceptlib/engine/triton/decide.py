@@ -15,15 +15,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, random, rows
 from acceptlib.engine.triton.binding import call
-from acceptlib.engine.triton.rows import (
-    DRAFT,
-    INVALID_ROW,
-    INVALID_TOKEN_ID,
-    MASS_LIMIT,
-    ROW_TOLERANCE,
-    TARGET,
-    UNNORMALIZED_ROW,
-)
+from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 LANES = tl.constexpr(8)
 """Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
@@ -296,12 +288,12 @@ def look(position, fetched, length, request, CALL: tl.constexpr):
 @triton.jit
 def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
     """Return the `Status` of drafted tokens by themselves."""
-    fault = tl.where(ids < vocab_size, 0, INVALID_TOKEN_ID)
+    fault = tl.where(ids < vocab_size, 0, rows.INVALID_TOKEN_ID)
     if CALL.reads_target:
-        fault = tl.where((fault == 0) & (p > 1 + ROW_TOLERANCE), UNNORMALIZED_ROW, fault)
-        fault = tl.where((p >= 0) & (p < float("inf")), fault, INVALID_ROW)
+        fault = tl.where((fault == 0) & (p > 1 + rows.ROW_TOLERANCE), rows.UNNORMALIZED_ROW, fault)
+        fault = tl.where((p >= 0) & (p < float("inf")), fault, rows.INVALID_ROW)
     if CALL.reads_argmax:
-        fault = tl.where(target_law.maximum == target_law.maximum, fault, INVALID_ROW)
+        fault = tl.where(target_law.maximum == target_law.maximum, fault, rows.INVALID_ROW)
     return fault
 
 
@@ -443,7 +435,9 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
         if CALL.spares_masses:
             found = with_scalar(with_scalar(found, before, CALL.carry_value), after, CALL.carry_value + 1)
             least = u < call(CALL.accept, with_scalar(found, before * 0.0, CALL.mass_value), tl.float64)
-            most = u < call(CALL.accept, with_scalar(found, before * 0.0 + MASS_LIMIT, CALL.mass_value), tl.float64)
+            most = u < call(
+                CALL.accept, with_scalar(found, before * 0.0 + rows.MASS_LIMIT, CALL.mass_value), tl.float64
+            )
             sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
             within = position < sound_length
             first = tl.maximum(first, tl.max(tl.where(within & least, position + 1, 0), 0))
