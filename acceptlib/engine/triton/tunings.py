@@ -134,14 +134,12 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
         return TUNINGS.small_masses if small else TUNINGS.large_masses
     if not target.is_logits:
         return TUNINGS.small_probs if small else TUNINGS.large_probs
+    if num_blocks < SIZES.smaller and small:
+        return TUNINGS.smallest
+    if num_blocks < SIZES.small and small:
+        return TUNINGS.smaller
     if small:
-        return (
-            TUNINGS.smallest
-            if num_blocks < SIZES.smaller
-            else TUNINGS.smaller
-            if num_blocks < SIZES.small
-            else TUNINGS.small
-        )
+        return TUNINGS.small
     if num_blocks < SIZES.large:
         return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
     models = (target,) if draft is None else (target, draft)
