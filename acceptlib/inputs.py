@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from acceptlib.errors import InputError, shortened
+from acceptlib.checks import Arguments, Checked, check
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Root, Uniforms, resolve
-from acceptlib.sampling import LogitBias, SamplingParams
-from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect, filled
+from acceptlib.sampling import SamplingParams
+from acceptlib.tensors import filled
 from acceptlib.workspace import Workspace
 
 
@@ -67,12 +66,11 @@ class Inputs(NamedTuple):
     """One validated `verify` call.
 
     Attributes:
+        checked: What checks found. It is of the arguments that all but `rng` and `workspace` come from.
         draft_token_ids: [T] or [B, K].
         target: The target's rows.
         draft: The draft's rows, or None for one-hot drafts.
         cu_num_draft_tokens: [B+1] or, without the leading 0, [B] for the ragged layout, None for the padded one.
-        num_requests: B.
-        max_num_draft_tokens: K.
         rng: Streams to consume one step of; None when `uniforms` is given.
         uniforms: Explicit random numbers.
         bonus_token_ids: [B] or None.
@@ -82,12 +80,11 @@ class Inputs(NamedTuple):
         workspace: The caller's memory for the fused kernels, or None.
     """
 
+    checked: Checked
     draft_token_ids: torch.Tensor
     target: Rows
     draft: Rows | None
     cu_num_draft_tokens: torch.Tensor | None
-    num_requests: int
-    max_num_draft_tokens: int
     rng: Rng | Root | None
     uniforms: Uniforms | None
     bonus_token_ids: torch.Tensor | None
@@ -95,6 +92,16 @@ class Inputs(NamedTuple):
     logprobs: bool
     out: VerifyResult | None
     workspace: Workspace | None
+
+    @property
+    def num_requests(self) -> int:
+        """B."""
+        return self.checked.num_requests
+
+    @property
+    def max_num_draft_tokens(self) -> int:
+        """K."""
+        return self.checked.max_num_draft_tokens
 
     @property
     def device(self) -> torch.device:
@@ -119,337 +126,109 @@ class Inputs(NamedTuple):
         return self.target.data.shape[0] > self.draft_token_ids.shape[0]
 
 
-KINDS: Final = (
-    ("sampling", SamplingParams),
-    ("draft_sampling", SamplingParams),
-    ("uniforms", Uniforms),
-    ("state", Mapping),
-    ("out", VerifyResult),
-    ("workspace", Workspace),
-    ("logprobs", bool),
-)
-"""Arguments of `verify` that are no tensors, and what they are."""
-
-NUMBER_DTYPES: Final = (*FLOAT_DTYPES, torch.float64)
 HALVES: Final = (torch.float16, torch.bfloat16)
 
-PARAMETERS: Final = (
-    ("temperature", (1,), NUMBER_DTYPES, (*HALVES, torch.float64)),
-    ("top_k", (0,), ID_DTYPES, ()),
-    ("top_p", (1,), NUMBER_DTYPES, HALVES),
-    ("min_p", (0,), NUMBER_DTYPES, HALVES),
+
+class Parameter(NamedTuple):
+    """How a sampling parameter becomes a tensor.
+
+    Attributes:
+        name: Its name.
+        off: The number that turns it off.
+        dtype: Of a tensor of one number.
+        narrowed: Dtypes of tensors that are made float32.
+    """
+
+    name: str
+    off: int
+    dtype: torch.dtype
+    narrowed: tuple[torch.dtype, ...]
+
+
+SAMPLING: Final = (
+    Parameter("temperature", 1, torch.float32, (*HALVES, torch.float64)),
+    Parameter("top_k", 0, torch.int64, ()),
+    Parameter("top_p", 1, torch.float64, HALVES),
+    Parameter("min_p", 0, torch.float64, HALVES),
 )
-"""Sampling parameters: the numbers that turn each off, the dtypes of its tensor, and those read as float32."""
 
 
-def prepare(  # noqa: C901, PLR0912, PLR0913 - one check after another, on the arguments of `AcceptanceStrategy.verify`, which documents them
-    draft_token_ids: torch.Tensor,
-    *,
-    target_logits: torch.Tensor | None,
-    target_probs: torch.Tensor | None,
-    draft_logits: torch.Tensor | None,
-    draft_probs: torch.Tensor | None,
-    cu_num_draft_tokens: torch.Tensor | None,
-    max_num_draft_tokens: int | None,
-    sampling: SamplingParams | None,
-    draft_sampling: SamplingParams | None,
-    rng: Rng | torch.Generator | int | None,
-    bonus_token_ids: torch.Tensor | None,
-    uniforms: Uniforms | None,
-    state: Mapping[str, torch.Tensor] | None,
-    state_names: tuple[str, ...],
-    logprobs: bool,
-    out: VerifyResult | None,
-    workspace: Workspace | None,
-) -> Inputs:
+def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
     """Validate the arguments of `verify`, and `Traits.state` as `state_names`, without waiting for the device.
 
     Raises:
         InputError: With the expected and the actual value.
     """
-    target_data, target_is_logits = _one_of("target", target_logits, target_probs)
-    draft_data, draft_is_logits = None, False
-    if draft_logits is not None or draft_probs is not None:
-        draft_data, draft_is_logits = _one_of("draft", draft_logits, draft_probs)
-    if sampling is not None and not target_is_logits:
-        msg = "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave it out"
-        raise InputError(msg)
-    if draft_sampling is not None and not draft_is_logits:
-        msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
-        raise InputError(msg)
-
-    given = (sampling, draft_sampling, uniforms, state, out, workspace, logprobs)
-    for value, (name, kind) in zip(given, KINDS, strict=True):
-        if value is not None and not isinstance(value, kind):
-            msg = f"{name}: expected {kind.__name__}, got {shortened(value)} ({type(value).__name__})"
-            raise InputError(msg)
-
-    device = target_data.device
-    expect("draft_token_ids", draft_token_ids, None, ID_DTYPES, device)
-    # Nothing is read from bonus rows whose tokens are given.
-    bonus_rows: tuple[int, ...] = (1,) if bonus_token_ids is None or logprobs else (1, 0)
-    if cu_num_draft_tokens is None:
-        num_requests, most = _padded(
-            draft_token_ids, target_data, draft_data, max_num_draft_tokens, bonus_rows=bonus_rows
-        )
-    else:
-        expect("cu_num_draft_tokens", cu_num_draft_tokens, (None,), ID_DTYPES, device)
-        num_requests = count_requests(draft_token_ids, target_data, cu_num_draft_tokens, bonus_token_ids)
-        _ragged(draft_token_ids, target_data, draft_data, num_requests, bonus_rows=bonus_rows)
-        most = _longest(cu_num_draft_tokens, draft_token_ids.shape[0], max_num_draft_tokens)
-    for name, rows in (("target", target_data), ("draft", draft_data)):
-        if rows is not None and rows.shape[-1] == 0:
-            msg = f"{name} rows: expected at least one vocabulary entry, got {list(rows.shape)}"
-            raise InputError(msg)
-    expect("target rows", target_data, None, FLOAT_DTYPES, device)
-    if draft_data is not None:
-        expect("draft rows", draft_data, None, FLOAT_DTYPES, device)
-    if bonus_token_ids is not None:
-        of = "" if cu_num_draft_tokens is None else ", as many as requests in cu_num_draft_tokens with its leading 0"
-        expect(f"bonus_token_ids{of}", bonus_token_ids, (num_requests,), ID_DTYPES, device)
-    state = {} if state is None else state
-    _check_state(state, state_names, num_requests, device)
-    if uniforms is not None:
-        if rng is not None:
-            msg = "rng and uniforms both say where the randomness comes from: pass one"
-            raise InputError(msg)
-        flat = isinstance(uniforms.accept, torch.Tensor) and uniforms.accept.ndim == 1
-        shape = tuple(draft_token_ids.shape) if flat and cu_num_draft_tokens is not None else (num_requests, most)
-        expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
-        expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
-    if out is not None:
-        _check_out(out, num_requests, most, device, logprobs=logprobs)
-
-    target, draft = make_rows("sampling", sampling, target_data, num_requests, is_logits=target_is_logits), None
-    if draft_data is not None:
-        draft = _draft_rows(target, draft_data, sampling, draft_sampling, num_requests, is_logits=draft_is_logits)
+    checked = check(arguments, state_names)
+    target = make_rows(arguments.target_logits, arguments.target_probs, arguments.sampling, checked.num_requests)
+    counts, bonus = arguments.cu_num_draft_tokens, arguments.bonus_token_ids
+    uniforms, state = arguments.uniforms, arguments.state
+    if uniforms is not None and not uniforms.emit.is_contiguous():
+        uniforms = replace(uniforms, emit=uniforms.emit.contiguous())
     return Inputs(
-        draft_token_ids=draft_token_ids,
+        checked=checked,
+        draft_token_ids=arguments.draft_token_ids,
         target=target,
-        draft=draft,
+        draft=_draft_rows(arguments, target, checked.num_requests),
         # A few numbers a request: kernels need not take these of any stride.
-        cu_num_draft_tokens=None if cu_num_draft_tokens is None else cu_num_draft_tokens.contiguous(),
-        num_requests=num_requests,
-        max_num_draft_tokens=most,
-        rng=resolve(rng, num_requests, device) if uniforms is None else None,  # last: an error consumes nothing
-        uniforms=uniforms
-        if uniforms is None or uniforms.emit.is_contiguous()
-        else replace(uniforms, emit=uniforms.emit.contiguous()),
-        bonus_token_ids=None if bonus_token_ids is None else bonus_token_ids.contiguous(),
-        state={name: value.contiguous() for name, value in state.items()},
-        logprobs=logprobs,
-        out=out,
-        workspace=workspace,
+        cu_num_draft_tokens=None if counts is None else counts.contiguous(),
+        uniforms=uniforms,
+        bonus_token_ids=None if bonus is None else bonus.contiguous(),
+        state={name: value.contiguous() for name, value in state.items()} if state else {},
+        logprobs=arguments.logprobs,
+        out=arguments.out,
+        workspace=arguments.workspace,
+        # Last, for what fails consumes nothing.
+        rng=resolve(arguments.rng, checked.num_requests, target.data.device) if uniforms is None else None,
     )
 
 
-def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) -> tuple[torch.Tensor, bool]:
-    if (logits is None) == (probs is None):
-        got = "neither" if logits is None else "both"
-        msg = f"expected exactly one of {name}_logits and {name}_probs, got {got}"
-        raise InputError(msg)
-    data = logits if probs is None else probs
-    if not isinstance(data, torch.Tensor):
-        given = "logits" if probs is None else "probs"
-        msg = f"{name}_{given}: expected a torch.Tensor, got {type(data).__name__}"
-        raise InputError(msg)
-    if data.layout is not torch.strided:
-        msg = f"{name} rows: expected a dense tensor, got {str(data.layout).removeprefix('torch.')}; pass `.to_dense()`"
-        raise InputError(msg)
-    return data, probs is None
-
-
-def _padded(
-    ids: torch.Tensor,
-    target: torch.Tensor,
-    draft: torch.Tensor | None,
-    max_num_draft_tokens: int | None,
-    *,
-    bonus_rows: tuple[int, ...],
-) -> tuple[int, int]:
-    if ids.ndim != 2:  # noqa: PLR2004
-        msg = (
-            f"draft_token_ids: expected [B, K] in the padded layout, got {list(ids.shape)}. For the ragged layout, "
-            "[T], pass cu_num_draft_tokens."
-        )
-        raise InputError(msg)
-    num_requests, most = ids.shape
-    if max_num_draft_tokens is not None and max_num_draft_tokens != most:
-        got = shortened(max_num_draft_tokens)
-        msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {got}"
-        raise InputError(msg)
-    _expect_rows("target", target, [(num_requests, most + extra) for extra in bonus_rows], "[B, K+1, V]")
-    if draft is not None:
-        _expect_rows("draft", draft, [(num_requests, most)], "[B, K, V]")
-    return num_requests, most
-
-
-def _ragged(
-    ids: torch.Tensor,
-    target: torch.Tensor,
-    draft: torch.Tensor | None,
-    num_requests: int,
-    *,
-    bonus_rows: tuple[int, ...],
-) -> None:
-    if ids.ndim != 1:
-        msg = (
-            f"draft_token_ids: expected [T] in the ragged layout (cu_num_draft_tokens was given), got {list(ids.shape)}"
-        )
-        raise InputError(msg)
-    if num_requests < 0:
-        msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
-        raise InputError(msg)
-    num_tokens = ids.shape[0]
-    fitting = [(num_tokens + extra * num_requests,) for extra in bonus_rows]
-    _expect_rows("target", target, fitting, "[T+B, V]", num_requests)
-    if draft is not None:
-        _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
-
-
-def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int, max_num_draft_tokens: int | None) -> int:
-    """Return K in the ragged layout."""
-    if max_num_draft_tokens is None:
-        device = cu_num_draft_tokens.device
-        if device.type != "cpu":
-            msg = (
-                f"max_num_draft_tokens: expected an int in the ragged layout on {device}, got None. "
-                "Finding it would wait for the device; pass the largest number of drafted tokens, or a bound above it."
-            )
-            raise InputError(msg)
-        counts = torch.cat((cu_num_draft_tokens[:1], cu_num_draft_tokens.diff()))  # the first is 0, or a count
-        longest: int = max([0, *counts.tolist()])
-        return min(longest, num_tokens)
-    if not isinstance(max_num_draft_tokens, Integral) or max_num_draft_tokens < 0:
-        msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(max_num_draft_tokens)}"
-        raise InputError(msg)
-    return int(max_num_draft_tokens)  # NumPy's too
-
-
-def count_requests(
-    ids: torch.Tensor, target: torch.Tensor, cu_num_draft_tokens: torch.Tensor, bonus_token_ids: torch.Tensor | None
-) -> int:
-    """Return B in the ragged layout: counts have no leading 0 where there are as many bonus tokens and fitting rows."""
-    length, num_tokens = cu_num_draft_tokens.shape[0], ids.numel()
-    as_many = getattr(bonus_token_ids, "shape", None) == (length,)
-    return length if as_many and target.shape[:-1] in [(num_tokens,), (num_tokens + length,)] else length - 1
-
-
-def _expect_rows(
-    name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str, num_requests: int | None = None
-) -> None:
-    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error.
-
-    So is where B comes from, if it is given.
-    """
-    if data.shape[:-1] not in fitting:
-        expected = ", ".join(str(length) for length in fitting[0])
-        why = ""
-        if num_requests is not None:
-            why = f"; B = {num_requests}, for cu_num_draft_tokens has B+1 numbers, of which the first is 0"
-        msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}{why}"
-        raise InputError(msg)
+def _draft_rows(arguments: Arguments, target: Rows, num_requests: int) -> Rows | None:
+    """Return the draft's rows: with parameters of their own, or all of the target's but its bitmask."""
+    logits, probs = arguments.draft_logits, arguments.draft_probs
+    if logits is None and probs is None:
+        return None
+    if arguments.draft_sampling is not None:
+        return make_rows(logits, probs, arguments.draft_sampling, num_requests)
+    if logits is not None and target.is_logits and logits.shape[-1] == target.data.shape[-1]:
+        return target._replace(data=logits, bitmask=None)  # the same tensors of numbers serve both
+    return make_rows(logits, probs, arguments.sampling, num_requests, masked=False)
 
 
 def make_rows(
-    name: str,
+    logits: torch.Tensor | None,
+    probs: torch.Tensor | None,
     sampling: SamplingParams | None,
-    data: torch.Tensor,
     num_requests: int,
     *,
-    is_logits: bool,
     masked: bool = True,
 ) -> Rows:
-    """Return rows [..., V] of B requests with their sampling parameters, those that act on them.
+    """Return rows [..., V] of B requests with those of their sampling parameters, checked already, that act on them.
 
     Args:
-        name: Of the argument that holds the parameters, for messages.
+        logits: The rows, or None.
+        probs: The rows if they are probabilities, on which parameters do not act.
         sampling: The parameters.
-        data: The rows.
         num_requests: B.
-        is_logits: Whether they are logits; parameters do nothing to probabilities.
         masked: Whether the bitmask is of these rows.
-
-    Raises:
-        InputError: A parameter does not fit the rows.
     """
-    if sampling is None or not is_logits:
-        return Rows(data, is_logits)
+    if logits is None:
+        assert probs is not None  # noqa: S101 - for the type checker
+        return Rows(probs, is_logits=False)
+    if sampling is None:
+        return Rows(logits, is_logits=True)
     found: dict[str, Any] = {}
-    vocab_size = data.shape[-1]
-    for parameter, off, dtypes, converted in PARAMETERS:
-        value = getattr(sampling, parameter)
+    for name, off, dtype, narrowed in SAMPLING:
+        value = getattr(sampling, name)
         if isinstance(value, torch.Tensor):
-            expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
-            found[parameter] = (value.to(torch.float32) if value.dtype in converted else value).contiguous()
-        elif value is not None and value not in off and not (parameter == "top_k" and value >= vocab_size):
-            dtype = {"temperature": torch.float32, "top_k": torch.int64}.get(parameter, torch.float64)
-            found[parameter] = filled(num_requests, value, dtype, data.device)
-            if parameter == "top_k":
+            found[name] = (value.to(torch.float32) if value.dtype in narrowed else value).contiguous()
+        elif value is not None and value != off and not (name == "top_k" and value >= logits.shape[-1]):
+            found[name] = filled(num_requests, value, dtype, logits.device)
+            if name == "top_k":
                 found["max_top_k"] = value
-    mask, bias = sampling.allowed_token_bitmask if masked else None, sampling.logit_bias
-    if mask is not None:
-        shape = (*data.shape[:-1], -(-vocab_size // 32))
-        expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
-        found["bitmask"] = mask
+    if masked and sampling.allowed_token_bitmask is not None:
+        found["bitmask"] = sampling.allowed_token_bitmask
+    bias = sampling.logit_bias
     if bias is not None:
-        if not isinstance(bias, LogitBias):
-            msg = f"{name}.logit_bias: expected LogitBias, got {shortened(bias)} ({type(bias).__name__})"
-            raise InputError(msg)
-        expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
-        expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
         found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": bias.values.contiguous()}
-    return Rows(data, is_logits, **found)
-
-
-def _draft_rows(
-    target: Rows,
-    data: torch.Tensor,
-    sampling: SamplingParams | None,
-    draft_sampling: SamplingParams | None,
-    num_requests: int,
-    *,
-    is_logits: bool,
-) -> Rows:
-    """Return the draft's rows: with parameters of their own, or all of the target's but its bitmask."""
-    if draft_sampling is not None:
-        return make_rows("draft_sampling", draft_sampling, data, num_requests, is_logits=is_logits)
-    if is_logits == target.is_logits and data.shape[-1] == target.data.shape[-1]:
-        return target._replace(data=data, bitmask=None)  # looked at already
-    return make_rows("sampling", sampling, data, num_requests, is_logits=is_logits, masked=False)
-
-
-def _check_state(
-    state: Mapping[str, torch.Tensor], names: tuple[str, ...], num_requests: int, device: torch.device
-) -> None:
-    if {*state} != {*names}:
-        expected, got = (", ".join(sorted(map(str, some))) or "none" for some in (names, state))
-        msg = f"state: expected {expected}, as the strategy's Traits.state says, got {got}"
-        raise InputError(msg)
-    for name, value in state.items():
-        expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
-
-
-def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
-    expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), ID_DTYPES, device)
-    expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
-    expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
-    expect("out.status", out.status, (num_requests,), (torch.int8,), device)
-    for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
-        if logprobs != (value is not None):
-            msg = f"{name}: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
-            raise InputError(msg)
-        if value is not None:
-            expect(name, value, (num_requests, most + 1), (torch.float32,), device)
-    if out.totals is not None:
-        expect("out.totals", out.totals, (2,), (torch.int64,), device)
-        if out.num_passed is None:
-            msg = "out.num_passed: expected a tensor [B] int32 beside out.totals, to which it is added, got None"
-            raise InputError(msg)
-    if out.num_passed is not None:
-        expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
-    for name in VerifyResult.__slots__:
-        value = getattr(out, name)
-        if value is not None and not value.is_contiguous():
-            msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"
-            raise InputError(msg)
+    return Rows(logits, is_logits=True, **found)

@@ -161,6 +161,8 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
 
     That is an int, or the state of a generator on the device, a GPU, which goes on from there.
     """
+    if isinstance(source, Rng):  # first, for it is what engines pass
+        return Rng.of(source, num_requests, device)
     if isinstance(source, int):
         return Root(wrap(source), 0)
     if source is None or isinstance(source, torch.Generator):

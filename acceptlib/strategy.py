@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import pydantic
 import torch
 
+from acceptlib.checks import Arguments
 from acceptlib.engine import backends, custom_op
 from acceptlib.engine.plan import Constant, Plan, Traits
 from acceptlib.errors import (
@@ -94,6 +95,8 @@ class AcceptanceStrategy:
 
     options: _Options
     backend: backends.Choice
+    plan: Plan | None = None
+    """What the engines know of it; None if it overrides `verify`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check what can be checked when the class is written."""
@@ -273,7 +276,8 @@ class AcceptanceStrategy:
             BackendError: The requested backend cannot run this call.
             StrategyDefinitionError: A subclass overrides `verify` and calls this one, or its `__init__` not super's.
         """
-        if "plan" not in self.__dict__:
+        plan = self.plan
+        if plan is None:
             expected = "expected an `__init__` that calls super()'s"
             if type(self).verify is not AcceptanceStrategy.verify:
                 expected = (
@@ -282,27 +286,28 @@ class AcceptanceStrategy:
                 )
             msg = f"strategy {self.name!r}: no engine has its rules; {expected}"
             raise StrategyDefinitionError(msg)
-        arguments: dict[str, Any] = {
-            "target_logits": target_logits,
-            "target_probs": target_probs,
-            "draft_logits": draft_logits,
-            "draft_probs": draft_probs,
-            "cu_num_draft_tokens": cu_num_draft_tokens,
-            "max_num_draft_tokens": max_num_draft_tokens,
-            "sampling": sampling,
-            "draft_sampling": draft_sampling,
-            "rng": rng,
-            "bonus_token_ids": bonus_token_ids,
-            "uniforms": uniforms,
-            "state": state,
-            "logprobs": logprobs,
-            "out": out,
-            "workspace": workspace,
-        }
+        arguments = Arguments(
+            draft_token_ids,
+            target_logits,
+            target_probs,
+            draft_logits,
+            draft_probs,
+            cu_num_draft_tokens,
+            max_num_draft_tokens,
+            sampling,
+            draft_sampling,
+            rng,
+            bonus_token_ids,
+            uniforms,
+            state,
+            logprobs,
+            out,
+            workspace,
+        )
         if torch.compiler.is_compiling():
-            return custom_op.verify(self._key, draft_token_ids, **arguments)
-        inputs = prepare(draft_token_ids, state_names=self.plan.traits.state, **arguments)
-        return backends.resolve(self.backend, inputs).verify(self.plan, inputs)
+            return custom_op.verify(self._key, arguments)
+        inputs = prepare(arguments, plan.traits.state)
+        return backends.resolve(self.backend, inputs).verify(plan, inputs)
 
     def workspace(
         self, num_requests: int, max_num_draft_tokens: int, vocab_size: int, device: torch.device | str
@@ -326,7 +331,7 @@ class AcceptanceStrategy:
         if not all(isinstance(size, Integral) and size >= 0 for size in sizes):
             msg = f"workspace: expected num_requests, max_num_draft_tokens and vocab_size to be ints >= 0, got {sizes}"
             raise InputError(msg)
-        if type(self).verify is not AcceptanceStrategy.verify:
+        if self.plan is None:
             return Workspace.allocate(0, 0, device)
         num_requests, max_num_draft_tokens, vocab_size = map(int, sizes)  # NumPy's too
         return backends.workspace(self.backend, self.plan, num_requests, max_num_draft_tokens, vocab_size, device)

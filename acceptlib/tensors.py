@@ -72,6 +72,7 @@ def expect(
     """Check one tensor; None in `shape` stands for any length, and None as `shape` for any shape."""
     if (
         isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
         and value.dtype in dtypes
         and value.device == device
         and (shape is None or value.shape == shape or (None in shape and _fits(value.shape, shape)))
@@ -79,6 +80,9 @@ def expect(
         return  # the rest says what is wrong
     if not isinstance(value, torch.Tensor):
         msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
+        raise InputError(msg)
+    if value.layout is not torch.strided:
+        msg = f"{name}: expected a dense tensor, got {str(value.layout).removeprefix('torch.')}; pass `.to_dense()`"
         raise InputError(msg)
     if value.dtype not in dtypes:
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

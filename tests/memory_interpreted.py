@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +18,7 @@ import triton_engine_cases as cases
 from triton.runtime.interpreter import GridExecutor
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Workspace
+from acceptlib import AcceptanceStrategy, Workspace, checks
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, tunings
 from acceptlib.engine.triton.layout import layout_of
@@ -45,7 +45,8 @@ FAR = ("rows-apart/padded", "rows-apart/ragged", "rows-in-sum/padded", "rows-in-
 
 TOO_SMALL = ("too-small/counters", "too-small/words", "too-small/device")
 LISTS = "lists/bad-counts"
-CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR, LISTS]
+REMEMBERED = "remembered/values"
+CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR, LISTS, REMEMBERED]
 
 
 def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
@@ -119,8 +120,9 @@ def lists_of_others(strategy: AcceptanceStrategy) -> str:
     *_, tunings.SIZES = cases.EVERY_SIZE
     with mock.patch.object(engine, "launch", side_effect=engine.launch) as launch:
         cases.run(engine.verify, strategy, call)
-    (compiled_for, *_), *_, arguments = launch.call_args.args
-    layout = layout_of.fn(num_requests * most, most, num_requests, *arguments[-4:-2], compiled_for)
+    launches, _, numbers = launch.call_args.args
+    compiled_for = launches[-1].key.call
+    layout = layout_of.fn(num_requests * most, most, num_requests, *numbers[-3:-1], compiled_for)
     row = workspace.words[layout.cuts + most * layout.cut_words :][: layout.cut_words]
     written = int((row != RUBBISH).sum())
     return f"{written} words are written" if written else "" if compiled_for.lists else "nothing is drawn from lists"
@@ -156,6 +158,24 @@ def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path
     return "" if committed < 64 << 20 else f"{committed} bytes were touched"
 
 
+def remembered(name: str) -> str:
+    """Return what is wrong with calls that differ from the first in values, and from the third on in addresses too."""
+    fused, plain = (acceptlib.create(name, backend=backend) for backend in ("triton", "torch"))
+    known: dict[Hashable, checks.Checked] = {}
+    with mock.patch.object(checks, "_CHECKED", known):
+        for seed in range(4):
+            generator = torch.Generator().manual_seed(seed)
+            rows = torch.randn(3 * 3 * 40 + 1, generator=generator)[seed // 2 :][: 3 * 3 * 40].view(3, 3, 40)
+            sampling = acceptlib.SamplingParams(temperature=torch.rand(3, generator=generator))
+            call = {"target_logits": 3 * rows, "draft_logits": rows[:, 1:], "sampling": sampling, "rng": seed}
+            ids = rows[:, 1:].argmax(2)
+            found, expected = (strategy.verify(ids, **call).output_token_ids for strategy in (fused, plain))
+            if not torch.equal(found, expected):
+                return f"call {seed} emits {found.tolist()}, not {expected.tolist()}"
+    runs = [len(checked.runs) for checked in known.values()]
+    return "" if runs == [2] else f"runs that are remembered of each signature: {runs}"
+
+
 def main(_mode: str, path: str) -> None:
     """Write what is wrong, by case."""
     torch.set_num_threads(1)
@@ -166,6 +186,7 @@ def main(_mode: str, path: str) -> None:
     strategies = cases.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found[LISTS] = lists_of_others(strategies["rejection"])
+    found[REMEMBERED] = remembered("rejection")
     found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}
     # The interpreter copies every storage onto itself after a call, and would touch all of it.
     with mock.patch.object(GridExecutor, "_restore_args_dev"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import types
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,12 +19,29 @@ from hypothesis import strategies as st
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, row_sum, rule
+from acceptlib import (
+    AcceptanceStrategy,
+    Rng,
+    SamplingParams,
+    Traits,
+    Uniforms,
+    VerifyResult,
+    checks,
+    ops,
+    row_sum,
+    rule,
+)
 from acceptlib.errors import InputError, StatusError
 from acceptlib.ops import Value
 from acceptlib.result import EXPLANATIONS, Status
 
 # Errors at the call
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have good calls remembered, whatever other tests do about it."""
+    monkeypatch.setattr(checks, "_CHECKED", {})
 
 
 def plain_call(layout: str = "ragged") -> dict[str, Any]:
@@ -47,6 +67,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "draft-type": ({"draft_probs": "rows"}, ["draft_probs", "torch.Tensor", "str"]),
     "target-rows": ({"target_probs": torch.ones(3, 7)}, ["target rows", "[T+B, V] = [5, V]", "[3, 7]", "B = 2, for"]),
     "logprobs": ({"logprobs": 5}, ["logprobs: expected bool, got 5 (int)"]),
+    "logprobs-number": ({"logprobs": 0}, ["logprobs: expected bool, got 0 (int)"]),
     "target-dimensions": ({"target_probs": torch.ones(1, 5, 7)}, ["target rows", "[5, V]", "[1, 5, 7]"]),
     "target-scalar": ({"target_probs": torch.tensor(1.0)}, ["target rows", "[5, V]", "[]"]),
     "target-dtype": ({"target_probs": torch.ones(5, 7, dtype=F64)}, ["target rows", "float32", "float64"]),
@@ -154,7 +175,12 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["draft_token_ids", "[B, K]", "[3]", "cu_num_draft_tokens"],
     ),
     "max-differs": ({"max_num_draft_tokens": 3}, ["max_num_draft_tokens", "expected 2", "got 3"]),
-    "max-list": ({"max_num_draft_tokens": [2]}, ["max_num_draft_tokens", "expected 2", "got [2]"]),
+    "max-list": ({"max_num_draft_tokens": [2]}, ["max_num_draft_tokens", "expected an int", "got [2]"]),
+    "max-float": ({"max_num_draft_tokens": 2.0}, ["max_num_draft_tokens", "expected an int", "got 2.0"]),
+    "max-tensor": ({"max_num_draft_tokens": torch.tensor(2)}, ["max_num_draft_tokens", "expected an int"]),
+    "ids-sparse": ({"draft_token_ids": torch.ones(2, 2, dtype=I64).to_sparse()}, ["draft_token_ids", "dense"]),
+    "bonus-sparse": ({"bonus_token_ids": torch.ones(2, dtype=I64).to_sparse()}, ["bonus_token_ids", "dense"]),
+    "logprobs-none": ({"logprobs": None}, ["logprobs: expected bool, got None"]),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
     "target-flat": ({"target_probs": torch.ones(6, 7)}, ["target rows", "[2, 3, V]", "[6, 7]"]),
     "target-sparse": (
@@ -173,7 +199,10 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def check_error(arguments: dict[str, Any], fragments: list[str]) -> None:
+def check_error(good: dict[str, Any], changes: dict[str, Any], fragments: list[str]) -> None:
+    """Check what a call raises that a good one was made before, of which checks remember that it is good."""
+    acceptlib.create("rejection").verify(**good)
+    arguments = good | changes
     with pytest.raises(InputError) as caught:
         acceptlib.create("rejection").verify(**arguments)
     assert isinstance(caught.value, acceptlib.AcceptlibError)
@@ -182,10 +211,83 @@ def check_error(arguments: dict[str, Any], fragments: list[str]) -> None:
         assert fragment in str(caught.value)
 
 
+def describe(tensor: torch.Tensor) -> Any:
+    """Return what checks remember of a tensor, which is no tensor."""
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
+
+
+BIAS = acceptlib.LogitBias(token_ids=torch.zeros(2, 1, dtype=I64), values=torch.ones(2, 1))
+ROWS = {"target_logits": torch.zeros(2, 3, 7), "draft_logits": torch.zeros(2, 2, 7)}
+NOTHING: Any = None
+EMPTY = acceptlib.LogitBias(token_ids=NOTHING, values=NOTHING)
+MOVED = SamplingParams(temperature=BIAS.token_ids, top_k=BIAS.values, logit_bias=EMPTY)
+
+LOOKALIKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "tensor": ({}, {"draft_token_ids": describe(torch.zeros(2, 2, dtype=I64))}, "draft_token_ids"),
+    "bias": (
+        {"sampling": SamplingParams(logit_bias=BIAS)},
+        {"sampling": SamplingParams(logit_bias=types.SimpleNamespace(token_ids=BIAS.token_ids, values=BIAS.values))},
+        "logit_bias",
+    ),
+    "moved": (
+        {"sampling": SamplingParams(logit_bias=BIAS), "draft_sampling": SamplingParams()},
+        {"sampling": SamplingParams(), "draft_sampling": MOVED},
+        "draft_sampling",
+    ),
+    "number": ({"max_num_draft_tokens": 2}, {"max_num_draft_tokens": 2.0}, "max_num_draft_tokens"),
+}
+
+
+@pytest.mark.parametrize("case", LOOKALIKES)
+def test_a_call_that_looks_like_a_good_one_is_checked(case: str) -> None:
+    good, bad, fragment = LOOKALIKES[case]
+    call = {"draft_token_ids": torch.zeros(2, 2, dtype=I64), **ROWS, "rng": 0}
+    acceptlib.create("rejection").verify(**call | good)
+    with pytest.raises(InputError, match=fragment):
+        acceptlib.create("rejection").verify(**call | bad)
+
+
+def test_state_of_another_strategy_is_refused() -> None:
+    class Counting(AcceptanceStrategy):
+        """Accept what a request's state says."""
+
+        name = "counting"
+        traits = Traits(guarantee="lossy", bound="none", state=("steps",))
+
+        @rule
+        def accept(steps: Value) -> Value:
+            """Return h."""
+            return steps
+
+    call = plain_call() | {"state": {"steps": torch.ones(2)}}
+    Counting().verify(**call)
+    with pytest.raises(InputError, match="state: expected none"):
+        acceptlib.create("rejection").verify(**call)
+
+
+def test_other_tensors_in_the_same_places_are_remembered() -> None:
+    for value in (1.0, 2.0):
+        bias = acceptlib.LogitBias(token_ids=torch.zeros(2, 1, dtype=I64), values=torch.full((2, 1), value))
+        sampling = SamplingParams(temperature=torch.full((2,), value), logit_bias=bias)
+        call = {"draft_token_ids": torch.zeros(2, 2, dtype=I64), "target_logits": torch.rand(2, 3, 7), "rng": 0}
+        acceptlib.create("rejection").verify(**call, sampling=sampling)
+        assert len(checks._CHECKED) == 1
+
+
+def test_arguments_are_those_of_verify() -> None:
+    """In their order: they are passed on by position."""
+    _, *names = inspect.signature(AcceptanceStrategy.verify).parameters
+    assert tuple(names) == checks.Arguments._fields
+    passed = mock.Mock(side_effect=InterruptedError)
+    with mock.patch("acceptlib.strategy.prepare", passed), pytest.raises(InterruptedError):
+        acceptlib.create("rejection").verify(**{name: name for name in names})
+    assert passed.call_args.args[0] == tuple(names)
+
+
 @pytest.mark.parametrize("case", RAGGED_ERRORS)
 def test_error_at_the_call_ragged(case: str) -> None:
     changes, fragments = RAGGED_ERRORS[case]
-    check_error(plain_call() | changes, fragments)
+    check_error(plain_call(), changes, fragments)
 
 
 def test_ints_of_numpy_are_ints() -> None:
@@ -199,15 +301,13 @@ def test_ints_of_numpy_are_ints() -> None:
 @pytest.mark.parametrize("case", PADDED_ERRORS)
 def test_error_at_the_call_padded(case: str) -> None:
     changes, fragments = PADDED_ERRORS[case]
-    check_error(plain_call("padded") | changes, fragments)
+    check_error(plain_call("padded"), changes, fragments)
 
 
 def test_ragged_on_a_device_needs_the_longest_draft() -> None:
     """Finding it would wait for the device."""
-    arguments = {
-        name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in plain_call().items()
-    }
-    check_error(arguments | {"max_num_draft_tokens": None}, ["max_num_draft_tokens", "meta", "None"])
+    tensors = {name: value.to("meta") for name, value in plain_call().items() if isinstance(value, torch.Tensor)}
+    check_error(plain_call(), tensors | {"max_num_draft_tokens": None}, ["max_num_draft_tokens", "meta", "None"])
 
 
 @pytest.mark.parametrize("temperature", [-0.5, math.nan, math.inf, -math.inf, "hot"])

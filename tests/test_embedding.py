@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace, tensors
+from acceptlib.checks import Arguments
 from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
 from acceptlib.engine import backends, custom_op, scratch
 from acceptlib.errors import InputError
@@ -258,7 +259,7 @@ def launches(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_s
     found: list[Any] = []
     arguments = nowhere(strategy, num_requests, most, vocab_size, form)
     with (
-        mock.patch.object(engine, "launch", lambda *launch: found.append(launch)),
+        mock.patch.object(engine, "launch", cases.each(lambda *launch: found.append(launch))),
         mock.patch.object(engine, "_overlaps", return_value=True),  # as on the newest devices
     ):
         engine.verify(strategy.plan, cases.inputs(**arguments))
@@ -468,9 +469,8 @@ def test_a_caller_may_build_arguments_inside() -> None:
 
 def operands(strategy: AcceptanceStrategy, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the operator's arguments for a call."""
-    given: dict[str, Any] = dict.fromkeys(cases.NOTHING) | {"logprobs": False, **arguments}
     with mock.patch.object(torch.ops.acceptlib, "verify") as operator:
-        custom_op.verify(strategy._key, **given)
+        custom_op.verify(strategy._key, Arguments(**arguments))
     return dict(operator.call_args.kwargs)
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, SamplingParams, VerifyResult
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, VerifyResult, checks
 from acceptlib.benchmarks import measure, timing, workloads
 from acceptlib.benchmarks.workloads import Workload
 
@@ -116,6 +116,12 @@ class Step:
         with torch.cuda.graph(graph):
             self()
         return graph
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have it remembered how calls are run, unlike in tests that change what that depends on."""
+    monkeypatch.setattr(checks, "_CHECKED", {})
 
 
 def same(one: VerifyResult, other: VerifyResult, rows: Any = slice(None)) -> bool:
@@ -290,6 +296,7 @@ def test_maxima_that_are_waited_for(
     found = []
     for waits in (False, True):
         monkeypatch.setattr(launching, "KERNELS", {})
+        monkeypatch.setattr(checks, "_CHECKED", {})
         if not waits:
             monkeypatch.setattr(engine, "can_wait", lambda *_: False)
         found.append([step.from_the_start(20) for step in steps])
@@ -464,6 +471,7 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
         resident = mock.Mock(return_value=programs)
         every = tunings.Tunings(*[changed] * len(tunings.TUNINGS))
         with mock.patch.object(tunings, "TUNINGS", every), mock.patch.object(engine, "resident_programs", resident):
+            checks._CHECKED.clear()
             assert same(strategy.verify(**call, rng=streams(16), state=state), expected)
 
 

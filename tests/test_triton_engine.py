@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import heapq
 import itertools
@@ -24,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.compiler import ASTSource
 
 import acceptlib
-from acceptlib import ops
+from acceptlib import VerifyResult, checks, ops
 from acceptlib.engine import backends
 from acceptlib.engine.triton import call as calls
 from acceptlib.engine.triton import engine, launching, memory, plans, tunings
@@ -34,6 +35,7 @@ from acceptlib.engine.triton.stages import parts
 from acceptlib.errors import BackendError
 from acceptlib.inputs import Inputs
 from acceptlib.ops import Value
+from acceptlib.rng import Root
 
 Results = Callable[[str], dict[str, str]]
 
@@ -136,7 +138,7 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
             workspace.counters.fill_(7)
         raise KeyboardInterrupt
 
-    with mock.patch.object(engine, "launch", interrupted), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(engine, "launch", cases.each(interrupted)), pytest.raises(KeyboardInterrupt):
         engine.verify(plan, inputs)
     assert launched[0].awaits == (form == "target_probs")
     blocks = [-(-vocab_size // size) for size in (launched[0].block, launched[0].emit_block)]
@@ -207,7 +209,7 @@ def test_programs_of_a_row_wait_where_many_rows_run(
     can_wait = engine.can_wait
     monkeypatch.setattr(engine, "can_wait", lambda _, warps, blocks: can_wait(device, warps, blocks))
     launched: list[Any] = []
-    monkeypatch.setattr(engine, "launch", lambda *launch: launched.append(launch))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda *launch: launched.append(launch)))
     call = under_min_p(num_blocks * engine.BLOCK)
     repeated = {
         name: value.expand(num_requests, -1, -1) for name, value in call.items() if isinstance(value, torch.Tensor)
@@ -265,12 +267,11 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
     logits, ids = torch.rand(2, 4, 9), torch.zeros(2, 3, dtype=torch.int64)
     inputs = cases.inputs(ids, rng=rng, target_logits=logits, draft_logits=logits[:, 1:], out=out)
     found: list[tuple[Any, ...]] = []
-    with mock.patch.object(engine, "launch", lambda *launch: found.append(launch)):
+    with mock.patch.object(engine, "launch", cases.each(lambda *launch: found.append(launch))):
         engine.verify(plan, inputs)
     kernels = {key: Compiled() for key, *_ in found}
-    device = mock.Mock(get_current_device=lambda: 3, get_current_stream={3: 5}.__getitem__)
     monkeypatch.setattr(launching, "KERNELS", kernels)
-    monkeypatch.setattr(launching, "driver", mock.Mock(active=device))
+    monkeypatch.setattr(launching, "current_stream", {torch.device("cpu"): 5}.__getitem__)
     if how in {"enter", "exit"}:
         monkeypatch.setattr(getattr(launching.knobs.runtime, f"launch_{how}_hook"), "calls", [print])
     monkeypatch.setattr(launching, "DIRECT", how != "unknown")
@@ -280,6 +281,88 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
         addresses = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in values)
         launch = (grid, (*addresses, *key))
         assert kernels[key].launched == [launch if how == "direct" else ("hooked", *launch)]
+
+
+def shifted(rows: torch.Tensor) -> torch.Tensor:
+    """Return the same rows at an address that is no multiple of 16."""
+    found = torch.empty(rows.numel() + 1)[1:].view(rows.shape)
+    return found.copy_(rows)
+
+
+def variants(padded: dict[str, Any]) -> dict[str, dict[str, object]]:
+    """Return calls that differ in nothing but where rows lie, or what is given beside them."""
+    target, draft = padded["target_probs"], padded["draft_probs"]
+    count, most = padded["ids"].shape
+    wide = VerifyResult.empty(count, most, "cpu", totals=True)
+    long = dataclasses.replace(wide, output_token_ids=wide.output_token_ids.long())
+    streams = {"rng": acceptlib.Rng(seeds=torch.arange(count), offsets=torch.full((count,), 2**40 + 5))}
+    logits = {"ids": padded["ids"], "target_logits": target, "draft_logits": draft, **streams}
+    bias = acceptlib.LogitBias(token_ids=torch.ones(count, 1, dtype=torch.int64), values=torch.ones(count, 1))
+    narrow = dataclasses.replace(bias, token_ids=bias.token_ids.int())
+    return {
+        "target": {**padded, "target_probs": shifted(target)},
+        "draft": {**padded, "draft_probs": shifted(draft)},
+        "standing": {**padded, "rng": dataclasses.replace(streams["rng"], advances=False)},
+        "default": {**padded, "rng": None},
+        "out": {**padded, **streams, "out": wide},
+        "long": {**padded, **streams, "out": long},
+        "logprobs": {**padded, **streams, "logprobs": True},
+        "half": {**padded, **streams, "draft_probs": draft.half()},
+        "int": {**padded, **streams, "ids": padded["ids"].int()},
+        "bonus": {**padded, **streams, "bonus_token_ids": torch.arange(count)},
+        "bonus-int": {**padded, **streams, "bonus_token_ids": torch.arange(count, dtype=torch.int32)},
+        "sampling": {**logits, "sampling": acceptlib.SamplingParams()},
+        "bias": {**logits, "sampling": acceptlib.SamplingParams(logit_bias=bias)},
+        "bias-int": {**logits, "sampling": acceptlib.SamplingParams(logit_bias=narrow)},
+    }
+
+
+def test_calls_that_are_alike_run_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever came before, a call is launched as it would be if nothing were remembered, and so is its like."""
+    shapes = (cases.ONE_BLOCK, (2, 3, 301), cases.FILTERED_SHAPE)
+    given = {(shape, name): call for shape in shapes for name, call in cases.calls(shape).items()}
+    given |= {("variant", name): call for name, call in variants(cases.calls(shapes[0])["padded"]).items()}
+    found: list[Any] = []
+    monkeypatch.setattr(engine, "launch", lambda *launch: found.append(launch))
+    remembered: dict[Any, checks.Checked] = {}
+    strategies = cases.strategies()
+    for (key, call), name in itertools.product(given.items(), ("rejection", "block", "relaxed")):
+        for known in (cases.Forgotten(), remembered, remembered):
+            monkeypatch.setattr(checks, "_CHECKED", known)
+            cases.run(engine.verify, strategies[name], dict(call))
+        assert len(found) == 3, (key, name)
+        (launches, tensors, numbers), *others = found
+        found.clear()
+        for other_launches, other_tensors, other_numbers in others:
+            assert (other_launches, other_numbers) == (launches, numbers), (key, name)
+            forms = zip(tensors, other_tensors, strict=True)
+            assert all((a is None) == (b is None) and (a is None or a.shape == b.shape) for a, b in forms), (key, name)
+    calls_of_one = [len(checked.runs) for checked in remembered.values()]
+    assert len(given) < sum(calls_of_one) < 3 * len(given)  # calls that differ in values alone are alike
+
+
+def test_streams_may_be_derived_or_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In calls without any: a captured one on a GPU draws what others derive from the generator's state."""
+    found: list[bool] = []
+    monkeypatch.setattr(engine, "launch", lambda launches, *_: found.append(launches[0].key.call.rooted))
+    plan, ids = acceptlib.create("greedy").plan, torch.zeros(1, 1, dtype=torch.int64)
+    drawn = cases.inputs(ids, target_probs=torch.ones(1, 2, 9))
+    still = acceptlib.Rng(seeds=torch.zeros(1, dtype=torch.int64), offsets=drawn.rng.offsets, advances=False)
+    for inputs in (drawn, drawn._replace(rng=Root(1, 2)), drawn._replace(rng=still), drawn):
+        engine.verify(plan, inputs)
+    assert found == [False, True, False, False]
+    assert len(drawn.checked.runs) == 3
+
+
+def test_what_is_remembered_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: dict[Any, checks.Checked] = {}
+    monkeypatch.setattr(checks, "_CHECKED", checked)
+    monkeypatch.setattr(checks, "MOST_CHECKED", 2)
+    sizes = []
+    for most in (1, 2, 3, 3, 4, 5):
+        cases.inputs(torch.zeros(1, most, dtype=torch.int64), rng=0, target_logits=torch.rand(1, most + 1, 9))
+        sizes.append(len(checked))
+    assert sizes == [1, 2, 1, 1, 2, 1]
 
 
 def test_threads_share_no_memory() -> None:
@@ -309,7 +392,7 @@ def test_instances_that_are_alike_share_their_kernels() -> None:
 def test_other_code_finds_no_kernels_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's own key has the kernel's functions and what a call says of itself, but not how the rest follows."""
     found: list[Any] = []
-    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append(key[0]))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: found.append(key[0])))
     call = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
     engine.verify(acceptlib.create("rejection").plan, call)
 
@@ -338,7 +421,7 @@ def test_an_explicit_choice_raises_with_the_reason() -> None:
 def stages(strategy: str, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> list[str]:
     """Return the stages that a call launches."""
     launched: list[str] = []
-    monkeypatch.setattr(engine, "launch", lambda key, *_: launched.append(key[1]))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: launched.append(key[1])))
     inputs = cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **arguments)
     engine.verify(acceptlib.create(strategy).plan, inputs)
     return launched
@@ -352,7 +435,7 @@ def test_rows_without_filters_are_read_beside_the_search(
     """Unless the search decides which rows are read at all, or finds what is kept of both models' rows."""
     monkeypatch.setattr(tunings, "SIZES", sizes)
     found: list[tuple[object, ...]] = []
-    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append((key[1], key[2], key[4])))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: found.append((key[1], key[2], key[4]))))
     logits = torch.zeros(2, 1, 50)
     cut, plain = acceptlib.SamplingParams(top_k=9), acceptlib.SamplingParams()
     pairs = [(cut, plain), (plain, cut)][filtered], (cut, cut)
@@ -374,7 +457,7 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
     monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
     monkeypatch.setattr(engine, "_overlaps", lambda _: True)
     found: list[tuple[object, ...]] = []
-    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append((key[1], key[3], key[5])))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: found.append((key[1], key[3], key[5]))))
     # Of so many requests each position is a part of its own.
     ids, logits = torch.zeros(4096, 1, dtype=torch.int64), torch.zeros(4096, 2, 50)
     for top_p in (0.9, None):
@@ -466,7 +549,9 @@ def test_a_draw_from_the_target_takes_one_program(
     monkeypatch.setattr(tunings, "SIZES", sizes)
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 64)  # so that a row has several elsewhere
     found: list[tuple[bool, int]] = []
-    monkeypatch.setattr(engine, "launch", lambda key, grid, *_: found.append((key[0].draws_by_law, grid[0])))
+    monkeypatch.setattr(
+        engine, "launch", cases.each(lambda key, grid, *_: found.append((key[0].draws_by_law, grid[0])))
+    )
     logits = torch.zeros(2, 4, 6 * 4096)
     given = {"target_logits": logits, **arguments}
     if given.pop("draft", False):
@@ -596,7 +681,7 @@ def test_a_draw_goes_through_what_is_listed_of_a_row(
     """Where little is kept of it and nothing else may have a weight."""
     monkeypatch.setattr(tunings, "SIZES", sizes)
     found: list[bool] = []
-    monkeypatch.setattr(engine, "launch", lambda key, *_: found.append(key[0].lists))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: found.append(key[0].lists)))
     logits = torch.zeros(2, 4, 6 * 4096)
     given = {"target_logits": logits, "draft_logits": logits[:, :3], "sampling": acceptlib.SamplingParams(**sampling)}
     engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
@@ -618,7 +703,7 @@ def test_programs_that_read_whole_rows_leave_room_for_others(
     monkeypatch.setattr(tunings, "SIZES", LARGE)
     monkeypatch.setattr(engine, "LIST_REGISTERS", 99)
     found: list[int] = []
-    monkeypatch.setattr(engine, "launch", lambda _key, _grid, _warps, registers, _: found.append(registers))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda _key, _grid, _warps, registers, _: found.append(registers)))
     logits = torch.zeros(2, 4, 9)
     given = {"target_logits": logits, "draft_logits": logits[:, :3], filtered: acceptlib.SamplingParams(top_k=3)}
     engine.verify(cases.strategies()[strategy].plan, cases.inputs(torch.zeros(2, 3, dtype=torch.int64), rng=0, **given))
@@ -627,7 +712,7 @@ def test_programs_that_read_whole_rows_leave_room_for_others(
 
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
-    monkeypatch.setattr(engine, "launch", lambda key, grid, *_: grids.update({key[1]: grid}))
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, grid, *_: grids.update({key[1]: grid})))
     monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=1))
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 9)
     probs = torch.zeros(3, 3, 20 * tunings.LARGE_PROBS.emit_block)

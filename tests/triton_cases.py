@@ -175,7 +175,7 @@ def cases() -> dict[str, Case]:
     }
     found = {}
     for label, strategy in strategies.items():
-        plan = getattr(strategy, "plan", None)  # none where a strategy overrides `verify`
+        plan = strategy.plan  # none where a strategy overrides `verify`
         if plan is None:
             continue
         for role in ("accept", "carry", "forgive", "residual"):

@@ -27,33 +27,17 @@ from triton.compiler import ASTSource
 from triton_cases import TARGETS, Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, Workspace, checks, ops, rule
+from acceptlib.checks import Arguments
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import call as engine_call
 from acceptlib.engine.triton import engine, floors, forms, launching, listed, memory, stages, tunings
 from acceptlib.engine.triton import kernel as kernels
+from acceptlib.engine.triton.launching import Launch, dispatch
 from acceptlib.inputs import Inputs, prepare
 from acceptlib.ops import Value
 
-NOTHING = dict.fromkeys(
-    [
-        "target_logits",
-        "target_probs",
-        "draft_logits",
-        "draft_probs",
-        "cu_num_draft_tokens",
-        "max_num_draft_tokens",
-        "sampling",
-        "draft_sampling",
-        "rng",
-        "bonus_token_ids",
-        "uniforms",
-        "out",
-        "workspace",
-        "state",
-    ]
-)
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
 ONE_BLOCK = (3, 3, 50)  # a row of one block, which goes through ONCE alone: a shape of two has what it has
 SHAPES = {
@@ -124,6 +108,31 @@ COMPILED_MORE = (
     ("forgetful", "filtered-draft"),  # by the law of one model beside filters of the other
 )
 engine.schedule = engine.schedule.__wrapped__  # for tests change what it depends on
+
+
+class Forgotten(dict[Any, Any]):
+    """Remembers nothing."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Leave it out."""
+
+
+checks._CHECKED = Forgotten()  # likewise
+
+
+def each(note: Callable[..., object]) -> Callable[..., None]:
+    """Return what stands for `engine.launch` and passes on each stage: all of a `Launch` but for its first position,
+    and the kernel's arguments.
+    """
+
+    def launch(
+        launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]
+    ) -> None:
+        for stage in launches:
+            note(*stage[:4], (*tensors, *numbers, stage.first_position))
+
+    return launch
+
 
 KINDS = {
     torch.int8: "*i8",
@@ -268,7 +277,8 @@ def strategies() -> dict[str, AcceptanceStrategy]:
 
 def inputs(ids: torch.Tensor, **arguments: object) -> Inputs:
     """Return a validated call."""
-    return prepare(ids, **{**NOTHING, "logprobs": False, "state_names": (), **arguments})  # type: ignore[arg-type]
+    names = arguments.pop("state_names", ())
+    return prepare(Arguments(ids, **arguments), names)  # type: ignore[arg-type]
 
 
 def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
@@ -623,7 +633,7 @@ def run(
     if num_passed:
         out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, logprobs=False, num_passed=True)
         tokens, totals = out.output_token_ids.long(), torch.tensor([5, 2**40])
-        call = call._replace(out=dataclasses.replace(out, output_token_ids=tokens, totals=totals))
+        call = inputs(ids, **rest, out=dataclasses.replace(out, output_token_ids=tokens, totals=totals))
     result = verify(strategy.plan, call)
     rng = rest.get("rng")
     moved = not isinstance(rng, acceptlib.Rng) or bool((rng.offsets == 2**40 + 5 + rng.advances).all())
@@ -645,7 +655,7 @@ def shrink() -> None:
     listed.WEIGHED = tl.constexpr(1)
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
-    engine.launch = launch_twice
+    launching.dispatch = dispatch_twice
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     memory._scratch = poisoned
 
@@ -661,12 +671,12 @@ def no_maximum(_words_ptr: Any, _num_blocks: Any, _call: tl.constexpr) -> Any:
     return tl.full((), 0.0, tl.float32)
 
 
-def launch_twice(key: tuple[Any, ...], *rest: Any) -> None:
+def dispatch_twice(stage: Launch, *arguments: Any) -> None:
     """Launch a stage: first without waiting, if its programs wait for each other, for they take turns here."""
-    if key[0].floors and key[1] == "reduce":
+    if stage.key.call.floors and stage.key.stage == "reduce":
         with mock.patch.object(floors, "wait", no_maximum):
-            launching.launch(key, *rest)
-    launching.launch(key, *rest)
+            dispatch(stage, *arguments)
+    dispatch(stage, *arguments)
 
 
 def poisoned(device: torch.device, _stream: int, _thread: int, counters_bits: int, words_bits: int) -> Workspace:
@@ -683,7 +693,7 @@ def codes(
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield what every stage of a call is compiled for, and its code."""
     launched: list[tuple[object, ...]] = []
-    with mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)):
+    with mock.patch.object(engine, "launch", each(lambda *launch: launched.append(launch))):
         run(engine.verify, strategy, arguments)
     names = kernels.verify_kernel.arg_names
     annotated = [parameter.annotation_type or "i32" for parameter in kernels.verify_kernel.params]

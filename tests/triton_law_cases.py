@@ -203,7 +203,7 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
     ids = torch.zeros(len(rows), 0, dtype=torch.int64)
     given_call = {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
     with (
-        mock.patch.object(engine, "launch", lambda *launch: launched.append(launch)),
+        mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))),
         mock.patch.object(engine, "can_wait", return_value=by_block),
     ):
         cases.run(engine.verify, cases.strategies()["rejection"], given_call)

@@ -18,6 +18,7 @@ from acceptlib.benchmarks.workloads import Batch
 from acceptlib.engine import decide
 from acceptlib.errors import AcceptlibError
 from acceptlib.exact import oracle
+from acceptlib.exact.enumeration import plan_of
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy
@@ -48,7 +49,7 @@ def check(strategy: AcceptanceStrategy, batch: Batch) -> bool | None:
     result = strategy.verify(batch.draft_token_ids, **arguments, rng=rng)
     result.raise_for_status()
     form(batch, result.output_token_ids, result.num_accepted)
-    if not hasattr(strategy, "plan"):
+    if strategy.plan is None:
         return None
     torch_engine = type(strategy)(backend="torch", **strategy.options.model_dump())
     expected = torch_engine.verify(batch.draft_token_ids, **arguments, rng=replace(rng, offsets=rng.offsets - 1))
@@ -120,7 +121,7 @@ def _is_rounding(  # noqa: PLR0913, PLR0917 - one request, number by number
 
 def _chain(strategy: AcceptanceStrategy, x: list[int], p: torch.Tensor, q: torch.Tensor | None) -> oracle.Chain:
     """Return the chain of any strategy given by rules, from their exact evaluation."""
-    plan, ids, length = strategy.plan, torch.tensor([x]), len(x)
+    plan, ids, length = plan_of(strategy), torch.tensor([x]), len(x)
     rows = p.double()[None], oracle.draft_rows(x, p, q).double()[None]
     rules = exact.acceptance(plan, ids, *rows, strategy.initial_state(1, "cpu"))
     weights = rules.weights.expand(1, length, -1)[0]

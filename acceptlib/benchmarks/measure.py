@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
@@ -14,6 +13,7 @@ from acceptlib.benchmarks.environment import environment
 from acceptlib.benchmarks.peers import Peer
 from acceptlib.benchmarks.timing import How, Reads
 from acceptlib.benchmarks.workloads import Batch, Workload
+from acceptlib.checks import Arguments
 from acceptlib.engine import backends
 from acceptlib.errors import said
 from acceptlib.inputs import prepare
@@ -156,12 +156,10 @@ def step(strategy: AcceptanceStrategy, batch: Batch) -> timing.Call:
 
 def backend_of(strategy: AcceptanceStrategy, batch: Batch) -> str:
     """Return the name of the engine that runs a strategy on a batch; empty for one that overrides `verify`."""
-    if not hasattr(strategy, "plan"):
+    if strategy.plan is None:
         return ""
     arguments = batch.arguments(strategy)
-    call = inspect.signature(strategy.verify).bind(batch.draft_token_ids, rng=batch.rng, **arguments)
-    call.apply_defaults()
-    inputs = prepare(**call.arguments, state_names=strategy.plan.traits.state)
+    inputs = prepare(Arguments(batch.draft_token_ids, rng=batch.rng, **arguments), strategy.plan.traits.state)
     return backends.resolve(strategy.backend, inputs).name
 
 

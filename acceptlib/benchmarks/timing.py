@@ -80,7 +80,7 @@ class Reads:
         Logits have to be normalised, and sums and maxima taken, over every row. From probabilities a rule that reads
         nothing but the entries of the drafted tokens needs the rows it stops at alone.
         """
-        plan, workload = getattr(strategy, "plan", None), batch.workload
+        plan, workload = strategy.plan, batch.workload
         reads_draft = batch.draft is not None and (plan is None or plan.reads_draft)
         everything = cls(workload.num_draft_tokens + 1, workload.num_draft_tokens * reads_draft)
         if plan is None or workload.kind != "probs" or plan.used_row_sums:

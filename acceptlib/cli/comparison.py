@@ -15,6 +15,7 @@ from acceptlib import exact, registry
 from acceptlib.cli import models
 from acceptlib.engine.process import law
 from acceptlib.errors import said
+from acceptlib.exact.enumeration import plan_of
 from acceptlib.metrics import AcceptanceMetrics
 from acceptlib.sampling import SamplingParams
 
@@ -178,8 +179,8 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
         strategy = case.make()
         row.options = strategy.options.model_dump()
         row.guarantee = strategy.resolve_traits().guarantee
-        has_law = hasattr(strategy, "plan") and num_draft_tokens <= LONGEST_EXACT
-        row.looks_ahead = has_law and strategy.plan.looks_ahead
+        has_law = strategy.plan is not None and num_draft_tokens <= LONGEST_EXACT
+        row.looks_ahead = has_law and plan_of(strategy).looks_ahead
         for index, prompt in enumerate(settings.prompts):
             steps = models.steps(
                 pair,

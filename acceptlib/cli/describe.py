@@ -84,8 +84,7 @@ def traits(strategy: AcceptanceStrategy) -> dict[str, str]:
 
 def reads(strategy: AcceptanceStrategy) -> list[str]:
     """Return what the rules read, sorted; empty for a strategy that overrides `verify`."""
-    plan = getattr(strategy, "plan", None)
-    return sorted(plan.reads) if plan else []
+    return sorted(strategy.plan.reads) if strategy.plan else []
 
 
 def origin(entry: Entry) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 
 from acceptlib import exact
 from acceptlib.cli.format import Column
+from acceptlib.exact.enumeration import plan_of
 
 if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
@@ -105,7 +106,8 @@ def work_out(strategy: AcceptanceStrategy) -> Example:
         q.expand(len(ids), -1, -1),
         strategy.initial_state(1, "cpu"),
     )
-    h, stops = exact.acceptance(strategy.plan, *rows).h, exact.verify_exactly(strategy.plan, *rows).stops
+    plan = plan_of(strategy)
+    h, stops = exact.acceptance(plan, *rows).h, exact.verify_exactly(plan, *rows).stops
     return Example(
         drafted=[
             Drafted(

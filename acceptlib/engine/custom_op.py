@@ -7,14 +7,13 @@ are made of. The operator puts them together again and runs an ordinary call, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import torch
 
+from acceptlib.checks import PARAMETER_DTYPES, Arguments, count_requests
 from acceptlib.errors import InputError
-from acceptlib.inputs import count_requests
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms, wrap
 from acceptlib.sampling import LogitBias, SamplingParams
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 _STRATEGIES: WeakValueDictionary[str, AcceptanceStrategy] = WeakValueDictionary()
 _NUMBERS = itertools.count()
-
-PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p")
 
 RESULTS: Final = {
     "output_token_ids": "Tensor(a!)",
@@ -51,7 +48,7 @@ ARGUMENTS: Final = {
     "max_num_draft_tokens": "SymInt?",
     "bonus_token_ids": "Tensor?",
     "wants_logprobs": "bool",
-    # Numbers of `PARAMETERS`, then their tensors, mask, bias ids and bias values; empty where there are no parameters.
+    # Of what `PARAMETER_DTYPES` names numbers, then tensors, mask, bias ids and bias values; empty without parameters.
     "sampling_numbers": "float?[]",
     "sampling_tensors": "Tensor?[]",
     "draft_sampling_numbers": "float?[]",
@@ -80,51 +77,42 @@ def register(strategy: AcceptanceStrategy) -> str:
     return key
 
 
-def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
-    strategy: str,
-    draft_token_ids: torch.Tensor,
-    *,
-    cu_num_draft_tokens: torch.Tensor | None,
-    max_num_draft_tokens: int | None,
-    sampling: SamplingParams | None,
-    draft_sampling: SamplingParams | None,
-    rng: Rng | torch.Generator | int | None,
-    uniforms: Uniforms | None,
-    state: Mapping[str, torch.Tensor] | None,
-    logprobs: bool,
-    out: VerifyResult | None,
-    workspace: Workspace | None,
-    **others: torch.Tensor | None,
-) -> VerifyResult:
+def verify(strategy: str, arguments: Arguments) -> VerifyResult:
     """Put a call into the graph that is being traced; see `AcceptanceStrategy.verify`.
 
     Raises:
         InputError: No graph can hold the call. Whatever else is wrong with it is raised when the graph runs.
     """
+    ids, counts, most = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.max_num_draft_tokens
+    rng, uniforms, state, workspace = arguments.rng, arguments.uniforms, arguments.state, arguments.workspace
     if rng is not None and not isinstance(rng, Rng | int):
         msg = f"rng: expected acceptlib.Rng, int or None in a compiled function, got {type(rng).__name__}"
         raise InputError(msg)
+    out = arguments.out
     if out is None:
-        if cu_num_draft_tokens is None:
-            num_requests, most = draft_token_ids.shape[0], draft_token_ids.shape[-1]
-        elif max_num_draft_tokens is not None:
-            given = (rows for name in ("target_logits", "target_probs") if (rows := others[name]) is not None)
-            target = next(given, draft_token_ids)
-            num_requests = count_requests(draft_token_ids, target, cu_num_draft_tokens, others["bonus_token_ids"])
-            most = max_num_draft_tokens
+        if counts is None:
+            num_requests, most = ids.shape[0], ids.shape[-1]
+        elif most is not None:
+            target = next((rows for rows in (arguments.target_logits, arguments.target_probs) if rows is not None), ids)
+            num_requests = count_requests(ids, target, counts, arguments.bonus_token_ids)
         else:
             msg = "max_num_draft_tokens: expected an int in the ragged layout of a compiled function, got None"
             raise InputError(msg)
-        out = VerifyResult.empty(num_requests, most, draft_token_ids.device, logprobs=logprobs)
+        out = VerifyResult.empty(num_requests, most, ids.device, logprobs=arguments.logprobs)
     torch.ops.acceptlib.verify(
         strategy=strategy,
         **{name: getattr(out, name) for name in RESULTS},
-        draft_token_ids=draft_token_ids,
-        cu_num_draft_tokens=cu_num_draft_tokens,
-        max_num_draft_tokens=max_num_draft_tokens,
-        wants_logprobs=logprobs,
-        **_take_apart("sampling", sampling),
-        **_take_apart("draft_sampling", draft_sampling),
+        draft_token_ids=ids,
+        target_logits=arguments.target_logits,
+        target_probs=arguments.target_probs,
+        draft_logits=arguments.draft_logits,
+        draft_probs=arguments.draft_probs,
+        cu_num_draft_tokens=counts,
+        max_num_draft_tokens=arguments.max_num_draft_tokens,
+        bonus_token_ids=arguments.bonus_token_ids,
+        wants_logprobs=arguments.logprobs,
+        **_take_apart("sampling", arguments.sampling),
+        **_take_apart("draft_sampling", arguments.draft_sampling),
         seed=wrap(rng) if isinstance(rng, int) else None,
         seeds=rng.seeds if isinstance(rng, Rng) else None,
         offsets=rng.offsets if isinstance(rng, Rng) else None,
@@ -134,7 +122,6 @@ def verify(  # noqa: PLR0913 - those of `AcceptanceStrategy.verify`
         state_names=[] if state is None else list(state.keys()),
         state=[] if state is None else list(state.values()),
         workspace=[] if workspace is None else [workspace.counters, workspace.words],
-        **others,
     )
     return out
 
@@ -144,7 +131,7 @@ def _take_apart(name: str, sampling: SamplingParams | None) -> dict[str, Any]:
     numbers: list[float | None] = []
     tensors: list[torch.Tensor | None] = []
     if sampling is not None:
-        values = [getattr(sampling, parameter) for parameter in PARAMETERS]
+        values = [getattr(sampling, parameter) for parameter in PARAMETER_DTYPES]
         numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
         bias = sampling.logit_bias
@@ -157,8 +144,8 @@ def _put_together(numbers: list[float | None], tensors: list[torch.Tensor | None
     if not tensors:
         return None
     *values, mask, token_ids, bias = tensors
-    found: dict[str, Any] = dict(zip(PARAMETERS, values, strict=True))
-    found |= {name: number for name, number in zip(PARAMETERS, numbers, strict=True) if number is not None}
+    found: dict[str, Any] = dict(zip(PARAMETER_DTYPES, values, strict=True))
+    found |= {name: number for name, number in zip(PARAMETER_DTYPES, numbers, strict=True) if number is not None}
     if isinstance(found["top_k"], float):
         found["top_k"] = int(found["top_k"])
     logit_bias = None if token_ids is None or bias is None else LogitBias(token_ids, bias)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from acceptlib.arrays import Words, as_words
+from acceptlib.checks import check_sampling
 from acceptlib.engine.constants import MASS_SCALE
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Rows, make_rows
@@ -54,7 +55,8 @@ def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
         InputError: The parameters do not fit the logits.
     """
     num_requests, vocab_size = logits.shape[0], logits.shape[-1]
-    rows = make_rows("sampling", sampling, logits, num_requests, is_logits=True)
+    check_sampling("sampling", sampling, logits, num_requests)
+    rows = make_rows(logits, None, sampling, num_requests)
     request = torch.arange(num_requests, device=logits.device)
     request = request.repeat_interleave(logits.shape[:-1].numel() // max(num_requests, 1))
     bitmask = None if rows.bitmask is None else rows.bitmask.reshape(len(request), -1)

@@ -184,7 +184,7 @@ def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, tor
     """
     if state is None:
         state = strategy.initial_state(1, "cpu")
-    declared = strategy.plan.traits.state
+    declared = plan_of(strategy).traits.state
     if {*state} != {*declared}:
         msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
         raise InputError(msg)
@@ -366,7 +366,7 @@ def plan_of(strategy: AcceptanceStrategy) -> Plan:
     Raises:
         InputError: It overrides `verify` whole and has none, or is no strategy.
     """
-    plan: Plan | None = getattr(expect_strategy(strategy), "plan", None)
+    plan = expect_strategy(strategy).plan
     if plan is None:
         msg = f"strategy {strategy.name!r} overrides verify whole: it has no rules whose law could be enumerated"
         raise InputError(msg)

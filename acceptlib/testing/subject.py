@@ -83,11 +83,11 @@ class Subject:
         Raises:
             Skipped: The strategy overrides `verify` whole and has none.
         """
-        plan = getattr(self.strategy, "plan", None)
+        plan = self.strategy.plan
         if plan is None:
             msg = "the strategy overrides verify whole and has no rules to look at"
             raise Skipped(msg)
-        return plan  # type: ignore[no-any-return]
+        return plan
 
     def on_backend(self, choice: backends.Choice) -> Subject:
         """Return the same strategy on another backend."""
@@ -178,7 +178,7 @@ class Subject:
 
     def having(self, key: int) -> str:
         """Return the state that rules read of the request of a key, for messages, to follow what there is."""
-        if getattr(self.strategy, "plan", None) is None:
+        if self.strategy.plan is None:
             return ""
         return "".join(f", {name} = {value.item()}" for name, value in self.state([key]).items())
 
@@ -194,7 +194,7 @@ class Subject:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - what it raises is what is wrong with it
             return f"{asked} raised {type(error).__name__}: {error}"
         if isinstance(state, Mapping):
-            own = getattr(self.strategy, "plan", None) is None  # what its own `verify` takes is its own business
+            own = self.strategy.plan is None  # what its own `verify` takes is its own business
             if own and {*names} <= {*state}:
                 return ""
             if {*names} == {*state} and all(_is_state(value, count, self.device) for value in state.values()):

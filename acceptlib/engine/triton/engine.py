@@ -3,15 +3,16 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
-from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, compiled_for, open_rows
-from acceptlib.engine.triton.launching import Key, Launch, launch, put_addresses
+from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, compiled_for, form_of, numbers_of
+from acceptlib.engine.triton.launching import Key, Launch, launch
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
 from acceptlib.engine.triton.plans import Rules, bound
@@ -167,26 +168,99 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
 
 
+class Run(NamedTuple):
+    """How calls that are alike are run.
+
+    Attributes:
+        launches: In order.
+        num_counters: Counters of the workspace that they use.
+        num_words: Words of it.
+        reads_draft: Whether they read the draft's rows.
+        reads_tables: Whether they read per-position constants.
+        raw: Whether log-probabilities under the raw row are others than under the processed one.
+        numbers: The kernel's arguments that are numbers, but for a `Root`'s and a launch's own, in their order.
+    """
+
+    launches: tuple[Launch, ...]
+    num_counters: int
+    num_words: int
+    reads_draft: bool
+    reads_tables: bool
+    raw: bool
+    numbers: tuple[int, ...]
+
+
+_TENSORS = attrgetter("data", *PARAMETERS, "bias_values")
+"""A model's rows and their parameters, as the kernel's arguments follow each other."""
+
+
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
-    device, num_requests, most = inputs.device, inputs.num_requests, inputs.max_num_draft_tokens
-    out = inputs.out or VerifyResult.empty(num_requests, most, device, logprobs=inputs.logprobs)
-    if not num_requests:
-        return out
+    device, num_requests = inputs.device, inputs.num_requests
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):  # kernels are launched on the current one
             return verify(plan, inputs)
-    ids, cu, uniforms, rng = inputs.draft_token_ids, inputs.cu_num_draft_tokens, inputs.uniforms, inputs.rng
-    ragged = cu is not None
-    streams: tuple[Any, ...] = (None, None, 0, 0)
+    out = inputs.out or VerifyResult.empty(num_requests, inputs.max_num_draft_tokens, device, logprobs=inputs.logprobs)
+    if not num_requests:
+        return out
+    target, draft, rng, uniforms = inputs.target, inputs.draft, inputs.rng, inputs.uniforms
+    seeds, offsets, root, advances = None, None, (0, 0), False
     if isinstance(rng, Root):
-        streams = (None, None, rng.seed, rng.offset)
+        root = (rng.seed, rng.offset)
     elif rng is not None:
-        streams = (rng.seeds, rng.offsets, 0, 0)
-    target, target_arguments = open_rows(inputs.target, ragged=ragged)
-    draft, draft_arguments = None, target_arguments
-    if plan.reads_draft and inputs.draft is not None and inputs.draft.data.shape[-1]:
-        draft, draft_arguments = open_rows(inputs.draft, ragged=ragged)
+        seeds, offsets, advances = rng.seeds, rng.offsets, rng.advances
+    rules, tables = bound(plan, device)
+    # What decides beyond what was checked. Kernels read rows at addresses that are multiples of 16 in wider loads.
+    addresses = (target.data.data_ptr() % 16, None if draft is None else draft.data.data_ptr() % 16)
+    key = (rules, addresses, seeds is None, advances)
+    run: Run | None = inputs.checked.runs.get(key)
+    if run is None:
+        run = inputs.checked.runs[key] = _run_of(plan, inputs, out)
+    memory = memory_for(inputs, run.num_counters, run.num_words)
+    state = [inputs.state[name] for name in plan.traits.state]
+    tensors = (
+        out.output_token_ids,
+        out.num_accepted,
+        out.num_emitted,
+        out.status,
+        out.logprobs,
+        out.raw_logprobs,
+        out.num_passed,
+        out.totals,
+        memory.counters,
+        memory.words,
+        *_TENSORS(target),
+        *_TENSORS(draft if run.reads_draft else target),
+        inputs.draft_token_ids,
+        inputs.cu_num_draft_tokens,
+        uniforms.accept if uniforms else None,
+        uniforms.emit if uniforms else None,
+        seeds,
+        offsets,
+        inputs.bonus_token_ids,
+        tables if run.reads_tables else None,
+        _stacked(state, memory.words) if state else None,
+    )
+    try:
+        launch(run.launches, tensors, (*root, *run.numbers))
+    except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
+        with torch.inference_mode():  # where tensors made in it may be written too
+            memory.counters[: run.num_counters].zero_()
+        raise
+    if out.logprobs is not None and out.raw_logprobs is not None and not run.raw:
+        with torch.inference_mode():  # likewise
+            out.raw_logprobs.copy_(out.logprobs)
+    return out
+
+
+def _run_of(plan: Plan, inputs: Inputs, out: VerifyResult) -> Run:
+    """Return how to run a call whose result is written to `out`, and all that are like it."""
+    ids, cu, uniforms, rng = inputs.draft_token_ids, inputs.cu_num_draft_tokens, inputs.uniforms, inputs.rng
+    num_requests, most, device = inputs.num_requests, inputs.max_num_draft_tokens, inputs.device
+    ragged = cu is not None
+    target = form_of(inputs.target, ragged=ragged)
+    reads_draft = plan.reads_draft and inputs.draft is not None
+    draft = form_of(inputs.draft, ragged=ragged) if reads_draft else None
     rules, tables = bound(plan, device)
     form = Form(
         device=device,
@@ -207,57 +281,36 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         ends=cu is not None and cu.shape[0] == num_requests,
     )
     scheduled = schedule(rules, form, num_requests, most)
-    call, num_blocks, num_emit_blocks, num_programs, num_counters, launches = scheduled
-    num_tokens = ids.numel()
-    memory = memory_for(inputs, num_counters, words(call, num_requests, most, num_tokens, num_blocks, num_emit_blocks))
+    call, num_tokens = scheduled.call, ids.numel()
+    sizes = (num_requests, most, num_tokens, scheduled.num_blocks, scheduled.num_emit_blocks)
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
-    arguments = [
-        out.output_token_ids,
-        out.num_accepted,
-        out.num_emitted,
-        out.status,
-        out.logprobs,
-        out.raw_logprobs,
-        out.num_passed,
-        out.totals,
-        memory.counters,
-        memory.words,
-        *target_arguments,
-        *draft_arguments,
-        ids,
+    numbers = (
+        *numbers_of(inputs.target, ragged=ragged),
+        *numbers_of(inputs.draft if reads_draft else inputs.target, ragged=ragged),
         0 if ragged else id_strides[0],
         id_strides[-1],
-        cu,
-        uniforms.accept if uniforms else None,
         uniform_strides[0],
         uniform_strides[-1],
-        uniforms.emit if uniforms else None,
-        *streams,
-        inputs.bonus_token_ids,
-        tables if call.tables else None,
         tables.shape[1],
-        _stacked([inputs.state[name] for name in plan.traits.state], memory.words) if plan.traits.state else None,
         num_requests,
         num_tokens,
         num_requests * most,
         most,
         target.vocab_size,
         target.vocab_size if draft is None else draft.vocab_size,
-        num_blocks,
-        num_emit_blocks,
-    ]
-    put_addresses(arguments, launches)
-    try:
-        for key, grid, warps, registers, first_position in launches:
-            launch(key, grid, warps, registers, (*arguments, first_position, num_programs))
-    except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
-        with torch.inference_mode():  # where tensors made in it may be written too
-            memory.counters[:num_counters].zero_()
-        raise
-    if out.logprobs is not None and out.raw_logprobs is not None and not call.raw:
-        with torch.inference_mode():  # likewise
-            out.raw_logprobs.copy_(out.logprobs)
-    return out
+        scheduled.num_blocks,
+        scheduled.num_emit_blocks,
+        scheduled.num_programs,
+    )
+    return Run(
+        launches=scheduled.launches,
+        num_counters=scheduled.num_counters,
+        num_words=words(call, *sizes),
+        reads_draft=reads_draft,
+        reads_tables=bool(call.tables),
+        raw=call.raw,
+        numbers=numbers,
+    )
 
 
 @functools.cache

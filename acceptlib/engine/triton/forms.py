@@ -1,7 +1,7 @@
 """The form of a call, and what the kernel is compiled for."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -114,25 +114,27 @@ Warps that looked at the same ones would see them written at different times, an
 WARP_BYTES = 512
 """That a warp loads at once: 16 for each of its threads."""
 
-NO_PARAMETERS = (None, None, None, None, None, 0, 0, 0, None, None, 0)
-"""The kernel's arguments for them where there are none."""
 
-
-def open_rows(rows: Rows, *, ragged: bool) -> tuple[Model, tuple[Any, ...]]:
-    """Return the form of a model's rows, and the kernel's arguments that describe them."""
+def form_of(rows: Rows, *, ragged: bool) -> Model:
+    """Return the form of a model's rows."""
     data = rows.data
-    strides = data.stride()
-    request_stride, row_stride, stride = 0 if ragged else strides[0], strides[-2], strides[-1]
+    request_stride, row_stride, stride = _strides(data, ragged=ragged)
     aligned = request_stride % 16 == 0 and row_stride % 16 == 0
-    fixed = (data.dtype, data.data_ptr() % 16, data.shape[-1], stride, aligned, rows.is_logits)
-    if rows.is_plain:
-        return Model(*fixed), (data, request_stride, row_stride, stride, *NO_PARAMETERS)
-    mask, biases = rows.bitmask, rows.bias_token_ids
-    numbers = (rows.temperature, rows.top_k, rows.top_p, rows.min_p)
-    mask_strides = (0, 0, 0) if mask is None else (mask.stride(0), mask.stride(-2), mask.stride(-1))
-    constraints = (mask, *mask_strides, biases, rows.bias_values, 0 if biases is None else biases.shape[1])
-    dtypes = [None if values is None else values.dtype for values in (*numbers, mask, biases)]
-    return Model(*fixed, *dtypes), (data, request_stride, row_stride, stride, *numbers, *constraints)
+    parameters = [getattr(rows, name) for name in PARAMETERS]
+    dtypes = [None if values is None else values.dtype for values in parameters]
+    return Model(data.dtype, data.data_ptr() % 16, data.shape[-1], stride, aligned, rows.is_logits, *dtypes)
+
+
+def numbers_of(rows: Rows, *, ragged: bool) -> tuple[int, ...]:
+    """Return the numbers that tell the kernel where a model's rows are, in the order of its parameters."""
+    mask, bias = rows.bitmask, rows.bias_token_ids
+    mask_strides = (0, 0, 0) if mask is None else _strides(mask, ragged=ragged)
+    return (*_strides(rows.data, ragged=ragged), *mask_strides, 0 if bias is None else bias.shape[1])
+
+
+def _strides(data: torch.Tensor, *, ragged: bool) -> tuple[int, int, int]:
+    """Return the distances of requests, of rows and of entries."""
+    return (0 if ragged else data.stride(0), data.stride(-2), data.stride(-1))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -40,8 +40,8 @@ VARYING = [
     "max_num_draft_tokens",
     "num_blocks",
     "num_emit_blocks",
-    "first_position",
     "num_programs",
+    "first_position",
 ]
 
 
@@ -73,51 +73,51 @@ def verify_kernel(
     counters_ptr,  # [B * (2 + ROW_COUNTS * (K+1))] int32, and words that are waited for; all zero between calls
     workspace_ptr,  # int64 words, as `layout_of` lays them out
     target_ptr,  # [B, K+1, V] or [T+B, V], or without bonus rows [B, K, V] or [T, V]
-    target_request_stride: tl.int64,
-    target_row_stride: tl.int64,
-    target_stride,
     target_temperature_ptr,  # [B] float32
     target_top_k_ptr,  # [B] int32 or int64
     target_top_p_ptr,  # [B] float32 or float64
     target_min_p_ptr,  # [B] float32 or float64
     target_mask_ptr,  # [..., ceil(V/32)] int32, with the leading dimensions of the rows
-    target_mask_request_stride,
-    target_mask_row_stride,
-    target_mask_stride,
     target_biases_ptr,  # [B, n] int32 or int64
     target_bias_values_ptr,  # [B, n] float32
-    target_num_biases,  # n
     draft_ptr,  # [B, K, V'] or [T, V']
-    draft_request_stride: tl.int64,
-    draft_row_stride: tl.int64,
-    draft_stride,
     draft_temperature_ptr,  # [B] float32
     draft_top_k_ptr,  # [B] int32 or int64
     draft_top_p_ptr,  # [B] float32 or float64
     draft_min_p_ptr,  # [B] float32 or float64
     draft_mask_ptr,  # [..., ceil(V/32)] int32, with the leading dimensions of the rows
-    draft_mask_request_stride,
-    draft_mask_row_stride,
-    draft_mask_stride,
     draft_biases_ptr,  # [B, n] int32 or int64
     draft_bias_values_ptr,  # [B, n] float32
-    draft_num_biases,  # n
     ids_ptr,  # [B, K] or [T]
-    ids_request_stride: tl.int64,
-    ids_stride: tl.int64,
     cu_ptr,  # [B+1], or [B] without the leading 0
     accept_ptr,  # [B, K] or [T] float64
-    accept_request_stride: tl.int64,
-    accept_stride: tl.int64,
     emit_ptr,  # [B] int64
     seeds_ptr,  # [B] int64
     offsets_ptr,  # [B] int64, advanced by 1 if `CALL.advances`
-    root_seed: tl.int64,  # what streams are derived from, without the two
-    root_offset: tl.int64,
     bonus_ptr,  # [B]
     tables_ptr,  # [num_tables, table_size] float64
-    table_size,
     state_ptr,  # [num_state, B] float64
+    root_seed: tl.int64,  # what streams are derived from, without the two
+    root_offset: tl.int64,
+    target_request_stride: tl.int64,
+    target_row_stride: tl.int64,
+    target_stride,
+    target_mask_request_stride,
+    target_mask_row_stride,
+    target_mask_stride,
+    target_num_biases,  # n
+    draft_request_stride: tl.int64,
+    draft_row_stride: tl.int64,
+    draft_stride,
+    draft_mask_request_stride,
+    draft_mask_row_stride,
+    draft_mask_stride,
+    draft_num_biases,  # n
+    ids_request_stride: tl.int64,
+    ids_stride: tl.int64,
+    accept_request_stride: tl.int64,
+    accept_stride: tl.int64,
+    table_size,
     num_requests,  # B
     num_tokens,  # T or B * K
     num_positions: tl.int64,  # B * K
@@ -126,8 +126,8 @@ def verify_kernel(
     draft_vocab_size,  # V'
     num_blocks,
     num_emit_blocks,
-    first_position,
     num_programs,  # for each request, in the last stage
+    first_position,
     CALL: tl.constexpr,
     STAGE: tl.constexpr,
     ROWS: tl.constexpr,  # whose rows: TARGET, DRAFT or BOTH

@@ -5,13 +5,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from triton import knobs
-from triton.runtime import driver
 
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.kernel import verify_kernel
-
-POINTERS = tuple(place for place, name in enumerate(verify_kernel.arg_names) if name.endswith("_ptr"))
-"""Places of the kernel's arguments that are tensors, or None."""
+from acceptlib.tensors import current_stream
 
 DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
 """Whether compiled stages may be launched as this Triton's own launch does it, which later ones may do otherwise."""
@@ -42,40 +39,42 @@ KERNELS: dict[Key, Any] = {}
 """What has been compiled, by what for: None where interpreted."""
 
 
-def put_addresses(arguments: list[Any], launches: tuple[Launch, ...]) -> None:
-    """Put addresses in the place of tensors, of which a launch would ask the driver whose memory they are.
+def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]) -> None:
+    """Launch a call's stages on the current stream.
 
-    They stay as they are where something is yet to be compiled for them.
+    Args:
+        launches: The stages, in order.
+        tensors: The kernel's arguments that are tensors, None for one that the call does not have.
+        numbers: Those that are numbers, but for the first position.
     """
-    if all(KERNELS.get(stage.key) for stage in launches):
-        for place in POINTERS:
-            if arguments[place] is not None:
-                arguments[place] = arguments[place].data_ptr()
-
-
-def launch(
-    key: Key,
-    grid: tuple[int, int, int],
-    warps: int,
-    registers: int,
-    arguments: tuple[Any, ...],
-) -> None:
-    """Launch one stage; the first time through Triton's own dispatch, which takes several times as long.
-
-    Of `arguments`, None stands for a tensor that the call does not have. Once compiled, addresses do for tensors.
-    """
-    kernel = KERNELS.get(key)
-    if kernel is not None:
-        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler's
-            kernel[grid](*arguments, *key)
-        else:  # the same without what hooks would be told of the launch, which takes Python longer than the rest
-            stream = driver.active.get_current_stream(driver.active.get_current_device())
-            kernel.run(*grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments, *key)
+    kernels = [KERNELS.get(stage.key) for stage in launches]
+    if not all(kernels):
+        for stage in launches:
+            dispatch(stage, tensors, numbers)
         return
-    # A null pointer has no type to compile for, and none matters.
+    # Given a tensor, a launch would ask the driver whose memory it is.
+    arguments = (*[None if tensor is None else tensor.data_ptr() for tensor in tensors], *numbers)
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler's
+        for (key, grid, _, _, first_position), kernel in zip(launches, kernels, strict=True):
+            kernel[grid](*arguments, first_position, *key)
+        return
+    # The same without what hooks would be told of the launch, which takes Python longer than the rest.
+    stream = current_stream(tensors[0].device)
+    for (key, grid, _, _, first_position), kernel in zip(launches, kernels, strict=True):
+        kernel.run(
+            *grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments, first_position, *key
+        )
+
+
+def dispatch(stage: Launch, tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]) -> None:
+    """Launch one stage through Triton's own dispatch, which compiles it, and takes several times as long."""
+    key, grid, warps, registers, first_position = stage
     KERNELS[key] = verify_kernel[grid](
-        *(arguments[0] if argument is None else argument for argument in arguments),
+        # A null pointer has no type to compile for, and none matters.
+        *(tensors[0] if tensor is None else tensor for tensor in tensors),
+        *numbers,
+        first_position,
         *key,
         num_warps=warps,
         # The weights' bits are part of the specification: a contracted a * b - c would change them.

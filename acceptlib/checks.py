@@ -1,0 +1,368 @@
+"""Checks of a `verify` call's arguments, made once for all calls that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from acceptlib.errors import InputError, shortened
+from acceptlib.result import VerifyResult
+from acceptlib.rng import Rng, Uniforms
+from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
+from acceptlib.workspace import Workspace
+
+
+class Arguments(NamedTuple):
+    """The arguments of a `verify` call, as `AcceptanceStrategy.verify` documents them and in its order."""
+
+    draft_token_ids: torch.Tensor
+    target_logits: torch.Tensor | None = None
+    target_probs: torch.Tensor | None = None
+    draft_logits: torch.Tensor | None = None
+    draft_probs: torch.Tensor | None = None
+    cu_num_draft_tokens: torch.Tensor | None = None
+    max_num_draft_tokens: int | None = None
+    sampling: SamplingParams | None = None
+    draft_sampling: SamplingParams | None = None
+    rng: Rng | torch.Generator | int | None = None
+    bonus_token_ids: torch.Tensor | None = None
+    uniforms: Uniforms | None = None
+    state: Mapping[str, torch.Tensor] | None = None
+    logprobs: bool = False
+    out: VerifyResult | None = None
+    workspace: Workspace | None = None
+
+
+KINDS: Final = {
+    "sampling": SamplingParams,
+    "draft_sampling": SamplingParams,
+    "uniforms": Uniforms,
+    "state": Mapping,
+    "out": VerifyResult,
+    "workspace": Workspace,
+    "logprobs": bool,
+}
+"""Arguments that are no tensors, and what they are."""
+
+NUMBER_DTYPES: Final = (*FLOAT_DTYPES, torch.float64)
+
+PARAMETER_DTYPES: Final = {
+    "temperature": NUMBER_DTYPES,
+    "top_k": ID_DTYPES,
+    "top_p": NUMBER_DTYPES,
+    "min_p": NUMBER_DTYPES,
+}
+"""Sampling parameters that may be numbers, and dtypes of tensors in their place."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """What checks found of a call, the same object for all calls of one signature.
+
+    Attributes:
+        num_requests: B.
+        max_num_draft_tokens: K.
+        runs: How an engine runs such calls, by what else decides that.
+    """
+
+    num_requests: int
+    max_num_draft_tokens: int
+    runs: dict[Hashable, Any] = field(default_factory=dict)
+
+
+MOST_CHECKED: Final = 1 << 14
+"""Signatures that are remembered. Batches of other numbers of requests or drafted tokens have others."""
+
+_CHECKED: dict[Hashable, Checked] = {}
+
+
+def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
+    """Check the arguments of a call, and `Traits.state` as `state_names`, without waiting for the device.
+
+    What is wrong with a call follows from its signature: shapes, dtypes, strides and devices of its tensors, and its
+    other arguments. So each signature is checked once.
+
+    Raises:
+        InputError: With the expected and the actual value.
+    """
+    try:
+        signature = _signature(arguments, state_names)
+        found = _CHECKED.get(signature)
+    except (AttributeError, TypeError, RuntimeError):  # no tensors, or sparse ones: the checks say what is wrong
+        signature = found = None
+    if found is None:
+        found = _check(arguments, state_names)
+        if signature is not None:
+            if len(_CHECKED) >= MOST_CHECKED:
+                _CHECKED.clear()
+            _CHECKED[signature] = found
+    return found
+
+
+_NUMBERS_AND_MASK = attrgetter(*PARAMETER_DTYPES, "allowed_token_bitmask")
+_RESULTS = attrgetter(*VerifyResult.__slots__)
+
+
+def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
+    """Return the signature of a call; None if what is in a tensor says whether the call is good."""
+    ids, *rows, counts, most, sampling, draft_sampling, rng, bonus, uniforms, state, logprobs, out, memory = arguments
+    if counts is not None and most is None:
+        return None
+    values: list[object] = [ids, *rows, counts, most, bonus, logprobs]
+    for parameters in (sampling, draft_sampling):
+        if parameters is not None:
+            bias = parameters.logit_bias
+            values += _NUMBERS_AND_MASK(parameters)
+            values += (bias, None) if bias is None else (bias.token_ids, bias.values)
+            values.append(type(bias))
+    if uniforms is not None:
+        values += (uniforms.accept, uniforms.emit)
+    if state is not None:
+        values += (*state, *state.values())
+    if out is not None:
+        values += _RESULTS(out)
+    # Equal numbers may be of different types, of which some are refused.
+    types = map(type, (*values, sampling, draft_sampling, rng, uniforms, state, out, memory))
+    described = [(v.shape, v.dtype, v.device, v.stride()) if isinstance(v, torch.Tensor) else v for v in values]
+    return *described, *types, state_names
+
+
+def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
+    ids, counts = arguments.draft_token_ids, arguments.cu_num_draft_tokens
+    target, draft = _rows(arguments)
+    for name, kind in KINDS.items():
+        value = getattr(arguments, name)
+        if not isinstance(value, kind) and (value is not None or kind is bool):
+            msg = f"{name}: expected {kind.__name__}, got {shortened(value)} ({type(value).__name__})"
+            raise InputError(msg)
+    device = target.device
+    expect("draft_token_ids", ids, None, ID_DTYPES, device)
+    num_requests, most = _sizes(arguments, target, draft)
+    for name, rows in (("target rows", target), ("draft rows", draft)):
+        if rows is not None:
+            expect(name, rows, None, FLOAT_DTYPES, device)
+            if rows.shape[-1] == 0:
+                msg = f"{name}: expected at least one vocabulary entry, got {list(rows.shape)}"
+                raise InputError(msg)
+    if arguments.bonus_token_ids is not None:
+        of = "" if counts is None else ", as many as requests in cu_num_draft_tokens with its leading 0"
+        expect(f"bonus_token_ids{of}", arguments.bonus_token_ids, (num_requests,), ID_DTYPES, device)
+    _check_state(arguments.state or {}, state_names, num_requests, device)
+    if arguments.uniforms is not None:
+        _check_uniforms(arguments, arguments.uniforms, num_requests, most, device)
+    if arguments.out is not None:
+        _check_out(arguments.out, num_requests, most, device, logprobs=arguments.logprobs)
+    check_sampling("sampling", arguments.sampling, target, num_requests)
+    if draft is not None:
+        check_sampling("draft_sampling", arguments.draft_sampling, draft, num_requests)
+    return Checked(num_requests, most)
+
+
+def _rows(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the target's and the draft's rows: each is given once, and parameters come with logits."""
+    target, draft = _one_of("target", arguments.target_logits, arguments.target_probs), None
+    if arguments.draft_logits is not None or arguments.draft_probs is not None:
+        draft = _one_of("draft", arguments.draft_logits, arguments.draft_probs)
+    if arguments.sampling is not None and arguments.target_logits is None:
+        msg = "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave it out"
+        raise InputError(msg)
+    if arguments.draft_sampling is not None and arguments.draft_logits is None:
+        msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
+        raise InputError(msg)
+    return target, draft
+
+
+def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) -> torch.Tensor:
+    if (logits is None) == (probs is None):
+        got = "neither" if logits is None else "both"
+        msg = f"expected exactly one of {name}_logits and {name}_probs, got {got}"
+        raise InputError(msg)
+    data = logits if probs is None else probs
+    if not isinstance(data, torch.Tensor):
+        given = "logits" if probs is None else "probs"
+        msg = f"{name}_{given}: expected a torch.Tensor, got {type(data).__name__}"
+        raise InputError(msg)
+    return data
+
+
+def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | None) -> tuple[int, int]:
+    """Return B and K, which ids, counts and rows agree on."""
+    ids, counts, bonus = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.bonus_token_ids
+    most = arguments.max_num_draft_tokens
+    if most is not None and (not isinstance(most, Integral) or most < 0):
+        msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(most)}"
+        raise InputError(msg)
+    # Nothing is read from bonus rows whose tokens are given.
+    bonus_rows: tuple[int, ...] = (1,) if bonus is None or arguments.logprobs else (1, 0)
+    if counts is None:
+        return _padded(ids, target, draft, most, bonus_rows=bonus_rows)
+    expect("cu_num_draft_tokens", counts, (None,), ID_DTYPES, target.device)
+    num_requests = count_requests(ids, target, counts, bonus)
+    _ragged(ids, target, draft, num_requests, bonus_rows=bonus_rows)
+    return num_requests, _longest(counts, ids.shape[0]) if most is None else int(most)  # NumPy's too
+
+
+def _padded(
+    ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    max_num_draft_tokens: int | None,
+    *,
+    bonus_rows: tuple[int, ...],
+) -> tuple[int, int]:
+    if ids.ndim != 2:  # noqa: PLR2004
+        msg = (
+            f"draft_token_ids: expected [B, K] in the padded layout, got {list(ids.shape)}. For the ragged layout, "
+            "[T], pass cu_num_draft_tokens."
+        )
+        raise InputError(msg)
+    num_requests, most = ids.shape
+    if max_num_draft_tokens is not None and max_num_draft_tokens != most:
+        got = shortened(max_num_draft_tokens)
+        msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {got}"
+        raise InputError(msg)
+    _expect_rows("target", target, [(num_requests, most + extra) for extra in bonus_rows], "[B, K+1, V]")
+    if draft is not None:
+        _expect_rows("draft", draft, [(num_requests, most)], "[B, K, V]")
+    return num_requests, most
+
+
+def _ragged(
+    ids: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor | None,
+    num_requests: int,
+    *,
+    bonus_rows: tuple[int, ...],
+) -> None:
+    if ids.ndim != 1:
+        msg = (
+            f"draft_token_ids: expected [T] in the ragged layout (cu_num_draft_tokens was given), got {list(ids.shape)}"
+        )
+        raise InputError(msg)
+    if num_requests < 0:
+        msg = "cu_num_draft_tokens: expected shape [B+1], got [0]"
+        raise InputError(msg)
+    num_tokens = ids.shape[0]
+    fitting = [(num_tokens + extra * num_requests,) for extra in bonus_rows]
+    _expect_rows("target", target, fitting, "[T+B, V]", num_requests)
+    if draft is not None:
+        _expect_rows("draft", draft, [(num_tokens,)], "[T, V]")
+
+
+def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int) -> int:
+    """Return K in the ragged layout, where it is not given."""
+    device = cu_num_draft_tokens.device
+    if device.type != "cpu":
+        msg = (
+            f"max_num_draft_tokens: expected an int in the ragged layout on {device}, got None. "
+            "Finding it would wait for the device; pass the largest number of drafted tokens, or a bound above it."
+        )
+        raise InputError(msg)
+    counts = torch.cat((cu_num_draft_tokens[:1], cu_num_draft_tokens.diff()))  # the first is 0, or a count
+    longest: int = max([0, *counts.tolist()])
+    return min(longest, num_tokens)
+
+
+def count_requests(
+    ids: torch.Tensor, target: torch.Tensor, cu_num_draft_tokens: torch.Tensor, bonus_token_ids: torch.Tensor | None
+) -> int:
+    """Return B in the ragged layout: counts have no leading 0 where there are as many bonus tokens and fitting rows."""
+    length, num_tokens = cu_num_draft_tokens.shape[0], ids.numel()
+    as_many = getattr(bonus_token_ids, "shape", None) == (length,)
+    return length if as_many and target.shape[:-1] in [(num_tokens,), (num_tokens + length,)] else length - 1
+
+
+def _expect_rows(
+    name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str, num_requests: int | None = None
+) -> None:
+    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error.
+
+    So is where B comes from, if it is given.
+    """
+    if data.shape[:-1] not in fitting:
+        expected = ", ".join(str(length) for length in fitting[0])
+        why = ""
+        if num_requests is not None:
+            why = f"; B = {num_requests}, for cu_num_draft_tokens has B+1 numbers, of which the first is 0"
+        msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}{why}"
+        raise InputError(msg)
+
+
+def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tensor, num_requests: int) -> None:
+    """Check sampling parameters of B requests, whose rows are `data` [..., V]; `name` is theirs in messages.
+
+    Raises:
+        InputError: A parameter does not fit the rows.
+    """
+    if sampling is None:
+        return
+    for parameter, dtypes in PARAMETER_DTYPES.items():
+        value = getattr(sampling, parameter)
+        if isinstance(value, torch.Tensor):
+            expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
+    if sampling.allowed_token_bitmask is not None:
+        shape = (*data.shape[:-1], -(-data.shape[-1] // 32))
+        expect(f"{name}.allowed_token_bitmask", sampling.allowed_token_bitmask, shape, (torch.int32,), data.device)
+    bias = sampling.logit_bias
+    if bias is not None:
+        if not isinstance(bias, LogitBias):
+            msg = f"{name}.logit_bias: expected LogitBias, got {shortened(bias)} ({type(bias).__name__})"
+            raise InputError(msg)
+        expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
+        expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
+
+
+def _check_state(
+    state: Mapping[str, torch.Tensor], names: tuple[str, ...], num_requests: int, device: torch.device
+) -> None:
+    if {*state} != {*names}:
+        expected, got = (", ".join(sorted(map(str, some))) or "none" for some in (names, state))
+        msg = f"state: expected {expected}, as the strategy's Traits.state says, got {got}"
+        raise InputError(msg)
+    for name, value in state.items():
+        expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
+
+
+def _check_uniforms(
+    arguments: Arguments, uniforms: Uniforms, num_requests: int, most: int, device: torch.device
+) -> None:
+    if arguments.rng is not None:
+        msg = "rng and uniforms both say where the randomness comes from: pass one"
+        raise InputError(msg)
+    flat = isinstance(uniforms.accept, torch.Tensor) and uniforms.accept.ndim == 1
+    ragged = arguments.cu_num_draft_tokens is not None
+    shape = tuple(arguments.draft_token_ids.shape) if flat and ragged else (num_requests, most)
+    expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
+    expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
+
+
+def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
+    expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), ID_DTYPES, device)
+    expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
+    expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
+    expect("out.status", out.status, (num_requests,), (torch.int8,), device)
+    for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
+        if logprobs != (value is not None):
+            msg = f"{name}: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
+            raise InputError(msg)
+        if value is not None:
+            expect(name, value, (num_requests, most + 1), (torch.float32,), device)
+    if out.totals is not None:
+        expect("out.totals", out.totals, (2,), (torch.int64,), device)
+        if out.num_passed is None:
+            msg = "out.num_passed: expected a tensor [B] int32 beside out.totals, to which it is added, got None"
+            raise InputError(msg)
+    if out.num_passed is not None:
+        expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
+    for name in VerifyResult.__slots__:
+        value = getattr(out, name)
+        if value is not None and not value.is_contiguous():
+            msg = f"out.{name}: expected a contiguous tensor, got {list(value.shape)} of strides {list(value.stride())}"
+            raise InputError(msg)
