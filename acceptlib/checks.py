@@ -184,9 +184,10 @@ def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) 
         msg = f"expected exactly one of {name}_logits and {name}_probs, got {got}"
         raise InputError(msg)
     data = logits if probs is None else probs
-    if not isinstance(data, torch.Tensor):
+    if not isinstance(data, torch.Tensor) or data.is_nested:
         given = "logits" if probs is None else "probs"
-        msg = f"{name}_{given}: expected a torch.Tensor, got {type(data).__name__}"
+        got = "a nested one" if isinstance(data, torch.Tensor) else type(data).__name__
+        msg = f"{name}_{given}: expected a torch.Tensor, got {got}"
         raise InputError(msg)
     return data
 

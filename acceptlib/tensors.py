@@ -86,7 +86,8 @@ def expect(
         raise InputError(msg)
     if value.dtype not in dtypes:
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        msg = f"{name}: expected dtype {expected}, got {str(value.dtype).removeprefix('torch.')}"
+        got = str(value.dtype).removeprefix("torch.")
+        msg = f"{name}: expected dtype {expected}, got {got}; pass `.to({dtypes[0]})`"
         raise InputError(msg)
     if value.device != device:
         msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"

@@ -70,7 +70,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "logprobs-number": ({"logprobs": 0}, ["logprobs: expected bool, got 0 (int)"]),
     "target-dimensions": ({"target_probs": torch.ones(1, 5, 7)}, ["target rows", "[5, V]", "[1, 5, 7]"]),
     "target-scalar": ({"target_probs": torch.tensor(1.0)}, ["target rows", "[5, V]", "[]"]),
-    "target-dtype": ({"target_probs": torch.ones(5, 7, dtype=F64)}, ["target rows", "float32", "float64"]),
+    "target-dtype": ({"target_probs": torch.ones(5, 7, dtype=F64)}, ["target rows", "float64", "`.to(torch.float32)`"]),
     "target-no-entry": ({"target_probs": torch.ones(5, 0)}, ["at least one vocabulary entry", "[5, 0]"]),
     "draft-no-entry": ({"draft_probs": torch.ones(3, 0)}, ["draft rows", "at least one vocabulary entry", "[3, 0]"]),
     "draft-rows": ({"draft_probs": torch.ones(5, 7)}, ["draft rows", "[T, V] = [3, V]", "[5, 7]"]),
@@ -181,6 +181,10 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ids-sparse": ({"draft_token_ids": torch.ones(2, 2, dtype=I64).to_sparse()}, ["draft_token_ids", "dense"]),
     "bonus-sparse": ({"bonus_token_ids": torch.ones(2, dtype=I64).to_sparse()}, ["bonus_token_ids", "dense"]),
     "logprobs-none": ({"logprobs": None}, ["logprobs: expected bool, got None"]),
+    "target-nested": (
+        {"target_probs": torch.nested.nested_tensor([torch.ones(3, 7)] * 2, layout=torch.jagged)},
+        ["target_probs", "nested"],
+    ),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
     "target-flat": ({"target_probs": torch.ones(6, 7)}, ["target rows", "[2, 3, V]", "[6, 7]"]),
     "target-sparse": (

@@ -437,15 +437,26 @@ class TestCommand:
         run("lenience", "-o", "lenience=0.25", *TINY)
         assert made == ["acceptlib.create('lenience', lenience=0.25)"]
 
-    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), None])
-    def test_out_of_memory(self, error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("error", "asked"),
+        [
+            (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0"), "2.50 GiB"),
+            (None, "1125899906842624 bytes"),
+        ],
+    )
+    def test_out_of_memory(self, error: Exception | None, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any) -> Any:
             if error:
                 raise error
-            torch.empty(1 << 50)
+            torch.empty(1 << 50, dtype=torch.int8)
 
         monkeypatch.setattr(measure, "run", fail)
-        assert "out of memory on cpu: give smaller --shapes" in run("rejection", *TINY, code=2).stderr
+        message = run("rejection", *TINY, code=2).stderr
+        assert f"out of memory on cpu, which tried to allocate {asked}: give smaller --shapes" in message
+
+    def test_parameters_of_logits_beside_probabilities(self) -> None:
+        message = run("rejection", *TINY, "--top-k", "3", code=2).stderr
+        assert "--top-k, --top-p and --min-p act on logits" in message
 
     def test_other_errors_of_torch_are_not_taken_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any) -> Any:

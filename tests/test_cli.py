@@ -429,6 +429,21 @@ class TestCompare:
         assert row["options"] == {"weight": 0.5}
 
     @pytest.mark.usefixtures("loaded")
+    def test_configs_are_rows_of_their_own(self, tmp_path: Path) -> None:
+        """Named by their options where others have the strategy's name."""
+        files = []
+        for number, (strategy, options) in enumerate(
+            [("lenience", {"lenience": 0.5}), ("lenience", {}), ("mixture", {"weight": 0.5})]
+        ):
+            file = tmp_path / f"{number}.json"
+            file.write_text(json.dumps({"acceptance": {"strategy": strategy, "options": options}}))
+            files += ["--config", str(file)]
+        rows = json.loads(run("compare", "--strategies", "rejection", *files, *TINY, "-f", "json").stdout)
+        assert [row["strategy"] for row in rows] == ["rejection", "lenience lenience=0.5", "lenience", "mixture"]
+        assert rows[1]["options"] == {"lenience": 0.5}
+        assert len({row["tv"] for row in rows}) == 4
+
+    @pytest.mark.usefixtures("loaded")
     def test_a_strategy_that_raises_costs_only_its_own_row(self, broken: str) -> None:
         arguments = ["compare", "--strategies", f"greedy,{broken},rejection", *TINY]
         lines = run(*arguments, code=1).stdout.splitlines()
@@ -495,7 +510,8 @@ class TestCompare:
             (["--num-draft-tokens", "0"], "integers >= 1"),
             (["--prompts", "1000"], "at most"),
             (["--config", "missing.toml"], "cannot be read"),
-            (["--config", "missing.toml", "--strategies", "fly"], "give one"),
+            (["--config", "missing.toml", "--strategies", "fly"], "cannot be read"),
+            (["--strategies", "fly,"], "--strategies: expected names separated by commas, got 'fly,'"),
         ],
     )
     @pytest.mark.usefixtures("loaded")
@@ -515,7 +531,7 @@ class TestCompare:
         assert "cannot be written: File name too long" in fails("compare", "--output", "x" * 300 + ".json")
 
     def test_a_strategy_is_compared_once(self) -> None:
-        strategies = [case.name for case in compare._cases("rejection,block,speculative", None)]
+        strategies = [case.name for case in compare._cases("rejection,block,speculative", [])]
         assert strategies == ["rejection", "block"]
 
     def test_without_matplotlib(self, monkeypatch: pytest.MonkeyPatch) -> None:

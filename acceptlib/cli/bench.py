@@ -31,6 +31,7 @@ from acceptlib.cli.options import (
     TopKOption,
     TopPOption,
     device_of,
+    names_of,
     parse_assignments,
 )
 
@@ -152,7 +153,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             source=rows.value,
             **({} if kind == "probs" else parameters),
         )
-        for kind, (num_requests, num_draft_tokens) in itertools.product(_kinds(inputs), _shapes(shapes))
+        for kind, (num_requests, num_draft_tokens) in itertools.product(_kinds(inputs, parameters), _shapes(shapes))
     ]
     found, absent = _peers(peers, todo, where)
     measured: list[Row] = []
@@ -164,7 +165,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
             raise
-        msg = f"out of memory on {where}: give smaller --shapes or --vocab-size ({str(error).split('.')[0]})"
+        asked = re.search(r"allocate [\d.]+ \w+", str(error))
+        tried = f", which tried to {asked[0]}" if asked else ""
+        msg = f"out of memory on {where}{tried}: give smaller --shapes or --vocab-size"
         raise CommandError(msg) from None
     if measured:
         _print(measured, form, where, absent, quiet=quiet)
@@ -312,8 +315,12 @@ def _peers(names: str | None, todo: Sequence[Workload], device: torch.device) ->
     return [*found.values()], absent
 
 
-def _kinds(text: str) -> list[Any]:
-    return _split(text, ("logits", "probs", "one-hot"), "--inputs")
+def _kinds(text: str, parameters: Mapping[str, float]) -> list[Any]:
+    kinds = _split(text, ("logits", "probs", "one-hot"), "--inputs")
+    if kinds == ["probs"] and parameters != {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}:
+        msg = "--temperature, --top-k, --top-p and --min-p act on logits, and --inputs probs are processed already"
+        raise CommandError(msg)
+    return kinds
 
 
 def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str, alone: str = "") -> list[str]:
@@ -322,12 +329,12 @@ def _split(text: str, known: Sequence[str] | Mapping[str, object], option: str, 
     Raises:
         CommandError: One is not known.
     """
-    names = [name.strip() for name in text.split(",")]
+    names = names_of(option, text)
     unknown = [name for name in names if name not in known]
     if unknown:
         msg = f"{option}: expected {alone}some of {', '.join(known)}, separated by commas, got {unknown[0]!r}"
         raise CommandError(msg)
-    return list(dict.fromkeys(names))
+    return names
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from acceptlib import registry
 from acceptlib.cli import console
 from acceptlib.cli.console import FAILED
 from acceptlib.cli.format import Column, Format, note, show
-from acceptlib.cli.options import FormatOption, OptionOption, QuietOption, device_of, parse_assignments
+from acceptlib.cli.options import FormatOption, OptionOption, QuietOption, device_of, names_of, parse_assignments
 from acceptlib.engine import backends
 from acceptlib.errors import said
 
@@ -46,7 +46,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
     choice = None if backend is None else backends.check(backend)
     where = device_of(device)
-    wanted = None if only is None else [name.strip() for name in only.split(",")]
+    wanted = None if only is None else names_of("--only", only)
     results: list[tuple[str, CheckResult]] = []
     suites = []
     for entry in {entry.strategy: entry for entry in map(registry.find, names or registry.available())}.values():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -16,7 +19,6 @@ from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Format, check_ending
 from acceptlib.cli.options import (
     MOST_TOKENS,
-    ConfigOption,
     DraftOption,
     FormatOption,
     MinPOption,
@@ -26,6 +28,7 @@ from acceptlib.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    names_of,
 )
 
 if TYPE_CHECKING:
@@ -39,9 +42,13 @@ DEFAULT_MAX_NEW_TOKENS: Final = 32
 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     strategies: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Names, separated by commas; all available ones if left out.")
+        str | None,
+        typer.Option(metavar="A,B", help="Names, separated by commas; all available ones without this and --config."),
     ] = None,
-    config: ConfigOption = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="File with a table `acceptance`, for one more row; may be given again."),
+    ] = None,
     num_draft_tokens: Annotated[
         str, typer.Option(metavar="K,K", help="Drafted tokens a step, separated by commas.")
     ] = ",".join(map(str, DEFAULT_NUM_DRAFT_TOKENS)),
@@ -70,7 +77,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     if plot is not None and min(lengths) > comparison.LONGEST_EXACT:
         msg = f"--plot: there is no distance to draw beyond K = {comparison.LONGEST_EXACT}: give a smaller one as well"
         raise CommandError(msg)
-    cases = _cases(strategies, config)
+    cases = _cases(strategies, config or [])
     pair = models.load(target, draft)
     settings = Settings(
         prompts=_prompts(prompts),
@@ -119,17 +126,20 @@ def _run(
                 rows.append(comparison.measure(pair, case, length, settings, lambda: progress.advance(task, share)))
 
 
-def _cases(strategies: str | None, config: Path | None) -> list[Case]:
+def _cases(strategies: str | None, files: Sequence[Path]) -> list[Case]:
     """Return what to compare; a name that does not exist is an error before anything runs."""
-    if config is not None:
-        if strategies is not None:
-            msg = "--strategies and --config both name strategies: give one"
-            raise CommandError(msg)
-        strategy = configs.from_config(config)
-        return [Case(strategy.name, strategy.traits.guarantee, lambda: strategy)]
-    names = registry.available() if strategies is None else [name.strip() for name in strategies.split(",")]
+    configured = [configs.from_config(file) for file in files]
+    names = [] if configured else registry.available()
+    if strategies is not None:
+        names = names_of("--strategies", strategies)
     entries = {entry.strategy: entry for entry in map(registry.find, names)}.values()
-    return [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.strategy) for entry in entries]
+    found = [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.strategy) for entry in entries]
+    often = Counter([*(case.name for case in found), *(strategy.name for strategy in configured)])
+    for strategy in configured:
+        options = strategy.options.model_dump(exclude_defaults=True) if often[strategy.name] > 1 else {}
+        label = " ".join([strategy.name, *(f"{name}={value}" for name, value in options.items())])
+        found.append(Case(label, strategy.traits.guarantee, functools.partial(copy.copy, strategy)))
+    return found
 
 
 def _lengths(text: str) -> list[int]:

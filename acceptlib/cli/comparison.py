@@ -68,7 +68,7 @@ class Row:
     """One strategy at one draft length. Figures that do not exist are None.
 
     Attributes:
-        strategy: Its name.
+        strategy: Its name, with the options of its config where others have that name too.
         num_draft_tokens: K.
         guarantee: What it promises.
         mean_acceptance_length: Tau, emitted tokens a step.

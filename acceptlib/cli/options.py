@@ -53,6 +53,19 @@ DraftOption: TypeAlias = Annotated[
 ]
 
 
+def names_of(option: str, text: str) -> list[str]:
+    """Return what commas separate, once each.
+
+    Raises:
+        CommandError: There is nothing before or behind a comma.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        msg = f"{option}: expected names separated by commas, got {text!r}"
+        raise CommandError(msg)
+    return list(dict.fromkeys(names))
+
+
 def parse_value(text: str) -> Any:
     """Return `text` as the TOML value it is, or as a string where it is none, so that `a=word` needs no quotes."""
     try:
