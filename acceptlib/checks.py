@@ -129,7 +129,11 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
         values += _RESULTS(out)
     # Equal numbers may be of different types, of which some are refused.
     types = map(type, (*values, sampling, draft_sampling, rng, uniforms, state, out, memory))
-    described = [(v.shape, v.dtype, v.device, v.stride()) if isinstance(v, torch.Tensor) else v for v in values]
+    described = [
+        # None first: most are, and to ask whether it is a tensor takes longer than all else here.
+        v if v is None or not isinstance(v, torch.Tensor) else (v.shape, v.dtype, v.device, v.stride())
+        for v in values
+    ]
     return *described, *types, state_names
 
 

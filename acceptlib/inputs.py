@@ -220,9 +220,11 @@ def make_rows(
     found: dict[str, Any] = {}
     for name, off, dtype, narrowed in SAMPLING:
         value = getattr(sampling, name)
+        if value is None:
+            continue
         if isinstance(value, torch.Tensor):
             found[name] = (value.to(torch.float32) if value.dtype in narrowed else value).contiguous()
-        elif value is not None and value != off and not (name == "top_k" and value >= logits.shape[-1]):
+        elif value != off and not (name == "top_k" and value >= logits.shape[-1]):
             found[name] = filled(num_requests, value, dtype, logits.device)
             if name == "top_k":
                 found["max_top_k"] = value
