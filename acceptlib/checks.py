@@ -80,6 +80,7 @@ MOST_CHECKED: Final = 1 << 14
 """Signatures that are remembered. Batches of other numbers of requests or drafted tokens have others."""
 
 _CHECKED: dict[Hashable, Checked] = {}
+"""By signature."""
 
 
 def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
@@ -119,7 +120,7 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
         if parameters is not None:
             bias = parameters.logit_bias
             values += _NUMBERS_AND_MASK(parameters)
-            values += (bias, None) if bias is None else (bias.token_ids, bias.values)
+            values += (None, None) if bias is None else (bias.token_ids, bias.values)
             values.append(type(bias))
     if uniforms is not None:
         values += (uniforms.accept, uniforms.emit)
