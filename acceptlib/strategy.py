@@ -93,8 +93,6 @@ class AcceptanceStrategy:
     forgive: ClassVar[Rule | None] = None
     residual: ClassVar[Rule | None] = None
 
-    options: _Options
-    backend: backends.Choice
     plan: Plan | None = None
     """What the engines know of it; None if it overrides `verify`."""
 
@@ -141,10 +139,10 @@ class AcceptanceStrategy:
             StrategyDefinitionError: A rule reads a name that does not exist.
         """
         try:
-            self.options = self.Options(**options)
+            self._options = self.Options(**options)
         except pydantic.ValidationError as error:
             raise OptionError(_explain(self.name, self.Options, error)) from None
-        self.backend = backends.check(backend)
+        self.backend = backend
         if type(self).verify is AcceptanceStrategy.verify:
             self.plan = Plan(
                 name=self.name,
@@ -157,6 +155,24 @@ class AcceptanceStrategy:
                 traits=self.resolve_traits(),
             )
             self._key = custom_op.register(self)
+
+    @property
+    def options(self) -> _Options:
+        """The options, which a strategy's rules were bound to: others take another strategy."""
+        return self._options
+
+    @property
+    def backend(self) -> backends.Choice:
+        """`auto`, `torch` or `triton`.
+
+        Raises:
+            BackendError: It is set to another.
+        """
+        return self._backend
+
+    @backend.setter
+    def backend(self, choice: str) -> None:
+        self._backend = backends.check(choice)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a copy, which graphs know by a key of its own."""

@@ -446,6 +446,17 @@ def test_a_workspace_of_no_size(sizes: Any, device: str) -> None:
         acceptlib.create("rejection").workspace(*sizes, device)
 
 
+def test_what_rules_were_bound_to_stays() -> None:
+    """Options that were set later would be shown, and do nothing."""
+    strategy = acceptlib.create("lenience", lenience=0.5)
+    with pytest.raises(AttributeError, match="options"):
+        strategy.options = acceptlib.create("lenience").options  # type: ignore[misc]
+    with pytest.raises(BackendError, match=r"Unknown backend 'troch'\. Did you mean 'torch'\?"):
+        strategy.backend = "troch"
+    strategy.backend = "torch"
+    assert strategy.backend == "torch"
+
+
 @pytest.mark.parametrize("backend", [None, 5, "tritn"])
 def test_an_unknown_backend(backend: Any) -> None:
     with pytest.raises(BackendError, match=r"Unknown backend .*Available: auto, torch, triton"):

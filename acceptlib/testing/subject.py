@@ -92,7 +92,7 @@ class Subject:
     def on_backend(self, choice: backends.Choice) -> Subject:
         """Return the same strategy on another backend."""
         strategy = copy.copy(self.strategy)
-        strategy.backend = backends.check(choice)
+        strategy.backend = choice
         return replace(self, strategy=strategy)
 
     def with_strategy(self, strategy: AcceptanceStrategy) -> Subject:
