@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +31,7 @@ from acceptlib.cli.options import (
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
+    from acceptlib.strategy import AcceptanceStrategy
 
 # With these, the eight built-in strategies take about a minute on two CPU cores.
 DEFAULT_NUM_DRAFT_TOKENS: Final = (2, 4, 8)
@@ -135,11 +134,14 @@ def _cases(strategies: str | None, files: Sequence[Path]) -> list[Case]:
     entries = {entry.strategy: entry for entry in map(registry.find, names)}.values()
     found = [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.strategy) for entry in entries]
     often = Counter([*(case.name for case in found), *(strategy.name for strategy in configured)])
-    for strategy in configured:
-        options = strategy.options.model_dump(exclude_defaults=True) if often[strategy.name] > 1 else {}
-        label = " ".join([strategy.name, *(f"{name}={value}" for name, value in options.items())])
-        found.append(Case(label, strategy.traits.guarantee, functools.partial(copy.copy, strategy)))
-    return found
+    return found + [_configured(strategy, alone=often[strategy.name] == 1) for strategy in configured]
+
+
+def _configured(strategy: AcceptanceStrategy, *, alone: bool) -> Case:
+    """Return the case of a config's strategy, named by its options too unless it is alone in having its name."""
+    options = {} if alone else strategy.options.model_dump(exclude_defaults=True)
+    label = " ".join([strategy.name, *(f"{name}={value}" for name, value in options.items())])
+    return Case(label, strategy.traits.guarantee, lambda: strategy)
 
 
 def _lengths(text: str) -> list[int]:
