@@ -239,9 +239,12 @@ class Call:
 
     @property
     def keeps_laws(self) -> bool:
-        """Whether the last stage decides, and keeps the laws at the stop; programs that loop have no room for them."""
-        weighs = not (self.filters or self.decided or self.loops or self.mass_scalar >= 0 or self.draws_by_law)
-        return any(self.logits) and weighs
+        """Whether the last stage decides, and keeps the laws that it decides by.
+
+        Programs that loop have no room for them, but where masses decide few run at a time.
+        """
+        decides = not (self.filters or self.decided or self.draws_by_law)
+        return decides and (self.mass_scalar >= 0 or (any(self.logits) and not self.loops))
 
     @cached_property
     def draws(self) -> bool:

@@ -61,7 +61,9 @@ def arrive(counter_ptr, expected):
 @triton.jit
 def settle(position, count, request, CALL: tl.constexpr):
     """Lower the request's stop to this position if the drafted token is rejected."""
-    length = decide.length_of(request, count)
+    length = count
+    if CALL.reads_length:
+        length = decide.length_of(request, count)
     here = tl.zeros((1,), tl.int32) + position
     fetched = decide.fetch(here, length, request, CALL)
     accepted, _ = decide.judge(here, fetched, length, request, CALL)

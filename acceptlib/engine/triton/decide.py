@@ -2,11 +2,11 @@
 
 A strategy that stops at the first rejection is decided wherever its answer is needed, LANES positions at a time: it
 takes less time to find it again than to wait for it. Where a decision depends on other positions (a carry, the last
-acceptance, a window), one program a request decides. Where it depends on the mass of residuals, `prepare` says of
-which rows, and the last stage, which finds them, decides.
+acceptance, a window), one program a request decides. Where it depends on the mass of residuals, the last
+stage, which finds them, decides: see `masses`.
 """
 
-# ruff: noqa: N803, RUF005, SIM108 - jit functions; their constants are in capitals
+# ruff: noqa: N803, RUF005 - jit functions; their constants are in capitals
 
 from typing import NamedTuple
 
@@ -19,9 +19,6 @@ from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 LANES = tl.constexpr(8)
 """Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
-
-NUM_BITS = tl.constexpr(63)
-"""Rows of a request that may be left out one by one; later ones are not."""
 
 FAR = tl.constexpr(1 << 30)
 """A stop at position i is kept as FAR - i, so that 0 is none and the first stop is the largest number."""
@@ -114,14 +111,6 @@ class Kept(NamedTuple):
     laws: laws.Pair
 
 
-class Wanted(NamedTuple):
-    """Rows that a stop or a mass may need: first and last, and those between whose bit is set or that have none."""
-
-    first: tl.tensor
-    last: tl.tensor
-    bits: tl.tensor
-
-
 @triton.jit
 def coded(position):
     """Return a position as a stop is kept, and back."""
@@ -141,6 +130,18 @@ def length_of(request, count):
     length = count
     for base in range(0, count, LANES):
         position = base + tl.arange(0, LANES)
+        ids = tokens_at(request, position, position < count, 0)
+        length = tl.minimum(length, tl.min(tl.where(ids < 0, position, count), 0))
+    return length
+
+
+@triton.jit
+def length_by(fetched, count, request):
+    """Return the same, given what `fetch_first` returned."""
+    lane = tl.arange(0, LANES)
+    length = tl.minimum(count, tl.min(tl.where((fetched.ids < 0) & (lane < count), lane, count), 0))
+    for base in range(LANES, count, LANES):
+        position = base + lane
         ids = tokens_at(request, position, position < count, 0)
         length = tl.minimum(length, tl.min(tl.where(ids < 0, position, count), 0))
     return length
@@ -199,6 +200,18 @@ def values(position, ids, inside, drafted, length, request, pair, CALL: tl.const
     for i in tl.static_range(len(CALL.state)):
         state = zero + tl.load(request.state_ptr + i * request.num_requests + request.number)
         found = found + (state != 0 if CALL.state[i] else state,)
+    return found
+
+
+@triton.jit
+def no_values(zero, CALL: tl.constexpr):
+    """Return what stands for `values` before any are known, given a 0 of their shape."""
+    never = zero < 0
+    found = (zero, zero, zero, zero, never, zero, zero, never, zero)
+    for _ in tl.static_range(len(CALL.scalars) + len(CALL.tables)):
+        found = found + (zero,)
+    for i in tl.static_range(len(CALL.state)):
+        found = found + (never if CALL.state[i] else zero,)
     return found
 
 
@@ -399,99 +412,3 @@ def find_stop(count, fetched, request, CALL: tl.constexpr):
     elif CALL.stop == "window":
         stop = window(count, fetched, request, CALL)
     return stop, passed
-
-
-@triton.jit
-def prepare(count, fetched, request, CALL: tl.constexpr):
-    """Store the carry before and after every drafted position; return the rows that a stop or a mass may need.
-
-    Where masses are spared, row `first` is stopped at unless a mass says otherwise: the probability of acceptance does
-    not fall as the mass grows, so what is accepted at none is accepted, and what is rejected at the largest is not.
-    """
-    length = length_of(request, count)
-    sound_length = length
-    first = length * 0
-    last = length if not CALL.spares_masses else first
-    bits = tl.full((), 0 if CALL.spares_masses else -1, tl.int64)
-    running = tl.full((), 1.0, tl.float64)
-    for base in range(0, length, LANES):
-        position = base + tl.arange(0, LANES)
-        u, sound, found, _ = look(position, fetched, length, request, CALL)
-        before = position * 0.0 + running
-        after = before
-        if CALL.carry is not None:
-            for i in range(base, tl.minimum(base + LANES, length)):
-                before = tl.where(position >= i, running, before)
-                here = with_scalar(lane_of(found, position == i), running, CALL.carry_value)
-                running = call(CALL.carry, here, tl.float64)
-                after = tl.where(position >= i, running, after)
-        here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
-        tl.store(here_ptr, before, mask=position < length)
-        tl.store(here_ptr + request.num_positions, after, mask=position < length)
-        if CALL.mass_scalar >= 0 and not CALL.spares_masses:
-            # The last drafted token has no next row, and no program stores its mass.
-            mass_ptr = request.scalars_ptr + CALL.mass_scalar * request.num_positions + position
-            tl.store(mass_ptr, before * 0.0, mask=position == length - 1)
-        if CALL.spares_masses:
-            found = with_scalar(with_scalar(found, before, CALL.carry_value), after, CALL.carry_value + 1)
-            least = u < call(CALL.accept, with_scalar(found, before * 0.0, CALL.mass_value), tl.float64)
-            most = u < call(
-                CALL.accept, with_scalar(found, before * 0.0 + rows.MASS_LIMIT, CALL.mass_value), tl.float64
-            )
-            sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
-            within = position < sound_length
-            first = tl.maximum(first, tl.max(tl.where(within & least, position + 1, 0), 0))
-            wanted = within & (position < length - 1) & most & (least == 0)
-            last = tl.maximum(last, tl.max(tl.where(wanted, position + 1, 0), 0))
-            bit = tl.full((LANES,), 1, tl.int64) << tl.minimum(position + 1, NUM_BITS - 1).to(tl.int64)
-            bits += tl.sum(tl.where(wanted & (position + 1 < NUM_BITS), bit, 0), 0)
-        if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, CALL)
-    return Wanted(first, tl.maximum(first, last), bits)
-
-
-@triton.jit
-def may_matter(position, wanted):
-    """Return whether a row from the first to the last is wanted."""
-    bit = wanted.bits >> tl.minimum(position, NUM_BITS - 1).to(tl.int64)
-    return (position == wanted.first) | (position >= NUM_BITS) | ((bit & 1) != 0)
-
-
-@triton.jit
-def accepts(position, mass, length, request, CALL: tl.constexpr):
-    """Return whether the token at one sound position is accepted, given the mass of the next row."""
-    position += tl.zeros((1,), tl.int32)
-    fetched = fetch(position, length, request, CALL)
-    u, _, found, _ = look(position, fetched, length, request, CALL)
-    found = with_scalar(found, position * 0.0 + mass, CALL.mass_value)
-    return tl.sum((u < call(CALL.accept, found, tl.float64)).to(tl.int32), 0) != 0
-
-
-@triton.jit
-def with_scalar(found, scalar, at: tl.constexpr):
-    """Return the scalars with another one at one place."""
-    here = ()
-    for i in tl.static_range(len(found)):
-        if i == at:
-            here = here + (scalar.to(tl.float64),)
-        else:
-            here = here + (found[i],)
-    return here
-
-
-@triton.jit
-def lane_of(found, chosen):
-    """Return the scalars [LANES] at one lane."""
-    here = ()
-    for i in tl.static_range(len(found)):
-        here = here + (_lane(found[i], chosen),)
-    return here
-
-
-@triton.jit
-def _lane(values, chosen):
-    """Return the one of [LANES] values that is chosen."""
-    if values.dtype == tl.int1:
-        return tl.max((values & chosen).to(tl.int32), 0) != 0
-    else:  # noqa: RET505 - a branch on what is known when compiling
-        return tl.sum(tl.where(chosen, values, 0.0), 0)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, draw, laws, listed, partials, random, reduce, rows
+from acceptlib.engine.triton import counters, decide, draw, laws, listed, masses, partials, random, reduce, rows
 from acceptlib.engine.triton.layout import ROW_COUNTS
 from acceptlib.engine.triton.rows import (
     DROP,
@@ -109,57 +109,96 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
 @triton.jit
 def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL: tl.constexpr):
     """Weigh the rows that may be stopped at, whose masses decide; finish the request if the last to do so."""
-    length = decide.length_of(request, count)
     if CALL.decided:
+        length = decide.length_of(request, count)
         first, last = tl.load(prepared_ptr).to(tl.int32), tl.load(prepared_ptr + 1).to(tl.int32)
-        wanted = decide.Wanted(first, last, tl.load(prepared_ptr + 2))
+        wanted = masses.Wanted(first, last, tl.load(prepared_ptr + 2))
+        known = ()
     else:
-        wanted = decide.prepare(count, fetched, request, CALL)
+        length = decide.length_by(fetched, count, request)
+        wanted, known = masses.prepare(length, fetched, request, CALL)
         tl.debug_barrier()
-    weigh_wanted(wanted, length, grid, request, partials_ptr, CALL)
+    weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL)
     # All arrive, those too that had nothing to read: the last one changes what they decide by.
     if counters.arrive(request.counters.arrived_ptr, grid.num_programs * tl.num_programs(2)):
         passed = length
-        if CALL.spares_masses:
+        if CALL.decided:
             stop = wanted.first
-            if stop < wanted.last:
-                stop = tl.maximum(stop, tl.load(request.counters.stop_ptr, cache_modifier=".cg"))
+            if CALL.spares_masses:
+                if stop < wanted.last:
+                    stop = tl.maximum(stop, tl.load(request.counters.stop_ptr, cache_modifier=".cg"))
         else:
+            stop, sums = stop_by_mass(wanted, length, grid, known, request, partials_ptr, CALL)
+        if not CALL.spares_masses:
+            tl.debug_barrier()  # every mass is stored
             again = decide.fetch_first(count, request, CALL)
             stop, passed = decide.find_stop(count, again, request, CALL)
         partials_ptr = partials.row_partials(stop, partials_ptr, grid, CALL)
-        sums = partials.load_sums(partials_ptr, grid, request, CALL)
-        row = reduce.open_row(stop, length, request, CALL)
+        if CALL.decided or not CALL.spares_masses:
+            sums = partials.load_sums(partials_ptr, grid, request, CALL)
+        row = kept_row(stop, length, known, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
 
 
 @triton.jit
-def weigh_wanted(wanted, length, grid, request, partials_ptr, CALL: tl.constexpr):
-    """Reduce some blocks of the rows that `decide.prepare` found, and find a row's mass if the last to do so.
+def stop_by_mass(wanted, length, grid, known, request, partials_ptr, CALL: tl.constexpr):
+    """Return where a request stops by the masses of rows that are all weighed, and what was found of the row there.
 
-    Rows go from the last to the first, in turns to the programs of a block, for the last acceptance spares the rest.
+    Where masses are not spared they are stored, and the first row is returned.
+    """
+    stop = wanted.first
+    sums = partials.load_sums(partials.row_partials(stop, partials_ptr, grid, CALL), grid, request, CALL)
+    for i in range(wanted.first, wanted.last):
+        position = wanted.last + wanted.first - i
+        if (stop == wanted.first) & (position < length) & masses.may_matter(position, wanted):
+            sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
+            found = partials.load_sums(sums_ptr, grid, request, CALL)
+            if settle_mass(position, found, length, known, request, CALL):
+                stop = position
+                sums = found
+    return stop, sums
+
+
+@triton.jit
+def settle_mass(position, sums, length, known, request, CALL: tl.constexpr):
+    """Return whether the token before a row is accepted by the row's mass; store the mass where masses are not spared.
+
+    None is accepted then.
+    """
+    mass = tl.sum(sums.parts, 0).to(tl.float64) / WEIGHT_SCALE
+    accepted = mass < 0
+    if CALL.spares_masses:
+        accepted = masses.accepts(position - 1, mass, length, known, request, CALL)
+    else:
+        mass_ptr = request.scalars_ptr + CALL.mass_scalar * request.num_positions
+        tl.store(mass_ptr + position - 1, mass)
+    return accepted
+
+
+@triton.jit
+def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.constexpr):
+    """Reduce some blocks of the rows that `masses.prepare` found, in turns to the programs of a block.
+
+    Rows go from the last to the first. After a stage that decides, a row's last program finds its mass, for an
+    acceptance spares the rows before it; elsewhere the request's last program finds all masses.
     """
     stop_ptr = request.counters.stop_ptr
     number = wanted.first * 0
     for i in range(wanted.first, wanted.last + 1):
         position = wanted.last + wanted.first - i
-        if decide.may_matter(position, wanted):
+        if masses.may_matter(position, wanted):
             if number % tl.num_programs(2) == tl.program_id(2):
                 sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
-                    weigh_row(position, length, grid, (), (), request, sums_ptr, CALL)
-                if (position > wanted.first) & (position < length):
-                    if counters.arrive(counters.of_row(position, counters.WEIGHED_BY, request), grid.num_programs):
-                        # None has left the row out unless a later one is accepted by now.
-                        if not accepted_beyond(position, number, stop_ptr, CALL):
-                            sums = partials.load_sums(sums_ptr, grid, request, CALL)
-                            mass = tl.sum(sums.parts, 0).to(tl.float64) / WEIGHT_SCALE
-                            if CALL.spares_masses:
-                                if decide.accepts(position - 1, mass, length, request, CALL):
+                    weigh_row(position, length, grid, known, (), request, sums_ptr, CALL)
+                if CALL.decided:
+                    if (position > wanted.first) & (position < length):
+                        if counters.arrive(counters.of_row(position, counters.WEIGHED_BY, request), grid.num_programs):
+                            # None has left the row out unless a later one is accepted by now.
+                            if not accepted_beyond(position, number, stop_ptr, CALL):
+                                sums = partials.load_sums(sums_ptr, grid, request, CALL)
+                                if settle_mass(position, sums, length, known, request, CALL):
                                     tl.atomic_max(stop_ptr, position)
-                            else:
-                                mass_ptr = request.scalars_ptr + CALL.mass_scalar * request.num_positions
-                                tl.store(mass_ptr + position - 1, mass)
             number += 1
 
 
@@ -197,13 +236,7 @@ def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL:
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_both(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
-    if CALL.keeps_laws:
-        pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
-        if (stop < kept.first) | (stop >= kept.first + decide.LANES):  # nothing was picked
-            pair = reduce.laws_of(stop, length, request, CALL)
-        row = reduce.row_of(stop, length, pair, request, CALL)
-    else:
-        row = reduce.open_row(stop, length, request, CALL)
+    row = kept_row(stop, length, kept, request, CALL)
     kind = kind_of(stop, length, CALL)
     is_bonus = kind.is_bonus
     idle = kind.idle
@@ -237,6 +270,27 @@ def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL:
             q_sums = w_sums
         partials.store_masses(w_sums, p_sums, q_sums, grid, partials_ptr, request, CALL)
     return row
+
+
+@triton.jit
+def kept_row(stop, length, kept, request, CALL: tl.constexpr):
+    """Return a position's rows, by what is kept of the decision if anything is."""
+    if CALL.keeps_laws and CALL.mass_scalar >= 0:
+        chosen = tl.arange(0, decide.LANES) == stop
+        scalars = masses.lane_of(kept.scalars, chosen)
+        token = tl.where(stop < length, scalars[decide.DRAFTED].to(tl.int64), -1)
+        pair = laws.pair_at(kept.laws, chosen, CALL)
+        row = reduce.Row(token, scalars, pair.target, pair.draft)
+        if stop >= decide.LANES:
+            row = reduce.open_row(stop, length, request, CALL)
+        return row
+    elif CALL.keeps_laws:  # noqa: RET505 - a branch on what is known when compiling
+        pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
+        if (stop < kept.first) | (stop >= kept.first + decide.LANES):  # nothing was picked
+            pair = reduce.laws_of(stop, length, request, CALL)
+        return reduce.row_of(stop, length, pair, request, CALL)
+    else:
+        return reduce.open_row(stop, length, request, CALL)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ request.
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, decide, emit, partials, random, reduce, rows, select
+from acceptlib.engine.triton import bins, decide, emit, masses, partials, random, reduce, rows, select
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -283,7 +283,7 @@ def verify_kernel(
         reduce.sum_rows(position, count, program, request, CALL)
     elif STAGE == "decide":
         if CALL.carry_scalar >= 0:
-            wanted = decide.prepare(count, fetched, request, CALL)
+            wanted, _ = masses.prepare(decide.length_by(fetched, count, request), fetched, request, CALL)
             tl.debug_barrier()
         if CALL.mass_scalar >= 0:
             tl.store(prepared_ptr, wanted.first)

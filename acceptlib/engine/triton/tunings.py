@@ -29,6 +29,9 @@ SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, e
 SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048, emit_parts=4, loops=True, thirds=True)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
+SMALLER_MASSES = SMALL_MASSES._replace(emit_registers=168, loops=False)
+"""The same for requests so few that programs of one block each run at once."""
+
 SMALLER = SMALL._replace(emit_block=2048)
 """For requests so few that twice the programs of the last stage run at a time."""
 
@@ -92,6 +95,7 @@ class Tunings(NamedTuple):
     small: Tuning = SMALL
     small_probs: Tuning = SMALL_PROBS
     small_masses: Tuning = SMALL_MASSES
+    smaller_masses: Tuning = SMALLER_MASSES
     medium: Tuning = MEDIUM
     medium_half: Tuning = MEDIUM_HALF
     large: Tuning = LARGE
@@ -109,7 +113,7 @@ TUNINGS = Tunings()
 class Sizes(NamedTuple):
     """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
 
-    Only batches of logits without a mass are told apart below `small`.
+    Only batches of logits without a mass are told apart at `smaller`, and none of probabilities without one at `small`.
 
     Attributes:
         smaller: No longer smallest.
@@ -131,7 +135,8 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
     """Return how to run a plan on a batch of `num_blocks` blocks of stopping rows."""
     small = num_blocks < SIZES.medium
     if rules["mass_scalar"] >= 0:
-        return TUNINGS.small_masses if small else TUNINGS.large_masses
+        few = TUNINGS.smaller_masses if num_blocks < SIZES.small else TUNINGS.small_masses
+        return few if small else TUNINGS.large_masses
     if not target.is_logits:
         return TUNINGS.small_probs if small else TUNINGS.large_probs
     if num_blocks < SIZES.smaller and small:
