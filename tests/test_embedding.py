@@ -296,8 +296,9 @@ def nowhere(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_si
 def test_a_variant_a_size_whatever_the_batch(name: str, form: str) -> None:
     """One for batches of each size, for each stage and place in the sequence of stages."""
     strategy = cases.strategies()[name]
-    by_mass = "next_residual_mass" in strategy.plan.reads
-    most_variants = 2 if form == "padded" or by_mass else len(tunings.SIZES) + 1  # of probabilities, small or large
+    most_variants = 2 if form == "padded" else len(tunings.SIZES) + 1  # of probabilities, small or large
+    if "next_residual_mass" in strategy.plan.reads:
+        most_variants = 3  # and small ones of two kinds
     specialise = create_function_from_signature(
         kernels.verify_kernel.signature, kernels.verify_kernel.params, make_backend(GPUTarget("cuda", 90, 32))
     )

@@ -47,7 +47,7 @@ SHAPES = {
     "B2-K70-V11": (2, 70, 11),
     "B3-K2-V100": FILTERED_SHAPE,
 }
-LONG = ("padded", "ragged")  # calls of the longest shape, which takes the interpreter longest
+LONG = ("padded", "ragged", "by-mass")  # calls of the longest shape, which takes the interpreter longest
 # Calls that every strategy goes through; "rejection" goes through all.
 CORE = ("padded", "placeholders", "logits-temperature", "ragged-logits")
 ONCE = ("padded", "ragged-logits")  # calls of a row of one block
@@ -82,10 +82,11 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("fly", "padded"),
     ("deferred", "padded"),
 )
-MASSES = ("block",)  # that go through "outside", whose ids are above the vocabulary behind others
+MASSES = ("block",)  # that go through "by-mass", and "outside", whose ids are above the vocabulary behind others
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 WIDE = ("likeliest",)  # that go through "wide-draft", for they read a row's largest entry
+LENGTHS = ("cautious",)  # that go through "cut-short", for they read how many tokens were drafted
 CARELESS = ("forgetful",)  # that go through bad entries of the draft's rows, for they recover without these
 SLOW = ("deferred", "cascade", "relaxed")  # not of many positions: every row is reduced, or summed up several times
 SLOW_LENGTH = 10
@@ -329,7 +330,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
             bad[0, 0] = value
             bad[-1, -1] = value
             found[f"bad-{name}"] = {**both, "target_probs": bad}
-        found |= bad_entries(ids, p, q, rng.uniforms(most).emit)
+        found |= bad_entries(ids, p, q, rng.uniforms(most).emit) | steered(ids, p, q, rng.uniforms(most).emit)
         cut = ids.clone()
         cut[0, most // 2], cut[-1, 0] = -1, vocab_size
         found["placeholders"] = {**both, "ids": cut}
@@ -378,6 +379,28 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
     return {name: found[name] for name in LONG} if most > 64 else found
+
+
+def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Tensor) -> dict[str, dict[str, object]]:
+    """Return calls whose numbers say how far chains get: where masses decide, and where drafts are cut short."""
+    most = ids.shape[1]
+    # The last tokens hardly stand, and one request does not have them.
+    early = (torch.arange(most) < most * 2 // 3).expand_as(ids)
+    accept = torch.where(early, 0.001, 0.999).double()
+    return {
+        "by-mass": {
+            "ids": torch.where(early | (torch.arange(len(ids)) > 0)[:, None], ids, -1),
+            "target_probs": p,
+            "draft_probs": torch.cat((p[:, : most // 7], q[:, most // 7 :]), 1),
+            "uniforms": acceptlib.Uniforms(accept=accept, emit=emit),
+        },
+        "cut-short": {  # every token before the last one would stand
+            "ids": torch.where(torch.arange(most) < most - 1, ids, -1),
+            "target_logits": p.log(),
+            "draft_logits": p[:, :most].log(),
+            "uniforms": acceptlib.Uniforms(accept=torch.full_like(accept, 0.5), emit=emit),
+        },
+    }
 
 
 def outside(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> dict[str, dict[str, object]]:
@@ -597,7 +620,10 @@ def compare(
 ) -> str:
     """Return an empty string if both engines do the same, for batches of some sizes, else what differs."""
     expected = run(torch_engine.verify, strategy, arguments)
-    decides = strategy.plan.traits.stop == "first_rejection" or "next_residual_mass" in strategy.plan.reads
+    by_mass = "next_residual_mass" in strategy.plan.reads
+    if by_mass:
+        sizes = (tunings.Sizes(), *sizes)  # whose smaller batches are told apart
+    decides = strategy.plan.traits.stop == "first_rejection" or by_mass
     for tunings.SIZES in sizes if decides else sizes[-1:]:
         found = run(engine.verify, strategy, arguments)
         if isinstance(expected, str) or isinstance(found, str):
@@ -753,7 +779,8 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
-    more = {"bad-entry": SUMS, "outside": MASSES, "outside-one-hot": MASSES, "passed": APART, "wide-draft": WIDE}
+    more = {"bad-entry": SUMS, "passed": APART, "wide-draft": WIDE, "cut-short": LENGTHS}
+    more |= dict.fromkeys(("by-mass", "outside", "outside-one-hot"), MASSES)
     more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
