@@ -416,7 +416,9 @@ def test_calls_in_a_queue_are_timed_as_in_a_graph() -> None:
     """A launch of its own for each call costs the device little, and the host's time is not in it."""
     batch = workloads.make(Workload(num_requests=64, kind="probs"), "cuda")
     call = measure.step(acceptlib.create("rejection"), batch)
-    in_graph, in_queue = (clock([call], batch.device).median for clock in (timing.replayed, timing.queued))
+    # The least of several in turns: what else uses the device may be in the way of one, and only adds.
+    rounds = [[clock([call], batch.device).median for clock in (timing.replayed, timing.queued)] for _ in range(5)]
+    in_graph, in_queue = map(min, zip(*rounds, strict=True))
     host = timing.host(call, batch.device)
     assert host is not None
     assert 0.8 * in_graph < in_queue < min(1.5 * in_graph, host)
