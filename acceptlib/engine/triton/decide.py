@@ -161,7 +161,7 @@ def load_drafted(position, ids, inside, request, CALL: tl.constexpr):
 
 @triton.jit
 def values(position, ids, inside, drafted, length, request, pair, CALL: tl.constexpr):
-    """Return the scalars of positions, in their shape: `QUANTITIES` and what follows them; 0 where not needed."""
+    """Return the scalars of positions, in their shape: `QUANTITIES` and what follows them; any where not needed."""
     target, draft = request.target, request.draft
     target_law, draft_law = pair.target, pair.draft
     zero = position.to(tl.float64) * 0.0
@@ -177,6 +177,9 @@ def values(position, ids, inside, drafted, length, request, pair, CALL: tl.const
         if CALL.has_draft:
             q = laws.prob_of(drafted[1], ids, inside & (ids < draft.width), draft, draft_law, CALL, DRAFT)
             q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
+    # Without a token to judge, 1: a division has a detour for 0, on which the other positions would have to wait.
+    p = tl.where(inside, p, 1.0)
+    q = tl.where(inside, q, 1.0)
     if CALL.reads_target_max:
         p_max = laws.largest_prob(target, target_law, CALL, TARGET)
     if CALL.reads_draft_max:

@@ -54,7 +54,7 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
     for base in range(0, tl.maximum(length, 1), decide.LANES):
         position = base + tl.arange(0, decide.LANES)
         u, sound, found, pair = decide.look(position, fetched, length, request, CALL)
-        sound, found = in_each_warp(position < length, sound, found)
+        sound, found = in_each_warp(sound, found)
         before = position * 0.0 + running
         after = before
         if CALL.carry is not None:
@@ -92,11 +92,10 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def in_each_warp(exists, sound, found):
+def in_each_warp(sound, found):
     """Return what `decide.look` found of LANES positions, laid out so that every warp has all of it.
 
     It was found by warps of some rows each, and so would pass from one position to the next through shared memory.
-    Positions that do not exist get numbers whose quotients take no longer than others.
     """
     lane = tl.arange(0, decide.LANES)
     here = ()
@@ -104,7 +103,7 @@ def in_each_warp(exists, sound, found):
         if found[i].dtype == tl.int1:
             here = here + (tl.gather(found[i].to(tl.int32), lane, 0) != 0,)
         else:
-            here = here + (tl.gather(tl.where(exists, found[i], 1.0), lane, 0),)
+            here = here + (tl.gather(found[i], lane, 0),)
     return tl.gather(sound.to(tl.int32), lane, 0) != 0, here
 
 
