@@ -319,7 +319,8 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
     bias = sampling.logit_bias
     if bias is not None:
         if not isinstance(bias, LogitBias):
-            msg = f"{name}.logit_bias: expected LogitBias, got {shortened(bias)} ({type(bias).__name__})"
+            got = f"{shortened(bias)} ({type(bias).__name__})"
+            msg = f"{name}.logit_bias: expected LogitBias(token_ids=..., values=...), got {got}"
             raise InputError(msg)
         expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
         expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)

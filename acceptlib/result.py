@@ -21,7 +21,8 @@ class Status(IntEnum):
 
     Attributes:
         OK: 0, it has one.
-        INVALID_ROW: 1, the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0.
+        INVALID_ROW: 1, the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0
+            (a mask may forbid them all).
         UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
         INVALID_TOKEN_ID: 3, a drafted or bonus token id is outside the vocabulary.
         INVALID_COUNT: 4, `cu_num_draft_tokens` makes no sense there.
@@ -41,7 +42,8 @@ OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID, INVALID_COUNT, INVALID_PARA
 
 EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_ROW: (
-        "the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0"
+        "the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0 (a mask may "
+        "forbid them all)"
     ),
     Status.UNNORMALIZED_ROW: "a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4",
     Status.INVALID_TOKEN_ID: "a drafted or bonus token id is outside the vocabulary",

@@ -87,7 +87,8 @@ def expect(
     if value.dtype not in dtypes:
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         got = str(value.dtype).removeprefix("torch.")
-        msg = f"{name}: expected dtype {expected}, got {got}; pass `.to({dtypes[0]})`"
+        alike = [dtype for dtype in dtypes if _kind(dtype) == _kind(value.dtype)]  # what it becomes without losing much
+        msg = f"{name}: expected dtype {expected}, got {got}; pass `.to({(alike or dtypes)[0]})`"
         raise InputError(msg)
     if value.device != device:
         msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"
@@ -96,6 +97,11 @@ def expect(
     expected = ", ".join("any" if length is None else str(length) for length in shape)
     msg = f"{name}: expected shape [{expected}], got {list(value.shape)}"
     raise InputError(msg)
+
+
+def _kind(dtype: torch.dtype) -> str:
+    """Return what sort of number a dtype holds."""
+    return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
 
 
 def _fits(shape: torch.Size, expected: tuple[int | None, ...]) -> bool:

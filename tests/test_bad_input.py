@@ -1027,7 +1027,7 @@ def test_raise_for_status_names_request_position_and_fault() -> None:
     assert isinstance(caught.value, ValueError)
     assert str(caught.value) == (
         "request 0, position 2: the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry "
-        "above 0; "
+        "above 0 (a mask may forbid them all); "
         "request 2, position 1: a drafted or bonus token id is outside the vocabulary; "
         "request 3, position 3: a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over "
         "4. Tokens accepted before were kept; nothing was drawn."

@@ -106,6 +106,9 @@ class TestLookingUp:
         assert max(map(len, lines)) <= 50
         assert not tables.plain(columns, [["a", "o" * 30, "word " * 40]], 70)[1]
 
+    def test_options_alone_are_said_to_be_no_example(self) -> None:
+        assert "--example: expected another --format" in fails("show", "block", "--example", "-f", "csv")
+
     @pytest.mark.parametrize("command", [["list"], ["plugins"], ["show", "typical"]], ids=lambda command: command[0])
     def test_every_format_parses_back(self, command: list[str]) -> None:
         assert json.loads(run(*command, "--format", "json").stdout)
@@ -228,6 +231,9 @@ class TestGenerate:
             assert "Invalid value" in run(*arguments, code=2).stderr
         assert "BxK, each from 1 to 999999" in fails("bench", "rejection", "--shapes", f"{many}x5")
 
+    def test_an_engine_that_cannot_run_is_refused_at_once(self) -> None:
+        assert "cannot run on cpu" in fails("bench", "rejection", "--backend", "triton", "--device", "cpu")
+
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:
         assert run("generate", "a\tb", "--max-new-tokens", "1").stdout.startswith("a\tb")
@@ -310,7 +316,7 @@ class TestGenerate:
         for options in (["--top-k", "1"], ["--top-p", "0.000001"], ["--min-p", "1"]):
             assert run(*arguments, *options).stdout.split("acceptlib.create")[0] == greedy
         assert run(*arguments, "--top-k", "50").stdout.split("acceptlib.create")[0] != greedy
-        assert "top_p: expected a number in (0, 1]" in fails(*arguments, "--top-p", "0")
+        assert "0.0 is not above 0" in run(*arguments, "--top-p", "0", code=2).stderr
 
     @pytest.mark.usefixtures("loaded")
     def test_interrupted(self, monkeypatch: pytest.MonkeyPatch) -> None:

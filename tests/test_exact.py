@@ -204,15 +204,24 @@ HALF = torch.full((2, 2), 0.5)
 BAD_LAWS: dict[str, tuple[dict[str, Any], str]] = {
     "no-draft": ({"target": HALF}, "got neither"),
     "no-length": ({"target": lambda _: HALF[0], "draft": HALF}, "num_draft_tokens: expected an int"),
-    "too-few-target-rows": ({"target": HALF, "draft": HALF, "num_draft_tokens": 2}, "target: expected .* K = 2"),
+    "too-few-target-rows": (
+        {"target": HALF, "draft": HALF, "num_draft_tokens": 2},
+        r"target: expected at least \[3, V\] for 2 drafted tokens, got",
+    ),
     "too-few-draft-rows": ({"target": HALF, "draft": HALF[:0]}, r"draft: expected \[K, V\] = \[1, 2\], got \[0, 2\]"),
     "one-row": ({"target": HALF[0], "draft": HALF}, r"target: expected \[K\+1, V\]"),
-    "another-vocabulary": ({"target": HALF, "draft": torch.full((1, 3), 1 / 3)}, r"expected \[2\] probabilities"),
+    "another-vocabulary": (
+        {"target": HALF, "draft": torch.full((1, 3), 1 / 3)},
+        r"draft, after tokens \(\): expected \[2, as the target's",
+    ),
     "lists": ({"target": HALF.tolist(), "draft": HALF}, r"expected a torch\.Tensor or a function .* got list"),
     "too-many-draft-rows": ({"target": HALF, "draft": torch.full((3, 2), 0.5)}, r"draft: expected \[K, V\] = \[1, 2\]"),
-    "no-law": ({"target": HALF, "draft": HALF[:1] + 0.1}, "that sum to 1, got"),
-    "nan": ({"target": HALF * math.nan, "draft": HALF}, "that sum to 1, got"),
-    "negative": ({"target": torch.tensor([[1.5, -0.5]] * 2), "draft": HALF}, "that sum to 1, got"),
+    "no-law": ({"target": HALF, "draft": HALF[:1] + 0.1}, r"draft, after .* that sum to 1 \(.*, got"),
+    "nan": ({"target": HALF * math.nan, "draft": HALF}, r"target, after .* that sum to 1 \(.*, got"),
+    "negative": (
+        {"target": torch.tensor([[1.5, -0.5]] * 2), "draft": HALF},
+        r"target, after .* that sum to 1 \(.*, got",
+    ),
     "id-outside": ({"target": HALF, "draft_token_ids": (2,)}, r"expected 1 ids in \[0, 2\), got \(2,\)"),
     "too-many-ids": ({"target": HALF, "draft_token_ids": (0, 1)}, "expected 1 ids"),
 }

@@ -79,7 +79,11 @@ REQUESTS = [ordinary(n, VOCABULARY, n) for n in (3, 1, 2)]
         (state(phase=torch.ones(3)), "expected rate, shut, .* got phase, rate, shut"),
         (state(rate=torch.ones(2)), r"state\['rate'\]: expected shape \[3\], got \[2\]"),
         (state(rate=torch.ones(3, 1)), r"state\['rate'\]: expected shape \[3\], got \[3, 1\]"),
-        (state(rate=torch.ones(3, dtype=torch.float16)), r"state\['rate'\]: expected dtype bool or .*, got float16"),
+        (
+            state(rate=torch.ones(3, dtype=torch.float16)),
+            r"state\['rate'\]: expected dtype bool or .*, got float16.*float32",
+        ),
+        (state(rate=torch.ones(3, dtype=torch.int16)), r"got int16; pass `\.to\(torch\.int32\)`"),
         (state(rate=0.5), r"state\['rate'\]: expected a torch.Tensor, got float"),
         (state(rate=torch.ones(3, device="meta")), r"state\['rate'\]: expected device cpu"),
         (torch.ones(3), "state: expected Mapping, got tensor"),

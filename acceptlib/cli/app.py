@@ -14,7 +14,7 @@ from rich.text import Text
 
 from acceptlib import config, registry
 from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
-from acceptlib.cli.console import Group, stdout
+from acceptlib.cli.console import CommandError, Group, stdout
 from acceptlib.cli.format import (
     Column,
     Format,
@@ -119,6 +119,9 @@ def show_command(
     form: FormatOption = Format.plain,
 ) -> None:
     """Show what a strategy guarantees, its formula, source, traits and options."""
+    if form is Format.csv and worked:
+        msg = "--example: expected another --format, for csv has the options alone; json has everything"
+        raise CommandError(msg)
     entry = registry.find(name)
     strategy, problem = None, None
     try:

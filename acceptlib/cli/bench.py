@@ -34,6 +34,7 @@ from acceptlib.cli.options import (
     names_of,
     parse_assignments,
 )
+from acceptlib.engine import backends
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -141,6 +142,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         models.prepare()
     strategies = _strategies(names, option or [], backend.value)
     where = device_of(device)
+    backends.require(backend.value, where)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
         Workload(

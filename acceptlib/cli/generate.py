@@ -104,7 +104,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     target: TargetOption = None,
     draft: DraftOption = None,
 ) -> None:
-    """Continue a text and show which tokens were accepted, recovered and bonus."""
+    """Continue a text and show, in a terminal's colours, which tokens were accepted, recovered and bonus."""
     chosen = strategy_of(strategy, config, option or [], "rejection")
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt

@@ -37,8 +37,22 @@ TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Of b
 TopKOption: TypeAlias = Annotated[
     int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest tokens; 0 is off.")
 ]
+
+
+def _above_zero(value: float) -> float:
+    if value <= 0:
+        msg = f"{value} is not above 0."
+        raise typer.BadParameter(msg)
+    return value
+
+
 TopPOption: TypeAlias = Annotated[
-    float, typer.Option(max=1.0, help="Keep the likeliest tokens with this share of the mass, above 0; 1 is off.")
+    float,
+    typer.Option(
+        max=1.0,
+        callback=_above_zero,
+        help="Keep the likeliest tokens with this share of the mass, above 0; 1 is off.",
+    ),
 ]
 MinPOption: TypeAlias = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Keep tokens with this share of the largest probability; 0 is off.")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, cast, get_args
 
 from acceptlib.engine import torch_engine
 from acceptlib.errors import BackendError, shortened, suggest
@@ -76,8 +76,7 @@ def resolve(choice: Choice, inputs: Inputs) -> Backend:
     if unavailable is None:
         return _triton()
     if choice == "triton":
-        msg = f"backend='triton' cannot run on {inputs.device}: {unavailable}. Use backend='auto' or 'torch'."
-        raise BackendError(msg)
+        _refuse(inputs.device, unavailable)
     if inputs.device.type == "cuda":
         _say(unavailable)
     return _TORCH
@@ -101,6 +100,22 @@ def workspace(
 def triton_unavailable(inputs: Inputs) -> str | None:
     """Return why the Triton engine cannot run a call, or None if it can."""
     return _missing(inputs.device) or _engine().unsupported(inputs)
+
+
+def require(choice: Choice, device: torch.device) -> None:
+    """Check that an explicit choice can run on a device.
+
+    Raises:
+        BackendError: It cannot; the message says why.
+    """
+    unavailable = _missing(device) if choice == "triton" else None
+    if unavailable is not None:
+        _refuse(device, unavailable)
+
+
+def _refuse(device: torch.device, unavailable: str) -> NoReturn:
+    msg = f"backend='triton' cannot run on {device}: {unavailable}. Use backend='auto' or 'torch'."
+    raise BackendError(msg)
 
 
 def _missing(device: torch.device) -> str | None:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from acceptlib.engine import decide
 from acceptlib.engine.constants import ROW_TOLERANCE
 from acceptlib.engine.plan import Plan, call
-from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
+from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, shortened
 from acceptlib.rules import Rule
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 
@@ -98,13 +98,13 @@ def law(
         StrategyDefinitionError: A rule returns NaN.
     """
     plan, given = plan_of(strategy), num_draft_tokens
-    target_at = as_model(target)
+    target_at = as_model(target, "target")
     num_draft_tokens = length_of(target, given)
     if draft is None and draft_token_ids is None:
         msg = "expected a draft, or draft_token_ids for a one-hot draft, got neither"
         raise InputError(msg)
     vocab_size = len(target_at(()))
-    draft_at = None if draft is None else as_model(draft, vocab_size)
+    draft_at = None if draft is None else as_model(draft, "draft", vocab_size)
     # Rows beyond a length that was given are left out. Without one they mean that the target's bonus row is missing.
     if isinstance(draft, torch.Tensor) and (
         len(draft) < num_draft_tokens or (given is None and len(draft) > num_draft_tokens)
@@ -159,7 +159,7 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
         EnumerationError: There are too many sequences of that length.
         InputError: A row is no law.
     """
-    target_at = as_model(target)
+    target_at = as_model(target, "target")
     vocab_size = len(target_at(()))
     if vocab_size**length > MAX_OUTCOMES:
         msg = (
@@ -386,20 +386,23 @@ def length_of(target: torch.Tensor | Model, num_draft_tokens: int | None) -> int
         return num_draft_tokens
     length = len(target) - 1 if num_draft_tokens is None else num_draft_tokens
     if target.ndim != 2 or not 0 <= length < len(target):  # noqa: PLR2004 - rows of entries
-        msg = f"target: expected [K+1, V] with K = {num_draft_tokens or 'K'}, got {list(target.shape)}"
+        rows = "[K+1, V]" if num_draft_tokens is None else f"at least [{length + 1}, V] for {length} drafted tokens"
+        msg = f"target: expected {rows}, got {list(target.shape)}"
         raise InputError(msg)
     return length
 
 
-def as_model(rows: torch.Tensor | Model, vocab_size: int | None = None) -> Model:
+def as_model(rows: torch.Tensor | Model, name: str, vocab_size: int | None = None) -> Model:
     """Return rows as a function, or a function that checks, normalises and keeps what `rows` returns.
+
+    Errors begin with `name`.
 
     Raises:
         InputError: They are neither a tensor nor a function; when called, where a row is no law over `vocab_size`
             entries.
     """
     if not isinstance(rows, torch.Tensor) and not callable(rows):
-        msg = f"rows: expected a torch.Tensor or a function of the tokens so far, got {type(rows).__name__}"
+        msg = f"{name}: expected a torch.Tensor or a function of the tokens so far, got {type(rows).__name__}"
         raise InputError(msg)
     known: dict[tuple[int, ...], torch.Tensor] = {}
 
@@ -412,8 +415,11 @@ def as_model(rows: torch.Tensor | Model, vocab_size: int | None = None) -> Model
             total = exact.sum()
             law = exact.ndim == 1 and vocab_size in {None, len(exact)} and bool((exact >= 0).all())
             if not law or not abs(float(total) - 1) <= ROW_TOLERANCE:
-                size = "V" if vocab_size is None else str(vocab_size)
-                msg = f"after tokens {prefix}: expected [{size}] probabilities that sum to 1, got {exact.tolist()}"
+                size = "V" if vocab_size is None else f"{vocab_size}, as the target's, or fewer"
+                msg = (
+                    f"{name}, after tokens {prefix}: expected [{size}] probabilities that sum to 1 (of logits, their "
+                    f"softmax), got {list(exact.shape)}: {shortened(exact.tolist())}"
+                )
                 raise InputError(msg)
             known[prefix] = exact / total
         return known[prefix]
