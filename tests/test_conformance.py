@@ -22,6 +22,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, rule, testing
 from acceptlib.cli.app import app
 from acceptlib.errors import ConformanceError, InputError
+from acceptlib.ops import Value
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Skipped, Subject, check_strategy, checks_for
 from acceptlib.testing.batches import same
@@ -380,6 +381,22 @@ def test_what_backends_agree_needs_is_said_without_advice_on_a_choice(monkeypatc
     (result,) = check_strategy(Rejection(), only=["backends_agree"])
     assert result.status == "skipped"
     assert result.message == "Triton needs a GPU, or TRITON_INTERPRET=1, and the device is cpu"
+
+
+class OfTorch(Rejection):
+    """A strategy whose rule only torch's tensors can carry out."""
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return torch.relu(p - q)
+
+
+def test_a_rule_that_no_kernel_can_hold_fails_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (result,) = check_strategy(OfTorch(), only=["backends_agree"], raises=False)
+    assert "rule 'OfTorch.residual': expected calls of acceptlib.ops" in result.message
+    assert check_strategy(OfTorch(backend="torch"), only=["backends_agree"])[0].status == "skipped"
 
 
 class Raising(AcceptanceStrategy):

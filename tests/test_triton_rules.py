@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,14 +98,31 @@ def floored(target_prob: Any, draft_prob: Any) -> Any:
     return ratio
 
 
+@acceptlib.rule
+def of_torch(target_prob: Any, draft_prob: Any) -> Any:
+    """Return what only torch's tensors have."""
+    return torch.minimum(target_prob, draft_prob)
+
+
+@acceptlib.rule
+def of_math(target_prob: Any) -> Any:
+    """Return what only numbers have."""
+    return exp(target_prob) * math.exp(-1.0)
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
-    [(cubed, r"\(target_prob / 2\) \*\* 3"), (floored, "ratio // draft_prob")],
-    ids=["power", "floor"],
+    [
+        (cubed, r"\(target_prob / 2\) \*\* 3"),
+        (floored, "ratio // draft_prob"),
+        (of_torch, r"torch\.minimum\(target_prob, draft_prob\)"),
+        (of_math, r"exp\(target_prob\)"),
+    ],
+    ids=["power", "floor", "torch", "builtin"],
 )
 def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:
     """The message names the rule and the expression, and says what is there instead."""
-    message = rf"rule '{rule.function.__name__}': expected \+ - .*, got '{code}'\. Write .*backend='torch'"
+    message = rf"rule '{rule.function.__name__}': expected .*, got '{code}'\. Write .*backend='torch'"
     with pytest.raises(StrategyDefinitionError, match=message):
         bind(rule, ("target_prob", "draft_prob"), {})
 

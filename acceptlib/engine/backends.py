@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, cast, get_args
 
+import torch
+
 from acceptlib.engine import torch_engine
 from acceptlib.errors import BackendError, shortened, suggest
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
-    import torch
-
     from acceptlib.engine.plan import Plan
     from acceptlib.inputs import Inputs
     from acceptlib.result import VerifyResult
@@ -111,6 +111,18 @@ def require(choice: Choice, device: torch.device) -> None:
     unavailable = _missing(device) if choice == "triton" else None
     if unavailable is not None:
         _refuse(device, unavailable)
+
+
+def bind_rules(plan: Plan) -> None:
+    """Make a plan's rules into functions of the fused kernels, as a GPU would first; nothing without Triton.
+
+    Raises:
+        StrategyDefinitionError: One cannot become such a function.
+    """
+    if _has_triton():
+        from acceptlib.engine.triton.plans import bound  # noqa: PLC0415 - a CPU install has no triton
+
+        bound(plan, torch.device("cpu"))
 
 
 def _refuse(device: torch.device, unavailable: str) -> NoReturn:

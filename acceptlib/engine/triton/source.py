@@ -18,7 +18,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Mapping
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import triton
@@ -183,7 +183,9 @@ class _Specialise(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Compile a function of the rule's own module, with the numbers that it is given here."""
+        written = ast.unparse(node)
         self.generic_visit(node)
+        self._expect_op(node.func, written)
         function = self.scope.get(node.func.id) if isinstance(node.func, ast.Name) else None
         function = function.function if isinstance(function, Rule) else function
         if not isinstance(function, FunctionType) or function.__module__ == torch_ops.__name__:
@@ -195,6 +197,24 @@ class _Specialise(ast.NodeTransformer):
         compiled = compile_rule(function, numbers)
         self.functions[compiled.__name__] = compiled
         return _call(compiled.__name__, *(value for value in given.values() if isinstance(value, ast.expr)))
+
+    def _expect_op(self, function: ast.expr, written: str) -> None:
+        """Refuse a call of what another module has, but for `acceptlib.ops`: kernels have no counterpart."""
+        root = function
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if not isinstance(root, ast.Name) or root.id not in self.scope:
+            return  # a value's method, or a builtin
+        found = self.scope[root.id]
+        if isinstance(found, BuiltinFunctionType) or (root is not function and isinstance(found, ModuleType)):
+            code = compile(ast.Expression(ast.fix_missing_locations(function)), "<rule>", "eval")
+            called = eval(code, dict(self.scope))  # noqa: S307 - the rule itself
+            if getattr(called, "__module__", None) != torch_ops.__name__:
+                msg = (
+                    f"rule {self.name!r}: expected calls of acceptlib.ops, which is what the fused kernels have, got "
+                    f"{written!r}. Write it with these, or use backend='torch'."
+                )
+                raise StrategyDefinitionError(msg)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
