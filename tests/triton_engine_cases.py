@@ -88,7 +88,7 @@ APART = ("fly",)  # that go through "passed", for a stage of its own finds what 
 WIDE = ("likeliest",)  # that go through "wide-draft", for they read a row's largest entry
 LENGTHS = ("cautious",)  # that go through "cut-short", for they read how many tokens were drafted
 CARELESS = ("forgetful",)  # that go through bad entries of the draft's rows, for they recover without these
-SLOW = ("deferred", "cascade", "relaxed")  # not of many positions: every row is reduced, or summed up several times
+SLOW = ("deferred", "miser", "cascade", "relaxed")  # not of many positions: all rows are reduced, or summed up often
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 OFTEN = 6  # so that among requests that differ in their streams alone some are decided by what is wrong
@@ -223,6 +223,18 @@ class Deferred(AcceptanceStrategy):
         return carry * p - q
 
 
+class Miser(AcceptanceStrategy):
+    """A third party's strategy that draws nothing, and takes the mass of a row that no residual changes."""
+
+    name = "miser"
+    traits = Traits(guarantee="lossy", bound="none", stop="last_acceptance", recovered="argmax", bonus="argmax")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, next_residual_mass: Value) -> Value:
+        """Return h, the ratio where the mass is whole."""
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0) * (2.0 * next_residual_mass - 1.0)
+
+
 class Wary(AcceptanceStrategy):
     """A third party's strategy with a carry and no mass."""
 
@@ -272,7 +284,7 @@ def strategies() -> dict[str, AcceptanceStrategy]:
     found: dict[str, AcceptanceStrategy] = {name: acceptlib.create(name) for name in acceptlib.available()}
     found |= {"cactus": Cactus(), "cascade": Cascade(), "entropy-scaled": EntropyScaled()}
     found["relaxed"] = Relaxed(relaxed_topk=2, begin_thinking_phase_token=1, end_thinking_phase_token=2)
-    own = (Cautious(), Likeliest(), Forgetful(), Deferred(), Wary(), Wild())
+    own = (Cautious(), Likeliest(), Forgetful(), Deferred(), Miser(), Wary(), Wild())
     return found | {strategy.name: strategy for strategy in own}
 
 

@@ -129,7 +129,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     if call.mass_scalar >= 0:
         # Programs find out which rows they read, so a few turns even out better than one.
         even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
-        num_programs = max(num_programs, even)
+        num_programs = max(num_programs, even) if tuning.loops else num_emit_blocks
         shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
     near = num_requests * num_blocks < OVERLAP_BLOCKS
     # Interpreted, stages never overlap, but then it is the order that counts.
