@@ -127,21 +127,22 @@ def tokens_at(request, position, mask, other):
 @triton.jit
 def length_of(request, count):
     """Return how many tokens were drafted before the first placeholder."""
-    length = count
-    for base in range(0, count, LANES):
-        position = base + tl.arange(0, LANES)
-        ids = tokens_at(request, position, position < count, 0)
-        length = tl.minimum(length, tl.min(tl.where(ids < 0, position, count), 0))
-    return length
+    return _cut_short(count, 0, request, count)
 
 
 @triton.jit
 def length_by(fetched, count, request):
     """Return the same, given what `fetch_first` returned."""
     lane = tl.arange(0, LANES)
-    length = tl.minimum(count, tl.min(tl.where((fetched.ids < 0) & (lane < count), lane, count), 0))
-    for base in range(LANES, count, LANES):
-        position = base + lane
+    length = tl.min(tl.where((fetched.ids < 0) & (lane < count), lane, count), 0)
+    return _cut_short(length, LANES, request, count)
+
+
+@triton.jit
+def _cut_short(length, start, request, count):
+    """Return a length, or where the first placeholder from `start` on is before that."""
+    for base in range(start, count, LANES):
+        position = base + tl.arange(0, LANES)
         ids = tokens_at(request, position, position < count, 0)
         length = tl.minimum(length, tl.min(tl.where(ids < 0, position, count), 0))
     return length

@@ -166,7 +166,7 @@ def settle_mass(position, sums, length, known, request, CALL: tl.constexpr):
     None is accepted then.
     """
     mass = tl.sum(sums.parts, 0).to(tl.float64) / WEIGHT_SCALE
-    accepted = mass < 0
+    accepted = position < 0
     if CALL.spares_masses:
         accepted = masses.accepts(position - 1, mass, length, known, request, CALL)
     else:
