@@ -807,9 +807,9 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, tunings.Siz
     if not everything:
         too, more, large = too[:1], (), large[:1]
     small = [*(("cautious", call) for call in too), *COMPILED_FILTERED, *more]
-    return {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small} | {
-        f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large
-    }
+    found = {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small}
+    found |= {f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large}
+    return found | {f"{name}-logits-smaller": (name, "logits", tunings.Sizes()) for name in MASSES if everything}
 
 
 def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
