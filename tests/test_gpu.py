@@ -567,10 +567,11 @@ def test_batches_compile_nothing_new(name: str, form: str, monkeypatch: pytest.M
         call = batch(count, form, most, seed=seed)
         strategy.verify(**call, rng=streams(count), state=strategy.initial_state(count, "cuda"))
 
-    # Batches of every size, and those whose stages do not overlap; one drafted token has no next residual.
+    # Batches of every size, whatever its patience, and those whose stages do not overlap; one drafted token has no next
+    # residual.
     num_blocks = -(-V // engine.BLOCK)
     sizes = [1, *(-(-size // num_blocks) for size in (*tunings.SIZES, engine.OVERLAP_BLOCKS))]
-    for count, most in itertools.product(sizes, (1, 2)):
+    for count, most in itertools.product(sizes, (1, 2, 4)):
         run(count, most, 0)
     stages = {key[1:-1] for key in launching.KERNELS}
     compiled = sum(len(cache[0]) for cache in caches.values())

@@ -221,6 +221,46 @@ def test_programs_of_a_row_wait_where_many_rows_run(
     assert not waits or grid[0] == 2 * num_blocks
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "shapes", "spares"),
+    [
+        ("rejection", {}, [(16, 4), (4, 16), (32, 3), (256, 1)], True),
+        ("rejection", {}, [(16, 3), (8, 7), (63, 1), (4096, 0)], False),
+        ("rejection", {"num_passed": True}, [(256, 7)], False),  # which asks for every row
+        ("deferred", {}, [(256, 7)], False),  # whose decisions follow from each other
+        ("rejection", {"one_hot": True}, [(28, 4), (7, 16)], True),  # of one model's rows
+        ("rejection", {"one_hot": True}, [(27, 4), (32, 3)], False),
+        ("greedy", {}, [(32, 2)], True),
+        ("greedy", {}, [(31, 2)], False),
+        ("rejection", {"dtype": torch.bfloat16}, [(64, 4)], True),
+        ("rejection", {"dtype": torch.bfloat16}, [(51, 5)], False),
+        ("rejection", {"min_p": 0.1}, [(16, 7)], True),
+        ("rejection", {"min_p": 0.1}, [(37, 3)], False),
+        ("rejection", {"top_k": 9}, [(64, 3)], True),  # whose positions go in parts
+        ("rejection", {"top_k": 9}, [(63, 3)], False),
+        ("typical", {}, [(28, 4)], True),  # whose entropy comes with the laws
+        ("typical", {"min_p": 0.1}, [(38, 4)], False),  # and here does not
+    ],
+)
+def test_rows_are_left_out_where_that_may_spare_enough(
+    name: str, form: dict[str, Any], shapes: list[tuple[int, int]], *, spares: bool
+) -> None:
+    """That hangs on the batch, the draft's length, and what is read of an entry."""
+    parameters = {name: value for name, value in form.items() if name in {"min_p", "top_k"}}
+    for num_requests, most in shapes:
+        rows = torch.empty(num_requests, most + 1, 128256, dtype=form.get("dtype"), device="meta")
+        given: dict[str, Any] = {"target_logits": rows, "sampling": acceptlib.SamplingParams(**parameters)}
+        if not form.get("one_hot"):
+            given["draft_logits"] = rows[:, 1:]
+        out = VerifyResult.empty(num_requests, most, rows.device, num_passed=form.get("num_passed", False))
+        ids = torch.empty(num_requests, most, dtype=torch.int64, device="meta")
+        launched: list[Any] = []
+        with mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))):  # noqa: B023
+            engine.verify(cases.strategies()[name].plan, cases.inputs(ids, rng=0, out=out, **given))
+        (key, *_), *_ = launched
+        assert key.call.lazy == spares, (num_requests, most)
+
+
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
 def test_a_workspace_is_enough_for_smaller_batches(
     num_requests: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
@@ -713,7 +753,7 @@ def test_programs_that_read_whole_rows_leave_room_for_others(
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
     monkeypatch.setattr(engine, "launch", cases.each(lambda key, grid, *_: grids.update({key[1]: grid})))
-    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=1))
+    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=0))
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 9)
     probs = torch.zeros(3, 3, 20 * tunings.LARGE_PROBS.emit_block)
     call = cases.inputs(torch.zeros(3, 2, dtype=torch.int64), rng=0, target_probs=probs, draft_probs=probs[:, :2])

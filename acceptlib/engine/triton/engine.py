@@ -1,5 +1,6 @@
 """The Triton engine: what it can run, and how a call is sized for its batch and run in stages."""
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -11,7 +12,7 @@ import torch
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
-from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, compiled_for, form_of, numbers_of
+from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, compiled_for, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
@@ -37,9 +38,6 @@ WAITING_ROWS = 6
 
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
-
-MOST_ROW_BLOCKS = 4
-"""Blocks that a program which reduces rows goes through, at most."""
 
 MOST_BLOCKS = 8
 """Blocks that a program weighs where a mass decides, unless programs then took more than `MOST_TURNS` turns."""
@@ -109,11 +107,12 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     """Return how to run calls of one form."""
     target, draft, device = form.target, form.draft, form.device
     num_blocks = -(-max(target.vocab_size, draft.vocab_size if draft else 0) // BLOCK)
-    tuning = tunings.tuning_of(rules, num_requests * num_blocks, target, draft)
+    num_spared = num_requests * num_blocks * most if may_leave_rows(rules, form) else 0
+    tuning = tunings.tuning_of(rules, num_requests * num_blocks, num_spared, target, draft)
     if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         tuning = tunings.TUNINGS.large_probs  # programs that wait must not be all that run
-    blocks_each = min(max(num_requests * num_blocks // tuning.row_programs, 1), MOST_ROW_BLOCKS)
-    per_row = -(-num_blocks // (blocks_each if tuning.loops else 1))
+    blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_requests * num_blocks) if tuning.loops else 1
+    per_row = -(-num_blocks // blocks_each)
     # A program that waits must not have what others wait for still before it.
     alone = per_row == num_blocks
     tuning = tuning._replace(floors=tuning.floors and alone and can_wait(device, tuning.reduce_warps, num_blocks))

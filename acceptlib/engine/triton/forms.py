@@ -31,12 +31,13 @@ class Tuning(NamedTuple):
         lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
             own.
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
-        row_programs: Programs that reduce one model's rows at one position from which on each goes through more blocks.
+        row_blocks: Blocks of stopping rows from which on a program that reduces rows goes through two blocks, and four.
         floors: Whether programs that reduce rows under min-p alone wait for the row's maximum, where they may, to find
             what is kept of a block. Else one program a row finds a cut.
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
             programs count who is last.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
+        patience: How many times as many blocks of rows as `Sizes.large` says there must be to leave out some.
     """
 
     reduce_warps: int
@@ -53,8 +54,9 @@ class Tuning(NamedTuple):
     thirds: bool = False
     in_order: bool = False
     floors: bool = False
-    row_programs: int = 1024
+    row_blocks: tuple[int, int] = (1024, 4096)
     shares: int = 1
+    patience: float = 1
 
 
 class Model(NamedTuple):
@@ -137,6 +139,11 @@ def _strides(data: torch.Tensor, *, ragged: bool) -> tuple[int, int, int]:
     return (0 if ragged else data.stride(0), data.stride(-2), data.stride(-1))
 
 
+def may_leave_rows(rules: Rules, form: Form) -> bool:
+    """Return whether rows beyond a stop may be left out: where it is known before, and nobody asks for more."""
+    return rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not form.counts_passed
+
+
 @functools.lru_cache(maxsize=1024)
 def compiled_for(
     rules: Rules, form: Form, tuning: Tuning, block: int, blocks_bits: int, emit_blocks_bits: int, tile: int
@@ -160,7 +167,6 @@ def compiled_for(
     sums = rules["sums"][:-1] if entropy else rules["sums"]
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
-    leaves_rows_out = rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not form.counts_passed
     floors = tuning.floors and any(min_ps) and not any(top_ks + top_ps)
     filtered = any(map(any, filters)) and not floors
     part = tuning.emit_block // tuning.emit_parts
@@ -190,7 +196,7 @@ def compiled_for(
         masked=given("bitmask"),
         biased=given("bias_token_ids"),
         best=best,
-        lazy=tuning.lazy and reads_rows and leaves_rows_out,
+        lazy=tuning.lazy and reads_rows and may_leave_rows(rules, form),
         decided=tuning.decides_first
         or (rules["mass_scalar"] < 0 and (rules["stop"] != "first_rejection" or rules["carry_scalar"] >= 0)),
         block=block,

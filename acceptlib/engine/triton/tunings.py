@@ -56,20 +56,23 @@ LARGE = Tuning(
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False)
 """The same from probabilities, of which all programs of the only stage decide."""
 
-LARGE_ONE = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024)
+LARGE_ONE = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024, patience=1.75)
 """The same for the rows of one model, which take half as many programs."""
 
-LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56)
+LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
 """The same where argmaxes are all that is asked for."""
 
-LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_programs=512)
+LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_blocks=(1024, 2048), patience=4)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1)
+LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1, patience=1.75)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
 LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, shares=3)
 """The same where a mass decides."""
+
+PARTS_PATIENCE = 3
+"""The patience, at least, where positions go in parts: rows are searched or summed up once their laws are known."""
 
 MEDIUM = LARGE._replace(
     reduce_registers=64,
@@ -80,6 +83,7 @@ MEDIUM = LARGE._replace(
     emit_parts=8,
     decides_first=False,
     lazy=False,
+    row_blocks=(2048, 4096),
 )
 """Between the two: rows are read before a stop would be known."""
 
@@ -111,44 +115,60 @@ TUNINGS = Tunings()
 
 
 class Sizes(NamedTuple):
-    """From how many blocks of stopping rows on, BLOCK entries each, a batch is of a size.
+    """From how many blocks on, BLOCK entries each, a batch is of a size.
 
-    Only batches of logits without a mass are told apart at `smaller`, and none of probabilities without one at `small`.
+    Up to `medium` they are blocks of stopping rows; only batches of logits without a mass are told apart at `smaller`,
+    and none of probabilities without one at `small`. What makes a batch of logits large is what may be left out of it.
 
     Attributes:
         smaller: No longer smallest.
         small: No longer smaller.
         medium: No longer small.
-        large: Large.
+        large: Large, whatever else it is: blocks of one model's rows behind the first, which an early stop may spare,
+            times the `patience` of the tuning for large ones.
     """
 
     smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
     small: int = 133  # more blocks than half the programs that run at a time
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
-    large: int = 1536
+    large: int = 2048
 
 
 SIZES = Sizes()
 
 
-def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None) -> Tuning:
-    """Return how to run a plan on a batch of `num_blocks` blocks of stopping rows."""
+def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: Model, draft: Model | None) -> Tuning:
+    """Return how to run a plan on a batch.
+
+    Args:
+        rules: The plan's.
+        num_blocks: Blocks of stopping rows.
+        num_spared: Blocks of a model's rows that are left out if all requests stop at their first position.
+        target: The target's rows.
+        draft: The draft's, if there are any.
+    """
     small = num_blocks < SIZES.medium
     if rules["mass_scalar"] >= 0:
         few = TUNINGS.smaller_masses if num_blocks < SIZES.small else TUNINGS.small_masses
         return few if small else TUNINGS.large_masses
     if not target.is_logits:
         return TUNINGS.small_probs if small else TUNINGS.large_probs
+    large = _large(rules, target, draft)
+    patience = max(large.patience, PARTS_PATIENCE) if _in_parts(rules, target, draft) else large.patience
+    if num_spared >= SIZES.large * patience:
+        return large
     if num_blocks < SIZES.smaller and small:
         return TUNINGS.smallest
     if num_blocks < SIZES.small and small:
         return TUNINGS.smaller
     if small:
         return TUNINGS.small
-    if num_blocks < SIZES.large:
-        return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
-    models = (target,) if draft is None else (target, draft)
-    if {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)} == {"min_p"}:
+    return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
+
+
+def _large(rules: Rules, target: Model, draft: Model | None) -> Tuning:
+    """Return how to run a plan on a large batch of logits."""
+    if _filters(target, draft) == {"min_p"}:
         return TUNINGS.large_min_p
     if target.dtype != torch.float32:
         return TUNINGS.large_half
@@ -156,3 +176,16 @@ def tuning_of(rules: Rules, num_blocks: int, target: Model, draft: Model | None)
         return TUNINGS.large
     draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
     return TUNINGS.large_one if draws or rules["reads_target"] else TUNINGS.large_best
+
+
+def _in_parts(rules: Rules, target: Model, draft: Model | None) -> bool:
+    """Return whether a large batch of logits takes a stage after the one that reads rows."""
+    filters, sums = _filters(target, draft), len(rules["sums"])
+    entropy_alone = sums == 1 and rules["entropy_scalar"] >= 0 and not filters  # which comes with the laws
+    return not filters <= {"min_p"} or rules["top_k"] > 0 or (sums > 0 and not entropy_alone)
+
+
+def _filters(target: Model, draft: Model | None) -> set[str]:
+    """Return what filters rows of either model."""
+    models = (target,) if draft is None else (target, draft)
+    return {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)}
