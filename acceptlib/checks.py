@@ -201,8 +201,14 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
     """Return B and K, which ids, counts and rows agree on."""
     ids, counts, bonus = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.bonus_token_ids
     most = arguments.max_num_draft_tokens
-    if most is not None and (not isinstance(most, Integral) or most < 0):
+    if most is not None and (not isinstance(most, Integral) or isinstance(most, bool) or most < 0):
         msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(most)}"
+        raise InputError(msg)
+    if bonus is not None and arguments.logprobs and ids.numel() and target.shape[:-1] == ids.shape:
+        msg = (
+            "target rows: expected bonus rows too, for logprobs=True reads them though bonus_token_ids are given, got "
+            f"{list(target.shape)}: pass [B, K+1, V] or [T+B, V], or logprobs=False"
+        )
         raise InputError(msg)
     # Nothing is read from bonus rows whose tokens are given.
     bonus_rows: tuple[int, ...] = (1,) if bonus is None or arguments.logprobs else (1, 0)

@@ -127,7 +127,8 @@ def _say(key: str, detail: ErrorDetails) -> str:
     known = sorted(AcceptanceConfig.model_fields)
     if detail["type"] == "extra_forbidden":
         return f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}."
-    return f"key {key}: {detail['msg']}, got {shortened(detail['input'])}."
+    problem = "expected a table" if detail["type"] == "dict_type" else detail["msg"]
+    return f"key {key}: {problem}, got {shortened(detail['input'])}."
 
 
 def json_schema() -> dict[str, Any]:

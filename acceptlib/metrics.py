@@ -46,20 +46,29 @@ class AcceptanceMetrics:
             num_draft_tokens: [B] integers, drafted tokens of each request.
 
         Raises:
-            InputError: There is not one number for each request, or one that is less than what was accepted.
+            InputError: There is not one number for each request, or one that is less than what was accepted or more
+                than the result has places for.
         """
-        counts = result.num_accepted.tolist()
+        counts, most = result.num_accepted.tolist(), result.output_token_ids.shape[1] - 1
         fits = (
             isinstance(num_draft_tokens, torch.Tensor)
             and num_draft_tokens.dtype in INTEGERS
             and num_draft_tokens.ndim == 1
         )
         drafts = num_draft_tokens.tolist() if fits else None
-        if not isinstance(drafts, list) or len(drafts) != len(counts) or any(map(operator.lt, drafts, counts)):
+        if (
+            not isinstance(drafts, list)
+            or len(drafts) != len(counts)
+            or any(map(operator.lt, drafts, counts))
+            or max(drafts, default=0) > most
+        ):
             got = f"a {type(num_draft_tokens).__name__}"
             if isinstance(num_draft_tokens, torch.Tensor):
                 got = f"{list(num_draft_tokens.shape)} {num_draft_tokens.dtype}, {shortened(drafts)}"
-            expected = f"a tensor [{len(counts)}] of integers, each at least what was accepted, {shortened(counts)}"
+            expected = (
+                f"a tensor [{len(counts)}] of integers, each at least what was accepted, {shortened(counts)}, and at "
+                f"most {most}"
+            )
             msg = f"num_draft_tokens: expected {expected}; got {got}"
             raise InputError(msg)
         for accepted, emitted, drafted in zip(counts, result.num_emitted.tolist(), drafts, strict=True):

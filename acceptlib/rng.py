@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
+from acceptlib.tensors import as_device
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -82,6 +83,12 @@ class Rng:
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
                 msg = f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}"
                 raise InputError(msg)
+        if self.seeds is self.offsets:
+            msg = "Rng: expected two tensors, got one for seeds and offsets: advancing the one would change the other"
+            raise InputError(msg)
+        if not isinstance(self.advances, bool):
+            msg = f"Rng advances: expected True or False, got {shortened(self.advances)}"
+            raise InputError(msg)
         if self.seeds.shape != self.offsets.shape or self.seeds.device != self.offsets.device:
             msg = (
                 f"Rng: expected seeds and offsets of one length on one device, got {list(self.seeds.shape)} on "
@@ -95,15 +102,15 @@ class Rng:
 
         Args:
             source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, draws fresh
-                seeds and offsets. An int derives a seed for each row from it, with offset 0: equal ints give equal
-                streams, call after call.
+                seeds and offsets. An int, modulo 2^64, derives a seed for each row from it, with offset 0: equal ints
+                give equal streams, call after call.
             num_requests: B.
             device: Where the tensors live.
 
         Raises:
-            InputError: `source` is of another type, or an `Rng` of another length or device.
+            InputError: `source` is of another type, or an `Rng` of another length or device; there is no such device.
         """
-        device = torch.device(device)
+        device = as_device(device) if isinstance(device, str) else device
         if isinstance(source, Rng):
             if source.seeds.shape[0] != num_requests or source.seeds.device != device:
                 msg = (
@@ -119,7 +126,7 @@ class Rng:
             given: dict[str, Any] = {} if source is None else {"generator": source}
             words = torch.randint(SMALLEST, LARGEST, (2, num_requests), device=where, **given).to(device)
             return cls(seeds=words[0], offsets=words[1])
-        if isinstance(source, Integral):
+        if isinstance(source, Integral) and not isinstance(source, bool):
             return Root(wrap(int(source)), 0).streams(num_requests, device)
         msg = f"rng: expected acceptlib.Rng, torch.Generator, int or None, got {type(source).__name__}"
         raise InputError(msg)
@@ -133,7 +140,14 @@ class Rng:
         return Uniforms(accept=as_tensor(to_uniform(words[:, :, :-1])), emit=as_tensor(join(words[:, :, -1])))
 
     def draft_bits(self, position: int) -> torch.Tensor:
-        """Return [B] int64, 64 random bits a request for drafting the token at `position` of this step."""
+        """Return [B] int64, 64 random bits a request for drafting the token at `position` of this step.
+
+        Raises:
+            InputError: The position is no int in [0, 2^32).
+        """
+        if not isinstance(position, Integral) or not 0 <= position <= MASK:
+            msg = f"position: expected an int in [0, 2^32), got {shortened(position)}"
+            raise InputError(msg)
         return as_tensor(join(philox(counters(position, Purpose.DRAFT, as_words(self.offsets)), as_words(self.seeds))))
 
 
@@ -163,7 +177,7 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
     """
     if isinstance(source, Rng):  # first, for it is what engines pass
         return Rng.of(source, num_requests, device)
-    if isinstance(source, int):
+    if isinstance(source, int) and not isinstance(source, bool):
         return Root(wrap(source), 0)
     if source is None or isinstance(source, torch.Generator):
         where = device if source is None else source.device

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Union, get_args, get_origin
 
 import pydantic
 import torch
@@ -51,6 +52,18 @@ class Options(pydantic.BaseModel):
     """Base of a strategy's options: unknown names are errors, values are validated and frozen."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, validate_default=True)
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Refuse a flag or a text where a number is expected, of which pydantic would make one."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *(get_args(annotation) if get_origin(annotation) in {Union, UnionType} else ())}
+        if kinds & {int, float} and type(value) in {bool, str} - kinds:
+            expected = "a number" if float in kinds else "an integer"
+            msg = f"expected {expected}, not a {'flag' if isinstance(value, bool) else 'text'}"
+            raise ValueError(msg)
+        return value
 
 
 _Options = Options
@@ -259,8 +272,8 @@ class AcceptanceStrategy:
             target_logits: [T+B, V] or [B, K+1, V], float32, float16 or bfloat16. Row i of request b is at
                 `cu_num_draft_tokens[b] + b + i` in the ragged layout.
             target_probs: The same as probabilities, processed already. Exactly one of the two is given. With
-                `bonus_token_ids` either may leave out the bonus rows: [T, V] or [B, K, V], row i of request b at
-                `cu_num_draft_tokens[b] + i`.
+                `bonus_token_ids`, and without `logprobs`, either may leave out the bonus rows: [T, V] or [B, K, V], row
+                i of request b at `cu_num_draft_tokens[b] + i`.
             draft_logits: [T, V] or [B, K, V], what the drafted tokens were drawn from.
             draft_probs: The same as probabilities. With neither, each draft is one-hot at its token (n-gram).
             cu_num_draft_tokens: [B+1] int32 or int64 with leading 0, or [B] without it where there are as many
@@ -274,7 +287,7 @@ class AcceptanceStrategy:
                 `torch.Generator` (None: the default one) draws fresh seeds; an int derives them from the row number.
             bonus_token_ids: [B] tokens to emit where every drafted token stands. In the ragged layout a chain that ends
                 early, at a negative id, gets a token drawn from the row there instead.
-            uniforms: Every random number of the call, instead of `rng`.
+            uniforms: Every random number of the call, instead of `rng`. Their values are not looked at.
             state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64. Only read here:
                 call `update_state` after the step.
             logprobs: Also return the log-probability of each emitted token under the processed target row and under the
@@ -402,7 +415,8 @@ def _explain(name: str, options: type[Options], error: pydantic.ValidationError)
         if detail["type"] == "missing":
             return f"Strategy {name!r} needs option {option}, which has no default."
         if detail["loc"]:
-            return f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {detail['msg']}."
+            problem = detail["msg"].removeprefix("Value error, ")
+            return f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {problem}."
         return f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}."
 
     return f"{problems_of(error, say)} See `acceptlib show {name}`."

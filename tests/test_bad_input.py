@@ -94,6 +94,11 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "max-negative": ({"max_num_draft_tokens": -1}, ["max_num_draft_tokens", ">= 0", "-1"]),
     "max-type": ({"max_num_draft_tokens": 2.0}, ["max_num_draft_tokens", "int", "2.0"]),
+    "max-bool": ({"max_num_draft_tokens": True}, ["max_num_draft_tokens", "int", "True"]),
+    "bonus-rows": (
+        {"target_probs": torch.ones(3, 7), "bonus_token_ids": torch.zeros(2, dtype=I64), "logprobs": True},
+        ["target rows", "logprobs=True reads", "[3, 7]", "[T+B, V]"],
+    ),
     "bonus-shape": ({"bonus_token_ids": torch.zeros(3, dtype=I64)}, ["bonus_token_ids", "leading 0", "[2]", "[3]"]),
     "bonus-dtype": ({"bonus_token_ids": torch.zeros(2)}, ["bonus_token_ids", "int32 or int64", "float32"]),
     "rng-type": ({"rng": "seed"}, ["rng", "acceptlib.Rng", "str"]),
@@ -186,6 +191,10 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["target_probs", "nested"],
     ),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
+    "bonus-rows": (
+        {"target_probs": torch.ones(2, 2, 7), "bonus_token_ids": torch.zeros(2, dtype=I64), "logprobs": True},
+        ["target rows", "logprobs=True reads", "[2, 2, 7]", "[B, K+1, V]"],
+    ),
     "target-flat": ({"target_probs": torch.ones(6, 7)}, ["target rows", "[2, 3, V]", "[6, 7]"]),
     "target-sparse": (
         {"target_probs": torch.eye(7)[:3].expand(2, 3, 7).to_sparse()},

@@ -78,7 +78,7 @@ def test_metrics_share_no_lists() -> None:
 def test_counts_of_another_batch_are_an_error() -> None:
     metrics = AcceptanceMetrics()
     wrong = (torch.tensor([1]), torch.tensor([1, -1]), torch.tensor([0, 3]), torch.tensor(1), torch.tensor([3.0, 3.0]))
-    wrong = (*wrong, torch.tensor([[1], [1]]))
+    wrong = (*wrong, torch.tensor([[1], [1]]), torch.tensor([5, 3]))  # of 4 places
     for drafted in (*wrong, [1, None]):
         with pytest.raises(InputError, match=r"a tensor \[2\] of integers, each at least what was accepted, \[1, 0\]"):
             metrics.update(result([1, 0], [2, 1]), drafted)

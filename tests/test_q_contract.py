@@ -160,9 +160,11 @@ def test_nothing_drafted_passes() -> None:
         ({"draft_probs": SHARED, "sampling": SamplingParams(top_k=3)}, "draft_logits"),
         ({"draft_probs": SHARED}, "draft_probs: expected probabilities, got -"),
         ({"draft_probs": -SHARED.softmax(-1)}, "draft_probs: expected probabilities, got -"),
+        ({"draft_probs": SHARED.tolist()}, "draft_probs: expected a torch.Tensor, got list"),
+        ({"draft_token_ids": [1], "draft_probs": SHARED}, "draft_token_ids: expected a torch.Tensor, got list"),
         ({"draft_probs": SHARED[:5]}, r"expected \[5\], a token a row, got \[400\]"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_draft_contract(SHARED.argmax(-1), **arguments)  # type: ignore[arg-type]
+        check_draft_contract(**{"draft_token_ids": SHARED.argmax(-1), **arguments})  # type: ignore[arg-type]

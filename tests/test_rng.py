@@ -328,6 +328,7 @@ LONG = torch.zeros(3, dtype=torch.int64)
         pytest.param(LONG.double(), LONG, id="seeds-float64"),
         pytest.param(LONG[None], LONG[None], id="two-dimensions"),
         pytest.param(LONG[0], LONG[0], id="no-dimension"),
+        pytest.param(LONG, LONG, id="one-for-both"),  # seeds would advance
         pytest.param(LONG, LONG[:2], id="lengths-differ"),
         pytest.param(LONG, LONG.to("meta"), id="devices-differ"),
     ],
@@ -345,6 +346,19 @@ def test_of_rejects() -> None:
         Rng.of(Rng(seeds=LONG, offsets=LONG.clone()), 4, torch.device("cpu"))
     with pytest.raises(InputError, match="got str"):
         Rng.of("7", 3, torch.device("cpu"))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="device 'nowhere'"):
+        Rng.of(3, 2, "nowhere")
+    for source in (Rng.of, resolve):
+        with pytest.raises(InputError, match="got bool"):
+            source(True, 3, torch.device("cpu"))  # noqa: FBT003
+    with pytest.raises(InputError, match="advances: expected True or False, got 'no'"):
+        Rng(seeds=LONG, offsets=LONG.clone(), advances="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("position", [-1, 2**32, 1.5])
+def test_no_bits_beyond_a_stream(position: float) -> None:
+    with pytest.raises(InputError, match=r"position: expected an int in \[0, 2\^32\)"):
+        Rng(seeds=LONG, offsets=LONG.clone()).draft_bits(position)  # type: ignore[arg-type]
 
 
 def test_a_generator_on_a_gpu_is_no_int(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -834,6 +834,11 @@ def test_what_is_no_length_shows_at_once(length: Any) -> None:
         custom_generate(num_draft_tokens=length)
 
 
+def test_what_is_no_function_shows_at_once() -> None:
+    with pytest.raises(InputError, match="on_step: expected a function of a Step, or None, got 5"):
+        custom_generate(on_step=5)  # type: ignore[arg-type]
+
+
 def test_unknown_strategy_shows_at_once() -> None:
     with pytest.raises(UnknownStrategyError, match="rejection"):
         custom_generate("rejecton")

@@ -101,7 +101,7 @@ class Backend(str, Enum):
 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Strategies; all available ones if left out.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Strategies; all available ones if left out.")
     ] = None,
     shapes: Annotated[
         str, typer.Option(metavar="BxK,BxK", help="Requests and drafted tokens of each, separated by commas.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
 from acceptlib.integrations.decoder import (
     LogitsProcessor,
     SpeculativeDecoder,
@@ -107,6 +107,9 @@ def custom_generate(
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = as_strategy(strategy)
     check_length(num_draft_tokens)
+    if on_step is not None and not callable(on_step):
+        msg = f"on_step: expected a function of a Step, or None, got {shortened(on_step)}"
+        raise InputError(msg)
 
     def decode(  # noqa: PLR0913, PLR0917 - the signature that `generate` calls
         model: Any,

@@ -62,6 +62,14 @@ def check_draft_contract(
             `FALSE_ALARM_RATE`.
         InputError: The arguments do not fit together.
     """
+    for name, tensor in (
+        ("draft_token_ids", draft_token_ids),
+        ("draft_probs", draft_probs),
+        ("draft_logits", draft_logits),
+    ):
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name == "draft_token_ids"):
+            msg = f"{name}: expected a torch.Tensor, got {type(tensor).__name__}"
+            raise InputError(msg)
     if draft_probs is not None and draft_logits is not None:
         msg = "expected at most one of draft_probs and draft_logits, got both"
         raise InputError(msg)
