@@ -19,7 +19,6 @@ import torch
 
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
 from acceptlib.errors import InputError, shortened
-from acceptlib.tensors import as_device
 
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -108,9 +107,9 @@ class Rng:
             device: Where the tensors live.
 
         Raises:
-            InputError: `source` is of another type, or an `Rng` of another length or device; there is no such device.
+            InputError: `source` is of another type, or an `Rng` of another length or device.
         """
-        device = as_device(device) if isinstance(device, str) else device
+        device = torch.device(device)
         if isinstance(source, Rng):
             if source.seeds.shape[0] != num_requests or source.seeds.device != device:
                 msg = (

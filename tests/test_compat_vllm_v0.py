@@ -116,8 +116,6 @@ def test_counters_add_up(kind: str) -> None:
     sampler.init_tensors(0, device_type=torch.device("cpu"))
     sampler(**forced(ACCEPTED))
     assert int(sampler.num_accepted_tokens) == 8
-    with pytest.raises(InputError, match="device 'nowhere'"):
-        sampler.init_tensors("nowhere")
 
 
 @samplers

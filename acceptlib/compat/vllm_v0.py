@@ -24,7 +24,6 @@ from acceptlib import (
 from acceptlib.compat._common import as_rows, bonus_tokens, expect, request_streams, unused_uniforms
 from acceptlib.errors import InputError, shortened
 from acceptlib.ops import Value
-from acceptlib.tensors import as_device
 
 __all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
 
@@ -72,7 +71,8 @@ class _SpecDecodeSampler(torch.nn.Module):
 
         The first call does so by itself; before CUDA graphs are captured it has to be done here.
         """
-        where = as_device(f"{torch.device(device_type).type}:{device}" if isinstance(device, int) else device)
+        kind = torch.device(device_type).type
+        where = torch.device(kind, device) if isinstance(device, int) else torch.device(device)
         # A tensor made in inference mode could not be added to outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             self._totals = torch.zeros(2, dtype=torch.int64, device=where)
