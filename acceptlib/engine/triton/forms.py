@@ -54,7 +54,7 @@ class Tuning(NamedTuple):
     thirds: bool = False
     in_order: bool = False
     floors: bool = False
-    row_blocks: tuple[int, int] = (1024, 4096)
+    row_blocks: tuple[int, int] = (2048, 4096)
     shares: int = 1
     patience: float = 1
 

@@ -50,13 +50,16 @@ LARGE = Tuning(
     loops=True,
     decides_first=True,
     lazy=True,
+    row_blocks=(256, 4096),
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
-LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False)
+LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
 """The same from probabilities, of which all programs of the only stage decide."""
 
-LARGE_ONE = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024, patience=1.75)
+LARGE_ONE = LARGE._replace(
+    reduce_registers=104, emit_registers=64, emit_block=1024, row_blocks=(1024, 4096), patience=1.75
+)
 """The same for the rows of one model, which take half as many programs."""
 
 LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
@@ -68,7 +71,7 @@ LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_blocks=(
 LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1, patience=1.75)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
-LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, shares=3)
+LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, row_blocks=(2048, 4096), shares=3)
 """The same where a mass decides."""
 
 PARTS_PATIENCE = 3
