@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from numbers import Integral
@@ -56,12 +57,13 @@ class Options(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Refuse a flag or a text where a number is expected, of which pydantic would make one."""
+        """Refuse NaN, and a flag or a text, of which pydantic would make a number, where one is expected."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = {annotation, *(get_args(annotation) if get_origin(annotation) in {Union, UnionType} else ())}
-        if kinds & {int, float} and type(value) in {bool, str} - kinds:
-            expected = "a number" if float in kinds else "an integer"
-            msg = f"expected {expected}, not a {'flag' if isinstance(value, bool) else 'text'}"
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if kinds & {int, float} and (is_nan or type(value) in {bool, str} - kinds):
+            given = "NaN" if is_nan else {bool: "a flag", str: "a text"}[type(value)]
+            msg = f"expected {'a number' if float in kinds else 'an integer'}, not {given}"
             raise ValueError(msg)
         return value
 

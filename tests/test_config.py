@@ -140,6 +140,7 @@ def test_source_mapping_is_left_as_it_is() -> None:
             OptionError,
             ["got True", "number, not a flag"],
         ),
+        ({"strategy": "lenience", "options": {"lenience": math.nan}}, OptionError, ["got nan", "number, not NaN"]),
         ({"strategy": "typical", "options": {"posterior_alpha": "1"}}, OptionError, ["got '1'", "number, not a text"]),
         (
             {"strategy": "synthetic", "options": {"synthetic_acceptance_length": "2"}},
