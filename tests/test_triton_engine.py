@@ -247,6 +247,7 @@ def test_rows_are_left_out_where_that_may_spare_enough(
 ) -> None:
     """That hangs on the batch, the draft's length, and what is read of an entry."""
     parameters = {name: value for name, value in form.items() if name in {"min_p", "top_k"}}
+    large = (tunings.LARGE, tunings.LARGE_ONE, tunings.LARGE_BEST, tunings.LARGE_HALF, tunings.LARGE_MIN_P)
     for num_requests, most in shapes:
         rows = torch.empty(num_requests, most + 1, 128256, dtype=form.get("dtype"), device="meta")
         given: dict[str, Any] = {"target_logits": rows, "sampling": acceptlib.SamplingParams(**parameters)}
@@ -257,8 +258,9 @@ def test_rows_are_left_out_where_that_may_spare_enough(
         launched: list[Any] = []
         with mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))):  # noqa: B023
             engine.verify(cases.strategies()[name].plan, cases.inputs(ids, rng=0, out=out, **given))
-        (key, *_), *_ = launched
+        (key, _, _, registers, _), *_ = launched
         assert key.call.lazy == spares, (num_requests, most)
+        assert (registers in {tuning.reduce_registers for tuning in large}) == spares, (num_requests, most)
 
 
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
