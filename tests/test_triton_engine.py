@@ -227,7 +227,7 @@ def test_programs_of_a_row_wait_where_many_rows_run(
         ("rejection", {}, [(16, 4), (4, 16), (32, 3), (256, 1)], True),
         ("rejection", {}, [(16, 3), (8, 7), (63, 1), (4096, 0)], False),
         ("rejection", {"num_passed": True}, [(256, 7)], False),  # which asks for every row
-        ("deferred", {}, [(256, 7)], False),  # whose decisions follow from each other
+        ("wary", {}, [(256, 7)], False),  # whose decisions follow from each other
         ("rejection", {"one_hot": True}, [(28, 4), (7, 16)], True),  # of one model's rows
         ("rejection", {"one_hot": True}, [(27, 4), (32, 3)], False),
         ("greedy", {}, [(32, 2)], True),
