@@ -137,6 +137,11 @@ class Call:
         """Whether some rows are filtered."""
         return any(self.filtered)
 
+    @property
+    def has_argmax(self) -> bool:
+        """Whether laws of rows have an argmax; elsewhere it is 0, which nothing reads."""
+        return any(self.temperature + self.best + self.filtered)
+
     @cached_property
     def lists(self) -> bool:
         """Whether a draw goes through what is listed of a row alone, where that is little: slower for few requests."""

@@ -22,6 +22,9 @@ from acceptlib.engine.triton.sums import mass_of
 SIGN = tl.constexpr(-(2**31))
 """The key of no logit, nor of the NaN that `key_or_nan` gives: a word of 0 is none that was written."""
 
+MISSING = tl.constexpr(2**31 - 1)
+"""What is 1 below that key, as integers wrap: of keys less 1, one maximum says whether a word is missing too."""
+
 
 @triton.jit
 def weigh_block(x, entry, model, position, block, num_blocks, words_ptr, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
@@ -59,14 +62,8 @@ def wait(words_ptr, num_blocks, CALL: tl.constexpr):
     One warp looks at the words, or two at more, and all go on as the words say that were seen.
     """
     index = tl.arange(0, max(THREADS.value, CALL.max_blocks))
-    highest = tl.full((), 0, tl.int32)
-    missing = num_blocks
-    while missing > 0:
+    highest = tl.full((), MISSING, tl.int32)
+    while highest == MISSING:
         words = tl.load(words_ptr + index, mask=index < num_blocks, other=LOWEST ^ SIGN, volatile=True)
-        missing, highest = tl.reduce(((words == 0).to(tl.int32), words ^ SIGN), 0, _sum_and_largest)
-    return logit_of(highest)
-
-
-@triton.jit
-def _sum_and_largest(count, largest, other_count, other_largest):
-    return count + other_count, tl.maximum(largest, other_largest)
+        highest = tl.max((words ^ SIGN) - 1, 0)
+    return logit_of(highest + 1)

@@ -8,7 +8,7 @@ A row's law is also a cut where its model is filtered: `select` finds it once a 
 `floors` sums up what is kept of each block instead, relative to the row's maximum, in small batches.
 """
 
-# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
 
 import math
 from typing import NamedTuple
@@ -20,7 +20,6 @@ from acceptlib.engine.triton.rows import DRAFT, KEEP, LARGEST_INT32, LOG2_E, TAR
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
-    add_six,
     add_three,
     add_two,
     in_thirds,
@@ -350,29 +349,50 @@ def rescaled(maxima, sums, maximum, factor):
 
 @triton.jit
 def pair_at(pair, chosen, CALL: tl.constexpr):
-    """Return the laws of both models' rows at the chosen one of several positions, as scalars."""
+    """Return the laws of both models' rows at the chosen one of several positions, as scalars.
+
+    What every kind of law has is added up at a time, two numbers as one of 64 bits: it is warps waiting for each other
+    that takes long.
+    """
     target, draft = pair
-    numbers = _numbers_at(target, chosen)
+    words = (_word_of(target.maximum, target.normaliser, chosen),)
     if CALL.has_draft:
-        numbers = tl.reduce(numbers + _numbers_at(draft, chosen), 0, add_six)
-        draft_law = _law_at(numbers[3:6], draft, chosen, CALL, DRAFT)
-        return Pair(_law_at(numbers[0:3], target, chosen, CALL, TARGET), draft_law)
+        words = words + (_word_of(draft.maximum, draft.normaliser, chosen),)
+    if CALL.has_argmax:
+        words = words + (_word_of(target.argmax, draft.argmax, chosen),)
+    if len(words) == 1:
+        words = (tl.sum(words[0], 0),)
+    elif len(words) == 2:
+        words = tl.reduce(words, 0, add_two)
     else:
-        target_law = _law_at(tl.reduce(numbers, 0, add_three), target, chosen, CALL, TARGET)
-        return Pair(target_law, target_law)
+        words = tl.reduce(words, 0, add_three)
+    argmax, draft_argmax = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+    if CALL.has_argmax:
+        argmax, draft_argmax = _halves_of(words[len(words) - 1], tl.int32)
+    target_law = _law_at(words[0], argmax, target, chosen, CALL, TARGET)
+    draft_law = target_law
+    if CALL.has_draft:
+        draft_law = _law_at(words[1], draft_argmax, draft, chosen, CALL, DRAFT)
+    return Pair(target_law, draft_law)
 
 
 @triton.jit
-def _numbers_at(law, chosen):
-    """Return what every kind of law has, of the chosen one of several, and 0 of the others."""
-    maximum, normaliser = tl.where(chosen, law.maximum, 0.0), tl.where(chosen, law.normaliser, 0.0)
-    return maximum, normaliser, tl.where(chosen, law.argmax, 0)
+def _word_of(high, low, chosen):
+    """Return two numbers of 32 bits of the chosen one of several rows as an int64, and 0 of the others."""
+    high_bits, low_bits = high.to(tl.int32, bitcast=True), low.to(tl.int32, bitcast=True)
+    return tl.where(chosen, (high_bits.to(tl.int64) << 32) | (low_bits.to(tl.int64) & 0xFFFFFFFF), 0)
 
 
 @triton.jit
-def _law_at(numbers, law, chosen, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the chosen one of several laws, given what every kind of law has of it."""
-    maximum, normaliser, argmax = numbers
+def _halves_of(word, TYPE: tl.constexpr):
+    """Return the two numbers of 32 bits that `_word_of` made a word of."""
+    return (word >> 32).to(tl.int32).to(TYPE, bitcast=True), word.to(tl.int32).to(TYPE, bitcast=True)
+
+
+@triton.jit
+def _law_at(word, argmax, law, chosen, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the chosen one of several laws, given the word of its maximum and normaliser, and its argmax."""
+    maximum, normaliser = _halves_of(word, tl.float32)
     if CALL.filtered[MODEL]:
         cut, first_kept = tl.where(chosen, law.cut, 0.0), tl.where(chosen, law.first_kept, 0)
         return CutLaw(maximum, normaliser, argmax, tl.sum(cut, 0), tl.sum(first_kept, 0))

@@ -160,9 +160,3 @@ def add_four(a, b, c, d, e, f, g, h):
 def add_three(a, b, c, d, e, f):
     """Add two triples."""
     return a + d, b + e, c + f
-
-
-@triton.jit
-def add_six(a, b, c, d, e, f, g, h, i, j, k, l):  # noqa: E741
-    """Add two sextuples."""
-    return a + g, b + h, c + i, d + j, e + k, f + l
