@@ -68,7 +68,7 @@ LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
 LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_blocks=(1024, 2048), patience=4)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1, patience=1.75)
+LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1, patience=1.5)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
 LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, row_blocks=(2048, 4096), shares=3)
