@@ -2,13 +2,14 @@
 
 from acceptlib import ops
 from acceptlib.config import from_config
+from acceptlib.drafting import sample
 from acceptlib.errors import AcceptlibError
 from acceptlib.hookspecs import hookimpl
 from acceptlib.registry import available, create
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status, VerifyResult
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.rules import row_sum, rule
-from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.sampling import LogitBias, SamplingParams, pack_bitmask
 from acceptlib.strategy import AcceptanceStrategy, Options, Traits
 from acceptlib.workspace import Workspace
 
@@ -30,6 +31,8 @@ __all__ = [
     "from_config",
     "hookimpl",
     "ops",
+    "pack_bitmask",
     "row_sum",
     "rule",
+    "sample",
 ]

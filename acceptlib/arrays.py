@@ -7,6 +7,7 @@ runs on `Words` and serves every device; both wrap int64 alike.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,6 +16,11 @@ import torch
 
 Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
+
+MOST_KEPT = 1024
+"""Keys that `kept` remembers, of a few bytes a request each."""
+
+_KEPT: dict[Hashable, Any] = {}
 
 FEW_THREADS = 4
 """Threads of torch up to which one of NumPy takes logarithms sooner, where it has wide instructions for them."""
@@ -35,6 +41,11 @@ def library(words: Words) -> ModuleType:
     return torch if isinstance(words, torch.Tensor) else np
 
 
+def device_of(words: Words) -> torch.device | None:
+    """Return the device of a tensor, None of an array."""
+    return words.device if isinstance(words, torch.Tensor) else None
+
+
 def float64(words: Words) -> Words:
     """Return words of any dtype as float64."""
     return words.to(torch.float64) if isinstance(words, torch.Tensor) else words.astype(np.float64)
@@ -49,16 +60,46 @@ def full(shape: tuple[int, ...], value: float, like: Words) -> Words:
 
 def arange(length: int, like: Words) -> Words:
     """Return 0..length-1, int64, of the same kind as `like`. It is shared: never write to it."""
-    return _arange(length, like.device if isinstance(like, torch.Tensor) else None)
+    device = device_of(like)
+    return kept(
+        ("arange", length), device, lambda: torch.arange(length, device=device) if device else np.arange(length)
+    )
 
 
-@functools.lru_cache(maxsize=64)
-def _arange(length: int, device: torch.device | None) -> Words:
-    if device is None:
-        return np.arange(length)
-    # A tensor made in inference mode could not be used outside of it.
-    with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
-        return torch.arange(length, device=device)
+def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) -> Any:
+    """Return what `make` returned for this key before, never to be written: it spares the time to make it, or a kernel.
+
+    On a GPU it is kept for each stream, so that none reads what another has yet to write, and a CUDA graph makes its
+    own.
+
+    Args:
+        key: What is made.
+        device: Of the tensors; None for arrays.
+        make: Returns an array or a tensor, or some.
+    """
+    stream = None
+    if device is not None and device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return make()
+        stream = current_stream(device)
+    place = (key, device, stream)
+    found = _KEPT.get(place)
+    if found is None:
+        # A tensor made in inference mode could not be used outside of it.
+        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
+            found = make()
+        first = found[0] if isinstance(found, tuple) else found
+        if len(_KEPT) < MOST_KEPT and type(first) in {torch.Tensor, np.ndarray}:  # and not a fake one
+            _KEPT[place] = found
+    return found
+
+
+def current_stream(device: torch.device) -> int:
+    """Return which stream of a GPU is the current one: its handle, without the object that torch makes of it.
+
+    That takes the host microseconds; Triton and torch's own compiler ask for the handle too.
+    """
+    return torch._C._cuda_getCurrentRawStream(device.index)  # noqa: SLF001 - as they do
 
 
 def leading(condition: Words) -> Words:

@@ -13,7 +13,7 @@ import torch
 from acceptlib.errors import InputError, shortened
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms
-from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.sampling import SamplingParams
 from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
 from acceptlib.workspace import Workspace
 
@@ -121,7 +121,6 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
             bias = parameters.logit_bias
             values += _NUMBERS_AND_MASK(parameters)
             values += (None, None) if bias is None else (bias.token_ids, bias.values)
-            values.append(type(bias))
     if uniforms is not None:
         values += (uniforms.accept, uniforms.emit)
     if state is not None:
@@ -141,11 +140,7 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
 def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     ids, counts = arguments.draft_token_ids, arguments.cu_num_draft_tokens
     target, draft = _rows(arguments)
-    for name, kind in KINDS.items():
-        value = getattr(arguments, name)
-        if not isinstance(value, kind) and (value is not None or kind is bool):
-            msg = f"{name}: expected {kind.__name__}, got {shortened(value)} ({type(value).__name__})"
-            raise InputError(msg)
+    check_kinds(arguments)
     device = target.device
     expect("draft_token_ids", ids, None, ID_DTYPES, device)
     num_requests, most = _sizes(arguments, target, draft)
@@ -167,6 +162,26 @@ def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     if draft is not None:
         check_sampling("draft_sampling", arguments.draft_sampling, draft, num_requests)
     return Checked(num_requests, most)
+
+
+def check_kinds(arguments: Arguments) -> None:
+    """Check what arguments that are no tensors are.
+
+    Raises:
+        InputError: One is of another type.
+    """
+    for name, kind in KINDS.items():
+        value = getattr(arguments, name)
+        if not isinstance(value, kind) and (value is not None or kind is bool):
+            got = type(value).__name__
+            if not torch.compiler.is_compiling():  # no graph can hold what shortens a text
+                got = f"{shortened(value)} ({got})"
+            msg = f"{name}: expected {kind.__name__}, got {got}"
+            raise InputError(msg)
+    most = arguments.max_num_draft_tokens
+    if most is not None and (not isinstance(most, Integral | torch.SymInt) or isinstance(most, bool)):
+        msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(most)}"
+        raise InputError(msg)
 
 
 def _rows(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -201,7 +216,7 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
     """Return B and K, which ids, counts and rows agree on."""
     ids, counts, bonus = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.bonus_token_ids
     most = arguments.max_num_draft_tokens
-    if most is not None and (not isinstance(most, Integral) or isinstance(most, bool) or most < 0):
+    if most is not None and most < 0:
         msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(most)}"
         raise InputError(msg)
     if bonus is not None and arguments.logprobs and ids.numel() and target.shape[:-1] == ids.shape:
@@ -321,13 +336,13 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
             expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
     if sampling.allowed_token_bitmask is not None:
         shape = (*data.shape[:-1], -(-data.shape[-1] // 32))
-        expect(f"{name}.allowed_token_bitmask", sampling.allowed_token_bitmask, shape, (torch.int32,), data.device)
+        mask = sampling.allowed_token_bitmask
+        if getattr(mask, "dtype", None) == torch.bool:
+            msg = f"{name}.allowed_token_bitmask: expected int32, a bit a token, got bool; use acceptlib.pack_bitmask"
+            raise InputError(msg)
+        expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
     bias = sampling.logit_bias
     if bias is not None:
-        if not isinstance(bias, LogitBias):
-            got = f"{shortened(bias)} ({type(bias).__name__})"
-            msg = f"{name}.logit_bias: expected LogitBias(token_ids=..., values=...), got {got}"
-            raise InputError(msg)
         expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
         expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
 

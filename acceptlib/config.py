@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, too."""
+    """Refuses a key that is given twice, and reads numbers like 1e-3, which are texts to YAML 1.1, as YAML 1.2 does."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         """Compose a table as it is written: what `<<` merges into it later may be given there once more."""
@@ -60,6 +61,10 @@ class _YamlLoader(yaml.SafeLoader):
                 seen.add((key.tag, key.value))
         return node
 
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)
 
 READERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".toml": lambda file: tomllib.loads(file.read().decode("utf-8-sig")),  # with a byte order mark, as the others are

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
         top_p: [B] float32 or float64; 1 is off.
         min_p: [B] float32 or float64; 0 is off.
         bitmask: [..., ceil(V/32)] int32 with the leading dimensions of `data`, any strides.
-        bias_token_ids: [B, n] int32 or int64; negative ids and those from V on bias nothing.
+        bias_token_ids: [B, n] int32 or int64; negative ids are padding; see `LogitBias`.
         bias_values: [B, n] float32.
     """
 
@@ -191,8 +191,13 @@ def _draft_rows(arguments: Arguments, target: Rows, num_requests: int) -> Rows |
     if arguments.draft_sampling is not None:
         return make_rows(logits, probs, arguments.draft_sampling, num_requests)
     if logits is not None and target.is_logits and logits.shape[-1] == target.data.shape[-1]:
-        return target._replace(data=logits, bitmask=None)  # the same tensors of numbers serve both
+        return target._replace(data=_plain(logits), bitmask=None)  # the same tensors of numbers serve both
     return make_rows(logits, probs, arguments.sampling, num_requests, masked=False)
+
+
+def _plain(data: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds what it says: torch may keep a sign apart from it."""
+    return data.resolve_neg() if data.is_neg() else data
 
 
 def make_rows(
@@ -214,7 +219,8 @@ def make_rows(
     """
     if logits is None:
         assert probs is not None  # noqa: S101 - for the type checker
-        return Rows(probs, is_logits=False)
+        return Rows(_plain(probs), is_logits=False)
+    logits = _plain(logits)
     if sampling is None:
         return Rows(logits, is_logits=True)
     found: dict[str, Any] = {}

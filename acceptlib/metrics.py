@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 @dataclass(slots=True)
 class AcceptanceMetrics:
     """Counts over many verified steps; updating waits for the device.
+
+    A step that a bad row or count ended, of which `VerifyResult.status` tells, counts as well.
 
     Attributes:
         num_steps: Verified steps, one a request and call.
@@ -83,6 +86,14 @@ class AcceptanceMetrics:
             for position in range(drafted):
                 self.drafted_at[position] += 1
                 self.accepted_at[position] += position < accepted
+
+    def merge(self, other: AcceptanceMetrics) -> None:
+        """Add the counts of another, as of another worker."""
+        for name in ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "_squares"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("drafted_at", "accepted_at"):
+            pairs = itertools.zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
+            setattr(self, name, [ours + theirs for ours, theirs in pairs])
 
     @property
     def mean_acceptance_length(self) -> float:

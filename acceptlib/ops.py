@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,7 +53,7 @@ def where(condition: Value, a: Value, b: Value) -> Value:
 
 def exp(a: Value) -> Value:
     """Return e to the power of `a`."""
-    return _library(a).exp(a)
+    return _function("exp", a)
 
 
 def log(a: Value) -> Value:
@@ -62,19 +61,19 @@ def log(a: Value) -> Value:
     if isinstance(a, torch.Tensor) and a.is_cpu and a.dtype == torch.float32:
         # torch's own is MKL's, which is several times slower on an AMD EPYC than on Intel's.
         return arrays.log2(a).mul_(LN_2)
-    return _library(a).log(a)
+    return _function("log", a)
 
 
 def log2(a: Value, guard: float = 0.0) -> Value:
     """Return the logarithm of `a + guard` to base 2, on a CPU the quicker one, in the memory of the sum."""
     total = a + guard if guard else a
-    return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _library(a).log2(total)
+    return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _function("log2", total)
 
 
 def sqrt(a: Value) -> Value:
     """Return the square root of `a`, correctly rounded; NaN below 0."""
     if not isinstance(a, torch.Tensor) or not a.is_cpu:
-        return _library(a).sqrt(a)
+        return _function("sqrt", a)
     # torch's own is an ulp off for many numbers on a CPU, and a token must not depend on the device.
     with np.errstate(invalid="ignore"):
         return torch.from_numpy(np.asarray(np.sqrt(a.detach().numpy())))
@@ -99,6 +98,10 @@ def ratio(a: Value, b: Value) -> Value:
     return where(quotient == quotient, quotient, 0.0)  # noqa: PLR0124 - NaN alone is not itself
 
 
-def _library(a: Value) -> ModuleType:
-    """Return the module whose functions take `a`."""
-    return torch if isinstance(a, torch.Tensor) else np if isinstance(a, np.ndarray) else math
+def _function(name: str, a: Value) -> Value:
+    """Return a function's value: of a plain number what an array would have, as infinities and NaN, but plain too."""
+    if isinstance(a, torch.Tensor):
+        return getattr(torch, name)(a)
+    with np.errstate(all="ignore"):
+        found = getattr(np, name)(a)
+    return found if isinstance(a, np.ndarray) else float(found)

@@ -98,7 +98,12 @@ def loaded_plugins() -> list[plugins.Plugin]:
             for name in (strategy.name, *strategy.aliases)
             if name not in entries or entries[name].strategy is not strategy
         }
-        found.append(replace(plugin, problems=(*plugin.problems, *problems.values())))
+        usable = tuple(
+            strategy
+            for strategy in plugin.strategies
+            if strategy.name in entries and entries[strategy.name].strategy is strategy
+        )
+        found.append(replace(plugin, strategies=usable, problems=(*plugin.problems, *problems.values())))
     return found
 
 

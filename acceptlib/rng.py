@@ -82,7 +82,7 @@ class Rng:
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
                 msg = f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}"
                 raise InputError(msg)
-        if self.seeds is self.offsets:
+        if self.seeds is self.offsets or (self.advances and _share(self.seeds, self.offsets)):
             msg = "Rng: expected two tensors, got one for seeds and offsets: advancing the one would change the other"
             raise InputError(msg)
         if not isinstance(self.advances, bool):
@@ -190,6 +190,13 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
     return Rng.of(source, num_requests, device)
 
 
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two contiguous tensors [B] int64 share memory; False of those that have none."""
+    if torch.compiler.is_compiling() or type(one) is not torch.Tensor or not one.data_ptr():
+        return False
+    return one.device == other.device and abs(one.data_ptr() - other.data_ptr()) < 8 * one.numel()
+
+
 def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:
     """Return Philox counters [4, ...], for position and purpose that broadcast with `offset`."""
     zero = position * (offset & 0)
@@ -209,7 +216,9 @@ def philox(counter: Words, seed: Words) -> Words:
     """
     tensors = isinstance(counter, torch.Tensor)
     stack, swap = (torch.stack, torch.flipud) if tensors else (np.stack, _swap)
-    multiplier, weyl, half, mask = _constants(counter.device if tensors else None, counter.ndim)
+    # A tracer warns of what is kept.
+    constants = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants
+    multiplier, weyl, half, mask = constants(counter.device if tensors else None, counter.ndim)
     # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1. Only what is
     # multiplied must be below 2^32, so that is what is masked.
     even, odd = counter[0::2], swap(counter[1::2])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Final
 
 import torch
+from torch.nn import functional
 
 from acceptlib.errors import InputError, shortened
 
@@ -18,20 +19,29 @@ HOTTEST: Final = torch.finfo(torch.float32).max
 """The largest temperature, which engines take as float32."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LogitBias:
     """Numbers added to the logits of a few tokens, the same at every position of a request.
 
     Attributes:
-        token_ids: [B, n] int32 or int64, distinct within a request, padded with -1.
+        token_ids: [B, n] int32 or int64, distinct within a request, padded with -1. One from the target's V on marks
+            its request in `VerifyResult.status`; one beyond a narrower draft's rows is passed over there.
         values: [B, n] float32, added to the logits; -inf bans a token.
     """
 
     token_ids: torch.Tensor
     values: torch.Tensor
 
+    def __post_init__(self) -> None:
+        """Check kinds; shapes are checked by `verify`, which knows them."""
+        for name in ("token_ids", "values"):
+            value = getattr(self, name)
+            if not isinstance(value, torch.Tensor):
+                msg = f"LogitBias {name}: expected a torch.Tensor [B, n], got {type(value).__name__}"
+                raise InputError(msg)
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SamplingParams:
     """How a row of logits becomes the law that tokens are drawn from.
 
@@ -77,3 +87,40 @@ class SamplingParams:
                 raise InputError(msg)
             if not isinstance(value, int | float):  # NumPy's
                 object.__setattr__(self, name, float(value) if kind is Real else int(value))
+        if self.logit_bias is not None and not isinstance(self.logit_bias, LogitBias):
+            got = f"{shortened(self.logit_bias)} ({type(self.logit_bias).__name__})"
+            msg = f"logit_bias: expected LogitBias(token_ids=..., values=...), got {got}"
+            raise InputError(msg)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare numbers by value, and tensors, which have no truth value, by identity."""
+        return isinstance(other, SamplingParams) and self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        """Return the hash of what is compared."""
+        return hash(self._compared())
+
+    def _compared(self) -> tuple[object, ...]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return tuple(value if value is None or isinstance(value, int | float) else id(value) for value in values)
+
+
+def pack_bitmask(allowed: torch.Tensor) -> torch.Tensor:
+    """Return flags as `SamplingParams.allowed_token_bitmask` takes them.
+
+    Args:
+        allowed: [..., V] bool, whether each token may be drawn.
+
+    Returns:
+        [..., ceil(V/32)] int32 on the same device: bit v % 32 of word v // 32 is set where token v is allowed.
+
+    Raises:
+        InputError: It is no such tensor.
+    """
+    if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool or allowed.ndim == 0:
+        got = f"{list(allowed.shape)} {allowed.dtype}" if isinstance(allowed, torch.Tensor) else type(allowed).__name__
+        msg = f"allowed: expected a tensor [..., V] bool, got {got}"
+        raise InputError(msg)
+    padded = functional.pad(allowed, (0, -allowed.shape[-1] % 32))
+    bits = padded.reshape(*allowed.shape[:-1], -1, 32).to(torch.int64) << torch.arange(32, device=allowed.device)
+    return bits.sum(-1).to(torch.int32)

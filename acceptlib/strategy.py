@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections import Counter
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pydantic_core import ErrorDetails
+    from typing_extensions import Self
 
     from acceptlib.rng import Rng, Uniforms
     from acceptlib.sampling import SamplingParams
@@ -57,18 +59,25 @@ class Options(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Refuse NaN, and a flag or a text, of which pydantic would make a number, where one is expected."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        kinds = {annotation, *(get_args(annotation) if get_origin(annotation) in {Union, UnionType} else ())}
-        is_nan = isinstance(value, float) and math.isnan(value)
-        if kinds & {int, float} and (is_nan or type(value) in {bool, str} - kinds):
-            given = "NaN" if is_nan else {bool: "a flag", str: "a text"}[type(value)]
-            msg = f"expected {'a number' if float in kinds else 'an integer'}, not {given}"
-            raise ValueError(msg)
+        """Refuse NaN, and a flag or a text, of which pydantic would make a number, where numbers are expected."""
+        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+        is_nan = isinstance(value, float) and math.isnan(value)  # in a tuple it may say that a position has no number
+        for entry in value if isinstance(value, list | tuple) else (value,):
+            if kinds & {int, float} and (is_nan or type(entry) in {bool, str} - kinds):
+                given = "NaN" if is_nan else {bool: "a flag", str: "a text"}[type(entry)]
+                msg = f"expected {'a number' if float in kinds else 'an integer'}, not {given}"
+                raise ValueError(msg)
         return value
 
 
 _Options = Options
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Return the types that an option, or an entry of a tuple, may be of."""
+    if get_origin(annotation) in {Union, UnionType, tuple}:
+        return set().union(*map(_kinds, get_args(annotation)))
+    return {annotation}
 
 
 class AcceptanceStrategy:
@@ -188,6 +197,16 @@ class AcceptanceStrategy:
     @backend.setter
     def backend(self, choice: str) -> None:
         self._backend = backends.check(choice)
+
+    def with_backend(self, choice: backends.Choice) -> Self:
+        """Return the same strategy, with the same options, on another backend.
+
+        Raises:
+            BackendError: There is no such backend.
+        """
+        other = copy.copy(self)
+        other.backend = choice
+        return other
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a copy, which graphs know by a key of its own."""
@@ -337,6 +356,8 @@ class AcceptanceStrategy:
         )
         if torch.compiler.is_compiling():
             return custom_op.verify(self._key, arguments)
+        if self.backend == "triton" and isinstance(draft_token_ids, torch.Tensor):
+            backends.require("triton", draft_token_ids.device)  # before a generator is drawn from
         inputs = prepare(arguments, plan.traits.state)
         return backends.resolve(self.backend, inputs).verify(plan, inputs)
 

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 
+from acceptlib.arrays import kept
 from acceptlib.errors import InputError
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ID_DTYPES = (torch.int32, torch.int64)
 STATE_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 
-MOST_FILLED = 1024
-"""Tensors that `filled` keeps, of a few bytes a request."""
-
-_FILLED: dict[tuple[Hashable, ...], torch.Tensor] = {}
-
 
 def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor [length] of one number, never to be written: the same one for all calls, which spares a kernel.
-
-    On a GPU it is one for each stream, so that none has to wait for another, and a CUDA graph makes its own.
-    """
-    stream = None
-    if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            return torch.full((length,), value, dtype=dtype, device=device)
-        stream = current_stream(device)
-    key = (length, value, dtype, device, stream)
-    found = _FILLED.get(key)
-    if found is None:
-        # A tensor made in inference mode could not be used outside of it.
-        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
-            found = torch.full((length,), value, dtype=dtype, device=device)
-        if len(_FILLED) < MOST_FILLED and type(found) is torch.Tensor:  # and not a fake one
-            _FILLED[key] = found
+    """Return a tensor [length] of one number, never to be written: see `arrays.kept`."""
+    key = ("filled", length, value, dtype)
+    found: torch.Tensor = kept(key, device, lambda: torch.full((length,), value, dtype=dtype, device=device))
     return found
 
 
@@ -52,14 +32,6 @@ def as_device(device: str | torch.device) -> torch.device:
         msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
         raise InputError(msg) from None
     return found
-
-
-def current_stream(device: torch.device) -> int:
-    """Return which stream of a GPU is the current one: its handle, without the object that torch makes of it.
-
-    That takes the host microseconds; Triton and torch's own compiler ask for the handle too.
-    """
-    return torch._C._cuda_getCurrentRawStream(device.index)  # noqa: SLF001 - as they do
 
 
 def expect(

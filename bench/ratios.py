@@ -54,7 +54,7 @@ def add_to(path: Path, figures: Sequence[Figure]) -> None:
     record: dict[str, Any] = {**environment(CPU), "ratios": []}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        if {**before, "ratios": None} == {**record, "ratios": None}:
+        if all(before.get(name) == value for name, value in record.items() if name != "ratios"):  # and perhaps a note
             record = before
     ratios = {entry["name"]: entry for entry in record["ratios"]}
     for name, goal, value in figures:

@@ -1,7 +1,8 @@
 """Write the records of bench/results into the pages: `python bench/render.py`.
 
 A page names a record where its tables belong, `<!-- record: NAME -->` to `<!-- /record -->`. What stands between is
-made from `bench/results/NAME.json`, and a test fails where it is not. The figures are drawn when the site is built.
+made from `bench/results/NAME.json`, and a test fails where it is not. `<!-- summary: NAME -->` to `<!-- /summary -->`
+is one table of all that has a goal. The figures are drawn when the site is built.
 
 A record says machine, versions and commit, and may have a `note`. `compare.json` is what `acceptlib compare --output`
 writes; any other has `rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does.
@@ -20,23 +21,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from acceptlib.cli import comparison, report
-from acceptlib.cli.format import Format
+from acceptlib.cli.format import Format, write_whole
 
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = ROOT / "bench" / "results"
 PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-MARKED: Final = re.compile(r"(<!-- record: ([\w-]+) -->\n).*?(<!-- /record -->)", re.DOTALL)
+MARKED: Final = re.compile(r"(<!-- (record|summary): ([\w-]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 Record = dict[str, Any]
 
 
 def page(text: str) -> str:
     """Return a page with its records filled in."""
-    return MARKED.sub(lambda match: match[1] + of_file(match[2]) + match[3], text)
+    return MARKED.sub(lambda match: match[1] + of_file(match[3], match[2]) + match[4], text)
 
 
-def of_file(name: str) -> str:
-    """Return what a page shows of one file of `bench/results`."""
+def of_file(name: str, kind: str) -> str:
+    """Return what a page shows of one file of `bench/results`: the record or its summary."""
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return "Not recorded yet.\n\n"
@@ -44,7 +45,42 @@ def of_file(name: str) -> str:
     if name == "compare":
         rows = [comparison.Row(**row) for row in content["rows"]]
         return f"{report.render(rows, Format.github)}\n{_origin(name, content)}\n"
-    return section(name, content)
+    return section(name, content) if kind == "record" else summary(content)
+
+
+def summary(record: Record) -> str:
+    """Return a table of the ratios that have goals: paths as rows, batches as columns, bold where a goal is missed."""
+    ours = [row for row in record["rows"] if not row.get("peer")]
+    shapes = sorted({(row["B"], row["K"]) for row in ours})
+    lines, reached, total = [], 0, 0
+    for path in dict.fromkeys(row["path"] for row in ours):
+        here = {(row["B"], row["K"]): row for row in ours if row["path"] == path}
+        for kind in ("goal", "most"):
+            ratios = {shape: _ratio(row, kind, record["rows"]) for shape, row in here.items() if row.get(kind)}
+            if not ratios:
+                continue
+            met = {shape: (here[shape][kind] <= ratio) == (kind == "goal") for shape, ratio in ratios.items()}
+            total, reached = total + len(met), reached + sum(met.values())
+            first = here[min(here)]
+            peer = next((row["name"] for row in record["rows"] if row.get("peer") and row["path"] == path), "")
+            what = f"speed of {peer}" if kind == "goal" else f"time of {first['beside']}, at most {first['most']:g}"
+            cells = [f"{ratios[shape]:.2f}" if met[shape] else f"**{ratios[shape]:.2f}**" for shape in shapes]
+            lines.append([path, what, *cells])
+    header = ["from", "times the", *(f"{num_requests}, {length}" for num_requests, length in shapes)]
+    machine = f"{record['machine']}, commit `{record['commit'][:12]}`"
+    return f"{machine}: {reached} of {total} goals reached, the others in bold.\n\n{_table(header, lines)}\n\n"
+
+
+def _ratio(row: Record, kind: str, rows: list[Record]) -> float:
+    """Return the speed of a row beside its peer's (`goal`), or its time beside that of another path (`most`)."""
+    if kind == "goal":
+        found = [other for other in rows if other.get("peer") and other["path"] == row["path"]]
+        peer = next(other for other in found if (other["B"], other["K"]) == (row["B"], row["K"]))
+        speed: float = peer["microseconds"] / row["microseconds"]
+        return speed
+    beside = next(other for other in rows if _same_batch(other, row) and other["path"] == row["beside"])
+    time: float = row["microseconds"] / beside["microseconds"]
+    return time
 
 
 def section(name: str, record: Record) -> str:
@@ -100,8 +136,8 @@ def _times(rows: list[Record], record: list[Record]) -> str:
     lines = []
     goals = any(row.get("goal") for row in ours)
     header += ["goal"] * goals
-    besides = {row["beside"] for row in rows if row.get("beside")}
-    for beside in besides:  # one at most
+    besides = dict.fromkeys(row["beside"] for row in rows if row.get("beside"))
+    for beside in besides:
         header += [f"times {beside}", "at most"]
     for row in sorted(ours, key=lambda row: (row["B"], row["K"])):
         time, floor = row["microseconds"], row.get("read_floor")
@@ -148,4 +184,4 @@ def _table(header: list[str], lines: list[list[str]]) -> str:
 
 if __name__ == "__main__":
     for path in PAGES:
-        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+        write_whole(path, page(path.read_text(encoding="utf-8")))

@@ -334,9 +334,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Keep what belongs together in a table's cell on one line, also on a phone: `2.00 ± 0.05`, and `128, 7`."""
+    """Keep what belongs together in a table's cell on one line, also on a phone: `128, 7`, `at least 3`."""
 
     def joined(row: re.Match[str]) -> str:
-        return re.sub(r"(?<=\d)( ±|,) (?=\d)", lambda gap: gap[0].replace(" ", "\N{NO-BREAK SPACE}"), row[0])
+        gaps = r"(?<=\d)( ±|,) (?=\d)|(?<=\bat) (least|most) (?=\d)|(?<=\d) (?=runs\b)"
+        return re.sub(gaps, lambda gap: gap[0].replace(" ", "\N{NO-BREAK SPACE}"), row[0])
 
     return re.sub(r"^\|.*$", joined, markdown, flags=re.MULTILINE)

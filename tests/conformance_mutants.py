@@ -474,6 +474,13 @@ def asks_for_the_status(verify: Call, ids: torch.Tensor, arguments: dict[str, An
     return replace(result) if bool(result.status.any()) and arguments.get("out") is None else result
 
 
+@engine("no_host_synchronisation")
+def reads_the_status(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The status is read as a list in every call."""
+    result = verify(ids, **arguments)
+    return replace(result) if any(result.status.tolist()) and arguments.get("out") is None else result
+
+
 @engine("graph_capture")
 def copies_inputs(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """Rows are fetched through the host when a call of new shapes is seen."""

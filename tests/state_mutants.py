@@ -208,6 +208,16 @@ class ReturnsState(Stepped, Rejection):
 
 
 @rules("update_state")
+class CountsOnTheHost(Stepped, Rejection):
+    """The emitted tokens are counted on the host."""
+
+    name = "counts-on-the-host"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["steps"].add_(torch.tensor([float(count) for count in result.num_emitted.tolist()]))
+
+
+@rules("update_state")
 class AsksWhatStands(Stepped, Rejection):
     """The host asks whether any token stands before it counts the step."""
 

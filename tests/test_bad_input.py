@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import types
 from typing import Any
 from unittest import mock
 
@@ -232,16 +231,10 @@ def describe(tensor: torch.Tensor) -> Any:
 BIAS = acceptlib.LogitBias(token_ids=torch.zeros(2, 1, dtype=I64), values=torch.ones(2, 1))
 ROWS = {"target_logits": torch.zeros(2, 3, 7), "draft_logits": torch.zeros(2, 2, 7)}
 NOTHING: Any = None
-EMPTY = acceptlib.LogitBias(token_ids=NOTHING, values=NOTHING)
-MOVED = SamplingParams(temperature=BIAS.token_ids, top_k=BIAS.values, logit_bias=EMPTY)
+MOVED = SamplingParams(temperature=BIAS.token_ids, top_k=BIAS.values)
 
 LOOKALIKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tensor": ({}, {"draft_token_ids": describe(torch.zeros(2, 2, dtype=I64))}, "draft_token_ids"),
-    "bias": (
-        {"sampling": SamplingParams(logit_bias=BIAS)},
-        {"sampling": SamplingParams(logit_bias=types.SimpleNamespace(token_ids=BIAS.token_ids, values=BIAS.values))},
-        "logit_bias",
-    ),
     "moved": (
         {"sampling": SamplingParams(logit_bias=BIAS), "draft_sampling": SamplingParams()},
         {"sampling": SamplingParams(), "draft_sampling": MOVED},

@@ -16,16 +16,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import pydantic
 import pytest
 import torch
 from typer.testing import CliRunner
 
 import acceptlib
-from acceptlib import plots, registry
+from acceptlib import AcceptanceStrategy, Traits, plots, registry, rule
 from acceptlib.benchmarks import environment as environments
 from acceptlib.benchmarks import gate, measure, timing, workloads
 from acceptlib.benchmarks.peers import PEERS, Peer
 from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
+from acceptlib.cli import bench
 from acceptlib.cli.app import app
 from acceptlib.errors import InputError
 from acceptlib.strategies.rejection import Rejection
@@ -251,6 +253,9 @@ class TestGate:
             broken[:, count] = SMALL.vocab_size
             with pytest.raises(gate.MismatchError, match="request 0"):
                 gate.form(batch, broken, torch.full((3,), count))
+        for count in (-1, 4):  # as of a library that emitted nothing, or more than there is room for
+            with pytest.raises(gate.MismatchError, match=f"request 0: expected {count} drafted tokens"):
+                gate.form(batch, tokens, torch.full((3,), count))
 
 
 class TestMeasuring:
@@ -453,6 +458,61 @@ class TestCommand:
         monkeypatch.setattr(measure, "run", fail)
         message = run("rejection", *TINY, code=2).stderr
         assert f"out of memory on cpu, which tried to allocate {asked}: give smaller --shapes" in message
+
+    def test_a_workload_that_fails_leaves_finished_rows(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """What was measured before is printed, written and drawn, and then the error is said."""
+        real = measure.batches_of
+
+        def fail(workload: Workload, device: torch.device) -> Any:
+            if workload.num_requests == 2:
+                torch.empty(1 << 50, dtype=torch.int8)
+            if workload.num_requests == 3:
+                msg = "no such rows"
+                raise InputError(msg)
+            return real(workload, device)
+
+        monkeypatch.setattr(measure, "batches_of", fail)
+        small = ["--vocab-size", "50", "--inputs", "probs", "--peers", "none", "--output", str(tmp_path / "r.json")]
+        for shapes, message in (
+            ("1x2,2x2", "B2-K2-V50-float32-probs-medium: out of memory"),
+            ("1x2,3x2,4x1", "no such rows"),
+        ):
+            result = run("rejection", "--shapes", shapes, *small, code=2)
+            assert "rejection" in result.stdout
+            assert message in " ".join(result.stderr.split())
+            rows = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["rows"]
+            assert [(row["B"], row["K"]) for row in rows] == [(1, 2)]
+            (tmp_path / "r.json").unlink()
+        run("rejection", "--shapes", "3x2", *small, code=2)
+        assert not (tmp_path / "r.json").exists()
+
+    def test_options_are_those_that_were_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A validator that changes a value has done so once."""
+
+        class Percent(AcceptanceStrategy):
+            """Reads an option that is given in percent."""
+
+            name = "percent"
+            traits = Traits(guarantee="lossy")
+
+            class Options(acceptlib.Options):
+                share: float = 50.0
+
+                @pydantic.field_validator("share")
+                @classmethod
+                def _of_percent(cls, value: float) -> float:
+                    return value / 100
+
+            @rule
+            def accept(share: Value) -> Value:
+                return share
+
+        monkeypatch.setattr(registry, "create", lambda *_, **options: Percent(**options))
+        (make,) = bench._strategies(["percent"], ["share=40"], "torch").values()
+        strategy = make()
+        assert strategy.options.share == 0.4
+        assert strategy.backend == "torch"
+        assert strategy.with_backend("auto").options.share == 0.4
 
     def test_parameters_of_logits_beside_probabilities(self) -> None:
         message = run("rejection", *TINY, "--top-k", "3", code=2).stderr

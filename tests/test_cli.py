@@ -25,6 +25,7 @@ from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.options import parse_assignments, parse_value
 from acceptlib.sampling import SamplingParams
+from acceptlib.strategies.rejection import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -555,6 +556,23 @@ class TestFigures:
         assert comparison.clustered_error([(10, 20), (10, 30)]) == pytest.approx(math.sqrt(2 * 25 * 2) / 20)
         assert comparison.clustered_error([(10, 20), (5, 10)]) == 0
         assert comparison.clustered_error([(10, 20)]) is None
+
+    def test_options_that_are_no_numbers_can_be_written(self, pair: Any) -> None:
+        """Minutes of measuring are not lost to a path."""
+
+        class Kept(Rejection):
+            """Rejection with an option that JSON has no kind for."""
+
+            name = "kept"
+
+            class Options(acceptlib.Options):
+                folder: Path = Path("here")
+
+        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=4)
+        row = comparison.measure(pair, comparison.Case("kept", "", Kept), 2, settings, lambda: None)
+        assert row.error is None
+        assert json.loads(tables.to_json([row.record()]))[0]["options"] == {"folder": "here"}
+        assert '{""folder"": ""here""}' in tables.to_csv([row.record()])
 
     def test_measured_and_exact_tau_agree(self, pair: Any) -> None:
         settings = comparison.Settings(prompts=compare._prompts(2), max_new_tokens=20, temperature=1.0, seed=0)

@@ -407,3 +407,18 @@ def test_schema_rejects_what_does_not(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         acceptlib.from_config(table)
     assert not fits(table, config.json_schema())
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1E-3", "+1.e-3", "0.1e-2", ".001e0", "1.0e-3"])
+def test_yaml_has_numbers_with_exponents(tmp_path: Path, number: str) -> None:
+    """As YAML 1.2, JSON and TOML have; a text in quotes is none."""
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        f"acceptance: {{strategy: typical, options: {{posterior_threshold: {number}}}}}\n", encoding="utf-8"
+    )
+    assert acceptlib.from_config(path).options.posterior_threshold == 0.001  # type: ignore[attr-defined]
+    path.write_text(
+        f"acceptance: {{strategy: typical, options: {{posterior_threshold: '{number}'}}}}\n", encoding="utf-8"
+    )
+    with pytest.raises(OptionError, match="not a text"):
+        acceptlib.from_config(path)

@@ -272,12 +272,41 @@ def test_record_names_its_origin(path: Path) -> None:
 
 
 def test_every_record_is_shown() -> None:
-    shown = {match[2] for page in RENDER.PAGES for match in RENDER.MARKED.finditer(page.read_text(encoding="utf-8"))}
+    found = (match for page in RENDER.PAGES for match in RENDER.MARKED.finditer(page.read_text(encoding="utf-8")))
+    shown = {match[3] for match in found if match[2] == "record"}
     assert shown >= {path.stem for path in RENDER.RESULTS.glob("*.json")}
 
 
 def test_comparison_has_every_strategy() -> None:
-    assert set(re.findall(r"^\| (\w+) ", RENDER.of_file("compare"), re.MULTILINE)) - {"strategy"} == {*BUILT_IN}
+    assert set(re.findall(r"^\| (\w+) ", RENDER.of_file("compare", "record"), re.MULTILINE)) - {"strategy"} == {
+        *BUILT_IN
+    }
+
+
+def test_a_note_stays_where_runs_are_added(tmp_path: Path) -> None:
+    """And the runs before, as long as machine, versions and commit are the same."""
+    ratios = module(ROOT / "bench" / "ratios.py")
+    path = tmp_path / "r.json"
+    ratios.add_to(path, [ratios.Figure("a", "at most 4", 3.0)])
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**record, "note": "By hand."}), encoding="utf-8")
+    ratios.add_to(path, [ratios.Figure("a", "at most 4", 2.0)])
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["note"] == "By hand."
+    assert record["ratios"][0]["runs"] == [3.0, 2.0]
+
+
+def test_a_summary_says_what_is_missed() -> None:
+    common = {"B": 8, "K": 3, "name": "rejection"}
+    rows = [
+        {**common, "path": "probabilities", "microseconds": 10.0, "goal": 6},
+        {**common, "path": "probabilities", "microseconds": 50.0, "name": "FlashInfer", "peer": True},
+        {**common, "path": "masked", "microseconds": 11.0, "beside": "probabilities", "most": 1.15},
+    ]
+    text = RENDER.summary({"machine": "GPU", "commit": "0123456789abcdef", "rows": rows})
+    assert "GPU, commit `0123456789ab`: 1 of 2 goals reached" in text
+    assert "| probabilities | speed of FlashInfer | **5.00** |" in text
+    assert "| masked | time of probabilities, at most 1.15 | 1.10 |" in text
 
 
 def test_rendering() -> None:

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace, tensors
+from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace, arrays
 from acceptlib.checks import Arguments
 from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
 from acceptlib.engine import backends, custom_op, scratch
@@ -183,7 +183,7 @@ def test_nothing_is_allocated(name: str, form: str) -> None:
 
 def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter that is one number for all requests is filled in at the first call alone, in any mode of torch."""
-    monkeypatch.setattr(tensors, "_FILLED", {})
+    monkeypatch.setattr(arrays, "_KEPT", {})
     strategy, call = acceptlib.create("rejection"), lay_out(requests(3), "padded", "logits") | {"rng": 0}
 
     def filled(parameters: dict[str, Any]) -> int:
@@ -197,10 +197,12 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     parameters = {"temperature": 0.65, "top_k": 7, "top_p": 0.75, "min_p": 0.015625}
     with torch.inference_mode():
         assert filled(parameters) == len(parameters)
-    assert not any(kept.is_inference() for kept in tensors._FILLED.values())
+    kept = [value for (key, _, _), value in arrays._KEPT.items() if key[0] == "filled"]
+    assert kept
+    assert not any(tensor.is_inference() for tensor in kept)
     assert filled(parameters) == 0
     assert filled(parameters | {"temperature": 0.66}) == 1
-    monkeypatch.setattr(tensors, "MOST_FILLED", 0)
+    monkeypatch.setattr(arrays, "MOST_KEPT", 0)
     assert [filled(parameters | {"top_k": 8}) for _ in range(2)] == [1, 1]  # both models share it, and it is not kept
 
 

@@ -50,8 +50,10 @@ def test_public_names_are_pinned() -> None:
         "from_config",
         "hookimpl",
         "ops",
+        "pack_bitmask",
         "row_sum",
         "rule",
+        "sample",
     ]
     for name in acceptlib.__all__:
         assert hasattr(acceptlib, name)
@@ -741,3 +743,36 @@ def test_a_guarded_logarithm_is_that_of_the_sum_and_leaves_its_argument_alone(*,
     ops.log2(slope, 0.5).backward()
     assert slope.grad is not None
     assert slope.grad.item() == pytest.approx(2 / ops.LN_2)
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "log2", "sqrt"])
+@pytest.mark.parametrize("number", [0.0, 0, -1.0, 2, 1000.0, math.inf])
+def test_functions_of_plain_numbers_are_those_of_arrays(name: str, number: float) -> None:
+    """Beyond what they are defined for too: options are plain numbers."""
+    function = getattr(ops, name)
+    found = function(number)
+    assert type(found) is float
+    with np.errstate(all="ignore"):
+        for value in (function(np.array([number], np.float64)), function(torch.tensor([number], dtype=torch.float64))):
+            assert found == pytest.approx(float(value[0]), rel=1e-14, nan_ok=True)
+
+
+def test_a_sign_that_is_kept_apart_from_memory_is_read() -> None:
+    """Torch has views whose numbers are those in memory, negated."""
+    target, draft = (torch.rand(3, n, 9, generator=torch.Generator().manual_seed(n)) for n in (4, 3))
+    ids = torch.tensor([[1, 2, 3]] * 3)
+    for name in ("rejection", "greedy", "typical"):
+        rows = {"target_logits": target, "draft_logits": draft}
+        hidden = {key: torch._neg_view(-value) for key, value in rows.items()}
+        for some in (slice(0, 1), slice(0, 3)):
+            found, wanted = (
+                acceptlib.create(name).verify(ids[some], **{key: value[some] for key, value in given.items()}, rng=3)
+                for given in (hidden, rows)
+            )
+            assert torch.equal(found.output_token_ids, wanted.output_token_ids)
+
+
+@pytest.mark.parametrize("given", [{"neutral": {"lenience": 1.0}}, {"neutral_equals": "rejection"}])
+def test_a_neutral_setting_says_what_it_equals(given: dict[str, Any]) -> None:
+    with pytest.raises(StrategyDefinitionError, match="expected neutral and neutral_equals together"):
+        Traits(guarantee="lossy", **given)

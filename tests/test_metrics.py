@@ -96,3 +96,17 @@ def test_metrics_of_a_verified_batch() -> None:
     assert metrics.standard_error == 0.0
     assert metrics.draft_acceptance_rate == pytest.approx(2 / 3)
     assert metrics.acceptance_by_position == [1.0, 1.0, 0.0]
+
+
+def test_merged_counts_are_those_of_one_run() -> None:
+    """Workers' counts, of drafts of other lengths too."""
+    calls = [(result([1, 0], [2, 1]), torch.tensor([1, 2])), (result([3], [4]), torch.tensor([3]))]
+    whole, parts = AcceptanceMetrics(), [AcceptanceMetrics(), AcceptanceMetrics(), AcceptanceMetrics()]
+    for call, part in zip(calls, parts, strict=False):
+        whole.update(*call)
+        part.update(*call)
+    merged = AcceptanceMetrics()
+    for part in parts:
+        merged.merge(part)
+    assert merged == whole
+    assert merged.standard_error == whole.standard_error

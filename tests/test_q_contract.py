@@ -168,3 +168,8 @@ def test_nothing_drafted_passes() -> None:
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         check_draft_contract(**{"draft_token_ids": SHARED.argmax(-1), **arguments})  # type: ignore[arg-type]
+
+
+def test_one_run_shows_nothing() -> None:
+    with pytest.raises(InputError, match="expected at least 2 repeats of the same drafting, got 1"):
+        check_draft_contract(torch.tensor([[1, 2, 3]]))

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from acceptlib import AcceptlibError, Rng
+from acceptlib import AcceptlibError, Rng, create
 from acceptlib.errors import InputError
 from acceptlib.rng import Purpose, bits_at, counters, join, philox, resolve, to_uniform, uniform_at
 
@@ -370,3 +370,32 @@ def test_a_generator_on_a_gpu_is_no_int(monkeypatch: pytest.MonkeyPatch) -> None
     roots = [resolve(5, 3, device), *(resolve(generator, 3, device) for _ in range(2))]
     seeds = [tuple(root.streams(3, torch.device("cpu")).seeds.tolist()) for root in roots]
     assert len({*itertools.chain(*seeds)}) == 9
+
+
+def test_seeds_and_offsets_that_share_memory_are_refused() -> None:
+    """Advancing the one would change the other; where nothing is advanced it may be."""
+    numbers = torch.arange(6)
+    for offsets in (numbers[:4], numbers[1:5]):
+        with pytest.raises(InputError, match="expected two tensors"):
+            Rng(seeds=numbers[:4], offsets=offsets)
+        Rng(seeds=numbers[:4], offsets=offsets, advances=False)
+    Rng(seeds=numbers[:3], offsets=numbers[3:])
+
+
+def test_what_cannot_run_draws_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that goes on with another backend has the tokens of that backend alone."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    with pytest.raises(AcceptlibError, match="backend='triton' cannot run on cpu"):
+        create("rejection", backend="triton").verify(
+            torch.zeros(1, 2, dtype=torch.int64), target_probs=torch.full((1, 3, 4), 0.25), rng=generator
+        )
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_a_compiled_function_draws_the_same_bits(recwarn: pytest.WarningsRecorder) -> None:
+    rng = Rng(seeds=LONG, offsets=LONG.clone())
+    compiled = torch.compile(lambda rng: rng.draft_bits(3), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(rng), rng.draft_bits(3))
+    assert not [warning for warning in recwarn if "lru_cache" in str(warning.message)]

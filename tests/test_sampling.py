@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -623,7 +624,6 @@ WRONG = {
         SamplingParams(allowed_token_bitmask=torch.zeros(5, 2, dtype=torch.bool)),
         ["sampling.allowed_token_bitmask", "int32", "bool"],
     ),
-    "bias-type": (SamplingParams(logit_bias={5: 1.0}), ["sampling.logit_bias", "LogitBias", "dict"]),  # type: ignore[arg-type]
     "bias-ids": (
         SamplingParams(logit_bias=LogitBias(torch.zeros(3, 1, dtype=I64), torch.zeros(3, 1))),
         ["sampling.logit_bias.token_ids", "[2, any]", "[3, 1]"],
@@ -725,3 +725,28 @@ def test_numbers_of_numpy_are_numbers_and_flags_are_not() -> None:
             SamplingParams(**{name: True})
     with pytest.raises(InputError, match=r"temperature: expected .{,300}$"):
         SamplingParams(temperature=[1.0] * 1000)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SamplingParams(logit_bias={5: 1.0}), r"logit_bias: expected LogitBias\(.*\), got \{5: 1.0\} \(dict\)"),
+        (lambda: LogitBias([3], torch.ones(1, 1)), r"LogitBias token_ids: expected a torch.Tensor \[B, n\], got list"),
+        (lambda: LogitBias(torch.ones(1, 1), 1.0), r"LogitBias values: expected a torch.Tensor \[B, n\], got float"),
+    ],
+)
+def test_a_bias_of_another_kind_is_an_error_where_it_is_made(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_parameters_are_compared_by_their_numbers_and_the_tensors_themselves() -> None:
+    """Tensors have no truth value to compare by."""
+    ones = torch.ones(2)
+    one, same, other = (SamplingParams(temperature=given, top_k=3) for given in (ones, ones, ones.clone()))
+    assert one == same
+    assert one != other
+    assert one != SamplingParams(temperature=ones, top_k=4)
+    assert one != 3
+    assert len({one, same, other}) == 2
+    assert SamplingParams(top_p=0.5) == SamplingParams(top_p=0.5)

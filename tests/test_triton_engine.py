@@ -234,8 +234,8 @@ def test_programs_of_a_row_wait_where_many_rows_run(
         ("greedy", {}, [(31, 2)], False),
         ("rejection", {"dtype": torch.bfloat16}, [(64, 4)], True),
         ("rejection", {"dtype": torch.bfloat16}, [(51, 5)], False),
-        ("rejection", {"min_p": 0.1}, [(16, 7)], True),
-        ("rejection", {"min_p": 0.1}, [(37, 3)], False),
+        ("rejection", {"min_p": 0.1}, [(16, 6), (32, 3)], True),
+        ("rejection", {"min_p": 0.1}, [(31, 3)], False),
         ("rejection", {"top_k": 9}, [(64, 3)], True),  # whose positions go in parts
         ("rejection", {"top_k": 9}, [(63, 3)], False),
         ("typical", {}, [(28, 4)], True),  # whose entropy comes with the laws

@@ -51,8 +51,9 @@ def check(strategy: AcceptanceStrategy, batch: Batch) -> bool | None:
     form(batch, result.output_token_ids, result.num_accepted)
     if strategy.plan is None:
         return None
-    torch_engine = type(strategy)(backend="torch", **strategy.options.model_dump())
-    expected = torch_engine.verify(batch.draft_token_ids, **arguments, rng=replace(rng, offsets=rng.offsets - 1))
+    expected = strategy.with_backend("torch").verify(
+        batch.draft_token_ids, **arguments, rng=replace(rng, offsets=rng.offsets - 1)
+    )
     same = (result.output_token_ids == expected.output_token_ids).all(1)
     samples = torch.linspace(0, len(same) - 1, min(NUM_SAMPLES, len(same))).long().tolist()
     for request in sorted({*samples, *(~same).nonzero()[:, 0].tolist()}):
@@ -74,8 +75,9 @@ def form(batch: Batch, tokens: torch.Tensor, num_accepted: torch.Tensor) -> None
     stops = num_accepted.long()[:, None]
     position = torch.arange(batch.workload.num_draft_tokens, device=tokens.device)
     prefix = (tokens[:, :-1] == batch.draft_token_ids) | (position >= stops)
-    last = tokens.gather(1, stops)[:, 0]
-    right = prefix.all(1) & (last >= 0) & (last < batch.workload.vocab_size)
+    counted = ((stops >= 0) & (stops < tokens.shape[1]))[:, 0]
+    last = tokens.gather(1, stops.clamp(0, tokens.shape[1] - 1))[:, 0]
+    right = counted & prefix.all(1) & (last >= 0) & (last < batch.workload.vocab_size)
     if not bool(right.all()):
         request = int((~right).nonzero()[0, 0])
         msg = (

@@ -124,7 +124,7 @@ def run(
             calls, floor = examine(row, strategy, batches)
             # The engine in torch may wait for the device.
             fill_times(row, calls, floor, device, how if row.backend == "triton" else "turns")
-        except Exception as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
             row.error = said(error)
         yield row
     for peer in peers:
@@ -133,7 +133,7 @@ def run(
             try:
                 calls = examine_peer(row, peer, batches)
                 fill_times(row, calls, [], device, how if peer.replays else "turns")
-            except Exception as error:  # noqa: BLE001 - as above
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 row.error = said(error)
             yield row
 

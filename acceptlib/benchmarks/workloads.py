@@ -17,7 +17,7 @@ from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import SamplingParams, pack_bitmask
 from acceptlib.strategy import AcceptanceStrategy
 
 Kind: TypeAlias = Literal["logits", "probs", "one-hot"]
@@ -247,8 +247,7 @@ def _sampling(workload: Workload, ids: torch.Tensor, target: torch.Tensor) -> Sa
     if workload.masked:
         allowed = target >= target.mean(-1, keepdim=True)
         allowed[:, :-1].scatter_(-1, ids[..., None], value=True)
-        bits = functional.pad(allowed, (0, -workload.vocab_size % 32)).view(*allowed.shape[:2], -1, 32)
-        found["allowed_token_bitmask"] = (bits << torch.arange(32, device=ids.device)).sum(-1).to(torch.int32)
+        found["allowed_token_bitmask"] = pack_bitmask(allowed)
     return SamplingParams(**found)
 
 

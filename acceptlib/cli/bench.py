@@ -35,6 +35,7 @@ from acceptlib.cli.options import (
     parse_assignments,
 )
 from acceptlib.engine import backends
+from acceptlib.errors import AcceptlibError
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -159,27 +160,16 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     ]
     found, absent = _peers(peers, todo, where)
     measured: list[Row] = []
-    interrupted = False
-    try:
-        _run(todo, strategies, found, where, measured, quiet=quiet)
-    except KeyboardInterrupt:
-        interrupted = True
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
-            raise
-        asked = re.search(r"allocate [\d.]+ \w+", str(error))
-        tried = f", which tried to {asked[0]}" if asked else ""
-        msg = f"out of memory on {where}{tried}: give smaller --shapes or --vocab-size"
-        raise CommandError(msg) from None
+    ended = _run(todo, strategies, found, where, measured, quiet=quiet)
+    # What was measured before one workload failed took as long as if none had.
     if measured:
         _print(measured, form, where, absent, quiet=quiet)
-    if interrupted:
+    if isinstance(ended, KeyboardInterrupt):
         console.interrupted(f"{len(measured)} rows", output, plot)
-    if output is not None:
-        forms = dict(zip(report.FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
-        table.write_whole(output, _render(measured, forms[output.suffix.lower()], where))
-    if plot is not None:
-        table.write_whole(plot, plots.timings(points(measured), plot.suffix.lower()))
+    if ended is None or measured:
+        _write(measured, where, output, plot)
+    if ended is not None:
+        raise ended
     if any(row.error for row in measured):
         raise typer.Exit(FAILED)
 
@@ -218,16 +208,36 @@ def _run(
     rows: list[Row],
     *,
     quiet: bool,
-) -> None:
-    """Append a row for each workload and name, so that an interruption leaves the finished ones."""
+) -> AcceptlibError | KeyboardInterrupt | None:
+    """Append a row for each workload and name; return what ended that early, if anything did."""
     with console.progress("workloads", quiet=quiet) as progress:
         task = progress.add_task("making rows", total=len(todo))
-        for number, workload in enumerate(todo):
-            progress.update(task, description=f"{workload}: making rows", completed=number)
-            for row in measure.run(workload, strategies, peers, device):
-                rows.append(row)
-                progress.update(task, description=f"{workload}: {row.name}")
-                progress.advance(task, 1 / (len(strategies) + len(peers)))
+        try:
+            for number, workload in enumerate(todo):
+                progress.update(task, description=f"{workload}: making rows", completed=number)
+                for row in measure.run(workload, strategies, peers, device):
+                    rows.append(row)
+                    progress.update(task, description=f"{workload}: {row.name}")
+                    progress.advance(task, 1 / (len(strategies) + len(peers)))
+        except (AcceptlibError, KeyboardInterrupt) as error:
+            return error
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
+                raise
+            asked = re.search(r"allocate [\d.]+ \w+", str(error))
+            tried = f", which tried to {asked[0]}" if asked else ""
+            msg = f"{workload}: out of memory on {device}{tried}: give smaller --shapes or --vocab-size"
+            return CommandError(msg)
+    return None
+
+
+def _write(rows: Sequence[Row], device: torch.device, output: Path | None, plot: Path | None) -> None:
+    """Write the files that were asked for."""
+    if output is not None:
+        forms = dict(zip(report.FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
+        table.write_whole(output, _render(rows, forms[output.suffix.lower()], device))
+    if plot is not None:
+        table.write_whole(plot, plots.timings(points(rows), plot.suffix.lower()))
 
 
 def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequence[str], *, quiet: bool) -> None:
@@ -286,8 +296,7 @@ def _strategies(names: Sequence[str] | None, assignments: Sequence[str], backend
             msg = "-o: expected one strategy to give options to"
             raise CommandError(msg)
         strategy = registry.create(names[0], **parse_assignments(assignments))
-        options = strategy.options.model_dump()
-        return {strategy.name: lambda: type(strategy)(backend=backend, **options)}
+        return {strategy.name: lambda: strategy.with_backend(backend)}
     entries = [registry.find(name) for name in names or registry.available()]
     return {entry.strategy.name: (lambda entry=entry: entry.strategy(backend=backend)) for entry in entries}  # type: ignore[misc]
 

@@ -53,7 +53,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         try:
             strategy = entry.strategy(**parse_assignments(option or []))
             checks = testing.checks_for(strategy)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if names or option:
                 raise
             # A third party's, or one whose options have no defaults, which must not cost the others their checks.
@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         for subject, checks in suites
         for check in due(subject, [check for check in checks if check in chosen])
     ]
-    interrupted = False
+    interrupted, not_created = False, len(results)
     with console.progress("checks", quiet=quiet) as progress:
         task = progress.add_task("", total=len(jobs))
         try:
@@ -83,12 +83,12 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         seconds = sum(result.seconds for _, result in results)
         note(f"{tally['passed']} passed, {tally['failed']} failed, {tally['skipped']} skipped in {seconds:.1f} s.")
     if interrupted:
-        console.interrupted(f"{len(results)} of {len(jobs)} checks")
+        console.interrupted(f"{len(results) - not_created} of {len(jobs)} checks")
     if tally["failed"]:
         raise typer.Exit(FAILED)
 
 
-def _not_created(error: Exception) -> CheckResult:
+def _not_created(error: BaseException) -> CheckResult:
     from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
 
     return CheckResult("creation", "failed", said(error), "The strategy is created without options", 0.0, error)

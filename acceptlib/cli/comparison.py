@@ -177,7 +177,7 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
     tally = _Tally()
     try:
         strategy = case.make()
-        row.options = strategy.options.model_dump()
+        row.options = strategy.options.model_dump(mode="json")
         row.guarantee = strategy.resolve_traits().guarantee
         has_law = strategy.plan is not None and num_draft_tokens <= LONGEST_EXACT
         row.looks_ahead = has_law and plan_of(strategy).looks_ahead

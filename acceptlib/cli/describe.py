@@ -66,7 +66,10 @@ def options(strategy: type[AcceptanceStrategy]) -> list[Option]:
 def traits(strategy: AcceptanceStrategy) -> dict[str, str]:
     """Return the traits under the strategy's options, those that say something."""
     resolved = strategy.resolve_traits()
-    neutral = ", ".join(f"{name} = {value:g}" for name, value in resolved.neutral.items())
+    neutral = ", ".join(
+        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in resolved.neutral.items()
+    )
     said = {
         "guarantee": resolved.guarantee,
         "bound": resolved.bound,

@@ -63,20 +63,29 @@ def as_rows(probs: torch.Tensor) -> torch.Tensor:
     return probs.to(torch.float32) if probs.dtype == torch.float64 else probs
 
 
-_ZEROS: dict[torch.device, torch.Tensor] = {}
+_ZEROS: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def zero(device: torch.device) -> torch.Tensor:
-    """Return a float64 tensor [1] that is 0, never to be written: the same one for all calls, which spares a kernel."""
-    found = _ZEROS.get(device)
+    """Return a float64 tensor [1] that is 0, never to be written: the same one for all calls, which spares a kernel.
+
+    On a GPU it is one for each stream, so that none reads what another has yet to write.
+    """
+    # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own.
+    on_gpu = device.type == "cuda"
+    if torch.compiler.is_compiling():
+        return torch.zeros(1, dtype=torch.float64, device=device)
+    if on_gpu and torch.cuda.is_current_stream_capturing():  # before which torch has waited for all streams
+        there = [tensor for (other, _), tensor in _ZEROS.items() if other == device]
+        return there[0] if there else torch.zeros(1, dtype=torch.float64, device=device)
+    place = (device, torch.cuda.current_stream(device).cuda_stream if on_gpu else 0)
+    found = _ZEROS.get(place)
     if found is None:
         # A tensor made in inference mode could not be used outside of it.
-        with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
+        with torch.inference_mode(False):  # noqa: FBT003 - as torch writes it
             found = torch.zeros(1, dtype=torch.float64, device=device)
-        # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own; so are fake ones.
-        kept = not torch.compiler.is_compiling() and type(found) is torch.Tensor
-        if kept and (device.type != "cuda" or not torch.cuda.is_current_stream_capturing()):
-            _ZEROS[device] = found
+        if type(found) is torch.Tensor:  # and not a fake one
+            _ZEROS[place] = found
     return found
 
 

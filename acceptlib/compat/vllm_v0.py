@@ -199,12 +199,18 @@ class _SpecDecodeSampler(torch.nn.Module):
 class RejectionSampler(_SpecDecodeSampler):
     """Speculative sampling (arXiv 2302.01318), the strategy `rejection`."""
 
-    def __init__(self, strict_mode: bool = False, disable_bonus_tokens: bool = False) -> None:  # noqa: FBT001, FBT002 - vLLM's signature
+    def __init__(
+        self,
+        strict_mode: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+        disable_bonus_tokens: bool = False,  # noqa: FBT001, FBT002 - as above
+        use_flashinfer: bool | None = None,  # noqa: FBT001, ARG002 - as above
+    ) -> None:
         """Create a rejection sampler.
 
         Args:
             strict_mode: Check shapes, dtypes, devices, ids and rows at every call, which waits for the device.
             disable_bonus_tokens: Emit no bonus token: the last column is always -1.
+            use_flashinfer: Chose one of vLLM's kernels, and chooses nothing here.
         """
         super().__init__(create("rejection"), strict_mode=strict_mode, disable_bonus_tokens=disable_bonus_tokens)
 

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from acceptlib.checks import PARAMETER_DTYPES, Arguments, count_requests
+from acceptlib.checks import PARAMETER_DTYPES, Arguments, check_kinds, count_requests
 from acceptlib.errors import InputError
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms, wrap
@@ -83,6 +83,7 @@ def verify(strategy: str, arguments: Arguments) -> VerifyResult:
     Raises:
         InputError: No graph can hold the call. Whatever else is wrong with it is raised when the graph runs.
     """
+    check_kinds(arguments)
     ids, counts, most = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.max_num_draft_tokens
     rng, uniforms, state, workspace = arguments.rng, arguments.uniforms, arguments.state, arguments.workspace
     if rng is not None and not isinstance(rng, Rng | int):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Traits:
 
     guarantee: Literal["lossless", "greedy", "lossy"]
     bound: str = ""
-    neutral: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    neutral: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     neutral_equals: str = ""
     stop: Literal["first_rejection", "last_acceptance", "window"] = "first_rejection"
     recovered: Literal["sample", "argmax"] = "sample"
@@ -66,6 +66,11 @@ class Traits:
             if get_origin(annotation) is Literal and getattr(self, name) not in choices:
                 msg = f"Traits.{name}: expected {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}"
                 raise StrategyDefinitionError(msg)
+        if bool(self.neutral) != bool(self.neutral_equals):
+            msg = (
+                f"Traits: expected neutral and neutral_equals together, got {self.neutral} and {self.neutral_equals!r}"
+            )
+            raise StrategyDefinitionError(msg)
         if not isinstance(self.state, tuple) or not all(isinstance(name, str) for name in self.state):
             msg = f"Traits.state: expected a tuple of str, got {self.state!r}"
             raise StrategyDefinitionError(msg)

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words, leading, library, may_hold
+from acceptlib.arrays import Words, arange, as_tensor, as_words, device_of, kept, leading, library, may_hold
 from acceptlib.engine.process import constrain, in_range, max_and_log_sum_exp, process, take
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows
@@ -67,8 +67,7 @@ class Layout:
             self.start = None
             ids = drafted
             valid = ids >= 0
-            device = drafted.device if isinstance(drafted, torch.Tensor) else None
-            self.flat_request, self.flat_position = _grid(num_requests, most, device)
+            self.flat_request, self.flat_position = _grid(num_requests, most, drafted)
         else:
             self.num_tokens = len(drafted)
             given = inputs.cu_num_draft_tokens.to(torch.int64)
@@ -315,14 +314,15 @@ def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Words]:
     return q, found
 
 
-@functools.lru_cache(maxsize=64)
-def _grid(num_requests: int, most: int, device: torch.device | None) -> tuple[Words, Words]:
+def _grid(num_requests: int, most: int, like: Words) -> tuple[Words, Words]:
     """Return request and position [B * K] of every position of a grid. They are shared: never write to them."""
-    like = torch.empty(0, device=device) if device else np.empty(0)
-    request, position = arange(num_requests, like), arange(most, like)[:, None]
-    # A tensor made in inference mode could not be used outside of it.
-    with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
+
+    def make() -> tuple[Words, Words]:
+        request, position = arange(num_requests, like), arange(most, like)[:, None]
         return (request + 0 * position).reshape(-1), (0 * request + position).reshape(-1)
+
+    found: tuple[Words, Words] = kept(("grid", num_requests, most), device_of(like), make)
+    return found
 
 
 def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:

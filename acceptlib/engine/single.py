@@ -49,7 +49,6 @@ def can_step(plan: Plan, inputs: Inputs) -> bool:
             rows is not None
             and rows.data.is_cpu
             and (4 * rows.data.numel() <= KEPT_BYTES if rows.is_logits else rows.data.dtype == torch.float32)
-            and not rows.data.is_neg()
             and rows.data.shape[-1] == inputs.vocab_size
             for rows in ((inputs.target, inputs.draft) if plan.reads_draft else (inputs.target,))
         )

@@ -13,6 +13,7 @@ import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -383,7 +384,10 @@ def length_of(target: torch.Tensor | Model, num_draft_tokens: int | None) -> int
         if num_draft_tokens is None:
             msg = "num_draft_tokens: expected an int where the target is a function, got None"
             raise InputError(msg)
-        return num_draft_tokens
+        if not isinstance(num_draft_tokens, Integral) or num_draft_tokens < 0:
+            msg = f"num_draft_tokens: expected an int >= 0, got {shortened(num_draft_tokens)}"
+            raise InputError(msg)
+        return int(num_draft_tokens)
     length = len(target) - 1 if num_draft_tokens is None else num_draft_tokens
     if target.ndim != 2 or not 0 <= length < len(target):  # noqa: PLR2004 - rows of entries
         rows = "[K+1, V]" if num_draft_tokens is None else f"at least [{length + 1}, V] for {length} drafted tokens"

@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from acceptlib.engine.draw import draw
-from acceptlib.engine.process import law
+from acceptlib.drafting import sample
 from acceptlib.errors import InputError, StatusError
 from acceptlib.registry import as_strategy
 from acceptlib.result import VerifyResult
@@ -335,9 +334,9 @@ class _Sequence:
         smaller = self.draft.largest_id < self.vocab_size - 1
         if smaller and self.decoder.logits_processors and bool(logits.isneginf().all()):
             return None
-        # The engine's own processing, and the very row that `verify` is given: what is declared is what is drawn from.
-        probs = law(logits, self.decoder.draft_sampling)
-        self.token_ids[0, end] = draw(probs, self.rng.draft_bits(position))[0]
+        # The very row that `verify` is given: what is declared is what is drawn from.
+        ids, probs = sample(logits, rng=self.rng, position=position, sampling=self.decoder.draft_sampling)
+        self.token_ids[0, end] = ids[0]
         return probs
 
     def _process(self, logits: torch.Tensor, end: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from acceptlib.strategy import AcceptanceStrategy, Traits
 
 
 class Block(AcceptanceStrategy):
-    """Block verification: decide on the drafted block as a whole, which accepts more than token by token.
+    """Block verification: decide on the drafted block as a whole, which accepts at least as much as token by token.
 
     Guarantee: lossless, and no lossless rule that verifies one draft accepts more tokens on average.
 

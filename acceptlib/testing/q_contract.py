@@ -99,6 +99,9 @@ def check_draft_contract(
 
 
 def _check_repeats(draft_token_ids: torch.Tensor) -> None:
+    if len(draft_token_ids) == 1 and draft_token_ids.numel():
+        msg = f"draft_token_ids: expected at least 2 repeats of the same drafting, got {len(draft_token_ids)}"
+        raise InputError(msg)
     differs = (draft_token_ids != draft_token_ids[:1]).any(0).reshape(-1)
     if differs.any():
         msg = (

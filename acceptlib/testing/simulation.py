@@ -159,7 +159,8 @@ def counts(sequences: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def chi_square_z(observed: torch.Tensor, law: torch.Tensor) -> float:
     """Return how many standard deviations chi-square lies above its mean under `law` (Wilson and Hilferty 1931).
 
-    Cells expected fewer than ten times are merged. Infinite where something impossible was observed.
+    Cells expected fewer than ten times are merged, and left out if they are so together too. Infinite where something
+    impossible was observed.
     """
     observed, law = observed.flatten().double(), law.flatten().double()
     if bool((observed[law <= 0] > 0).any()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -91,9 +90,7 @@ class Subject:
 
     def on_backend(self, choice: backends.Choice) -> Subject:
         """Return the same strategy on another backend."""
-        strategy = copy.copy(self.strategy)
-        strategy.backend = choice
-        return replace(self, strategy=strategy)
+        return replace(self, strategy=self.strategy.with_backend(choice))
 
     def with_strategy(self, strategy: AcceptanceStrategy) -> Subject:
         """Return another strategy in the same place."""

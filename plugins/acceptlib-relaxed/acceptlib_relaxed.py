@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, row_sum, rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from typing_extensions import Self
 
     from acceptlib import VerifyResult
     from acceptlib.ops import Value
@@ -54,6 +56,13 @@ class Relaxed(AcceptanceStrategy):
         relaxed_delta: float = Field(0.6, ge=0, le=1, description="how far below the largest probability they may be")
         begin_thinking_phase_token: int = Field(128798, ge=0, description="id that begins the phase (DeepSeek-R1)")
         end_thinking_phase_token: int = Field(128799, ge=0, description="id that ends it (DeepSeek-R1)")
+
+        @model_validator(mode="after")
+        def _has_two_tokens(self) -> Self:
+            if self.begin_thinking_phase_token == self.end_thinking_phase_token:
+                msg = f"expected two tokens, got {self.begin_thinking_phase_token} for begin and end of the phase"
+                raise ValueError(msg)
+            return self
 
     options: Options
 

@@ -6,9 +6,9 @@ import torch
 import triton
 from triton import knobs
 
+from acceptlib.arrays import current_stream
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.kernel import verify_kernel
-from acceptlib.tensors import current_stream
 
 DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
 """Whether compiled stages may be launched as this Triton's own launch does it, which later ones may do otherwise."""

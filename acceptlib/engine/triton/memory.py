@@ -5,9 +5,9 @@ import threading
 
 import torch
 
+from acceptlib.arrays import current_stream
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs
-from acceptlib.tensors import current_stream
 from acceptlib.workspace import Workspace
 
 RESERVED_COUNTERS = 1 << 22

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.engine import backends
 from acceptlib.errors import BackendError, ConformanceError
 from acceptlib.result import VerifyResult
+from acceptlib.strategy import AcceptanceStrategy
 from acceptlib.testing.batches import broken, lay_out, mixed, same
 from acceptlib.testing.subject import Skipped, Subject, expect
 
@@ -28,6 +30,9 @@ WAITING: Final = frozenset(
         "_unique2",
     }
 )
+READING: Final = frozenset({"tolist", "cpu"})
+"""Ways to the host that wait on a GPU, and on the CPU are no operations. NumPy's is one, but the engine's own there."""
+
 COUNT: Final = 5
 
 
@@ -58,8 +63,10 @@ def check_no_host_synchronisation(subject: Subject) -> None:
     """Nothing waits for the device: no `.item()`, no shape that depends on values.
 
     Catches host synchronisation in the hot path, which costs an engine a pipeline bubble a step. On the CPU the
-    operations that would wait on a device are what is looked for.
+    operations that would wait on a device are what is looked for, and, of a strategy with a `verify` of its own, ways
+    to the host like `.tolist()`. The engine itself goes through NumPy there, so of that only a GPU can tell.
     """
+    reads = type(subject.strategy).verify is not AcceptanceStrategy.verify
     requests = mixed(COUNT)
     requests[2] = broken(requests[2])  # marking a request must not wait either
     for layout in ("padded", "ragged"):
@@ -67,15 +74,21 @@ def check_no_host_synchronisation(subject: Subject) -> None:
             arguments = {**subject.place(lay_out(requests, layout, draft=draft)), **subject.further(range(COUNT))}
             subject.strategy.verify(**arguments, rng=subject.streams(range(COUNT)))  # the first call may compile
             rng = subject.streams(range(COUNT))
-            with waiting_is_an_error(subject.device):
+            with waiting_is_an_error(subject.device, reads=reads):
                 subject.strategy.verify(**arguments, rng=rng)
 
 
-def waiting_is_an_error(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which it is an error to wait for the device."""
-    if device.type == "cuda":
-        return _cuda_synchronisation_is_an_error()
-    return NoWaiting()  # type: ignore[no-untyped-call]
+@contextlib.contextmanager
+def waiting_is_an_error(device: torch.device, *, reads: bool) -> Iterator[None]:
+    """Return a context in which it is an error to wait for the device; on the CPU, if `reads`, to go to the host."""
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(_cuda_synchronisation_is_an_error())
+        else:
+            stack.enter_context(NoWaiting())  # type: ignore[no-untyped-call]
+            if reads:
+                stack.enter_context(NoReading())
+        yield
 
 
 @contextlib.contextmanager
@@ -106,6 +119,20 @@ class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             index is not None and index.dtype in {torch.bool, torch.uint8} for index in args[1]
         ):
             msg = f"{name} with a mask waits for the device"
+            raise ConformanceError(msg)
+        return func(*args, **(kwargs or {}))
+
+
+class NoReading(TorchFunctionMode):
+    """Raises on ways to the host that do nothing where a tensor is there already."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function."""
+        name = getattr(func, "__name__", "")
+        if name in READING or (name == "to" and any(isinstance(given, str) and given == "cpu" for given in args[1:])):
+            msg = f"{name} waits for the device"
             raise ConformanceError(msg)
         return func(*args, **(kwargs or {}))
 

@@ -1,0 +1,49 @@
+"""Drawing drafted tokens from the very law that `verify` is told of."""
+
+from __future__ import annotations
+
+import torch
+
+from acceptlib.engine.draw import draw
+from acceptlib.engine.process import law
+from acceptlib.errors import InputError
+from acceptlib.rng import Rng
+from acceptlib.sampling import SamplingParams
+from acceptlib.tensors import FLOAT_DTYPES, expect
+
+__all__ = ["sample"]
+
+
+def sample(
+    logits: torch.Tensor, *, rng: Rng, position: int = 0, sampling: SamplingParams | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token for each request, for drafting with the streams that `verify` will be given.
+
+    A rule is lossless only if the draft's tokens are drawn from the rows that it is told of. These are: the law is the
+    engine's own, and the numbers are from a part of each stream that verification does not use. It runs in torch, and
+    waits for nothing.
+
+    Args:
+        logits: [B, V] float32, float16 or bfloat16, the draft model's.
+        rng: Streams of the requests; they stay where they are.
+        position: Place of the token within this step's draft, from 0.
+        sampling: What turns logits into the law, as `draft_sampling` of `verify`.
+
+    Returns:
+        Token ids [B] int64, and the probabilities [B, V] float32 that they were drawn from, to be given as
+        `draft_probs`; or give the logits as `draft_logits`, with the same parameters. Of a row that has no law, with
+        NaN or nothing that may be drawn, the probabilities are NaN and the id is any.
+
+    Raises:
+        InputError: Shapes, dtypes, devices or parameters do not fit, or the position is no int in [0, 2^32).
+    """
+    expect("logits", logits, (None, None), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
+    if not isinstance(rng, Rng):
+        msg = f"rng: expected an acceptlib.Rng, the one that `verify` is given, got {type(rng).__name__}"
+        raise InputError(msg)
+    streams = Rng.of(rng, logits.shape[0], logits.device)
+    if logits.shape[1] == 0:
+        msg = f"logits: expected at least one vocabulary entry, got {list(logits.shape)}"
+        raise InputError(msg)
+    probs = law(logits, sampling)
+    return draw(probs, streams.draft_bits(position)), probs

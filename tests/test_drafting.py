@@ -1,0 +1,104 @@
+"""Tokens that are drafted from the law that verification is told of."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import acceptlib
+from acceptlib import Rng, SamplingParams
+from acceptlib.errors import InputError
+from acceptlib.exact import processed
+from acceptlib.testing.simulation import chi_square_z
+
+VOCAB = 40
+SAMPLING = SamplingParams(temperature=0.7, top_k=12, top_p=0.9)
+
+
+def streams(num_requests: int) -> Rng:
+    return Rng(seeds=torch.arange(num_requests), offsets=torch.full((num_requests,), 7))
+
+
+def test_tokens_follow_the_law() -> None:
+    """20,000 requests of one row, at two positions of a step, jointly."""
+    count = 20_000
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)).expand(count, VOCAB)
+    (first, probs), (second, _) = (
+        acceptlib.sample(logits, rng=streams(count), position=place, sampling=SAMPLING) for place in range(2)
+    )
+    law = processed(logits[0], temperature=0.7, top_k=12, top_p=0.9)
+    assert torch.allclose(probs[0].double(), law, atol=1e-6)
+    kept = law > 0
+    assert bool(kept[first].all())
+    joint = torch.zeros(VOCAB, VOCAB).index_put((first, second), torch.ones(count), accumulate=True)
+    assert abs(chi_square_z(joint[kept][:, kept], torch.outer(law, law)[kept][:, kept])) < 6
+
+
+def test_verification_reads_the_law_that_was_drawn_from() -> None:
+    """Where target and draft are one model, every drafted token stands, from rows as from logits."""
+    count, length = 50, 4
+    logits = torch.randn(count, length + 1, VOCAB, generator=torch.Generator().manual_seed(5))
+    rng = streams(count)
+    drafted = [acceptlib.sample(logits[:, i], rng=rng, position=i, sampling=SAMPLING) for i in range(length)]
+    assert rng.offsets.tolist() == [7] * count
+    ids = torch.stack([token for token, _ in drafted], 1)
+    for rows in ({"draft_probs": torch.stack([row for _, row in drafted], 1)}, {"draft_logits": logits[:, :-1]}):
+        result = acceptlib.create("rejection").verify(
+            ids, target_logits=logits, **rows, sampling=SAMPLING, rng=streams(count)
+        )
+        assert bool((result.num_accepted == length).all())
+
+
+def test_a_request_does_not_depend_on_its_neighbours() -> None:
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(1))
+    rng, order = streams(6), torch.tensor([4, 1])
+    ids, _ = acceptlib.sample(logits, rng=rng)
+    some, _ = acceptlib.sample(logits[order], rng=Rng(seeds=rng.seeds[order], offsets=rng.offsets[order]))
+    assert torch.equal(some, ids[order])
+
+
+def test_a_row_without_a_law_gives_an_id_and_no_law() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[1] = -math.inf
+    ids, probs = acceptlib.sample(logits, rng=streams(2))
+    assert bool(probs[1].isnan().all())
+    assert bool(((ids >= 0) & (ids < VOCAB)).all())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"logits": [0.0]}, "logits: expected a torch.Tensor, got list"),
+        ({"logits": torch.zeros(3)}, r"logits: expected shape \[any, any\], got \[3\]"),
+        ({"logits": torch.zeros(2, 0)}, "at least one vocabulary entry"),
+        ({"logits": torch.zeros(2, 3, dtype=torch.int64)}, "logits: expected dtype"),
+        ({"rng": 7}, "rng: expected an acceptlib.Rng, the one that `verify` is given, got int"),
+        ({"rng": streams(3)}, r"rng: expected seeds \[2\]"),
+        ({"position": -1}, "position: expected an int"),
+        ({"sampling": SamplingParams(top_k=torch.ones(3, dtype=torch.int64))}, "sampling.top_k"),
+    ],
+)
+def test_bad_input(arguments: dict[str, object], message: str) -> None:
+    given = {"logits": torch.zeros(2, VOCAB), "rng": streams(2), **arguments}
+    with pytest.raises(InputError, match=message):
+        acceptlib.sample(given.pop("logits"), **given)  # type: ignore[arg-type]
+
+
+def test_flags_are_packed_as_xgrammar_lays_them_out() -> None:
+    allowed = torch.rand(3, 2, 70, generator=torch.Generator().manual_seed(2)) < 0.5
+    words = acceptlib.pack_bitmask(allowed)
+    assert words.shape == (3, 2, 3)
+    assert words.dtype == torch.int32
+    for token in range(70):
+        assert torch.equal((words[..., token // 32] >> (token % 32)) & 1 != 0, allowed[..., token])
+    logits = torch.zeros(3, 70)
+    _, probs = acceptlib.sample(
+        logits, rng=streams(3), sampling=SamplingParams(allowed_token_bitmask=acceptlib.pack_bitmask(allowed[:, 0]))
+    )
+    assert torch.equal(probs > 0, allowed[:, 0])
+    with pytest.raises(InputError, match=r"allowed: expected a tensor \[..., V\] bool, got \[2\] torch.float32"):
+        acceptlib.pack_bitmask(torch.zeros(2))
+    with pytest.raises(InputError, match=r"use acceptlib.pack_bitmask"):
+        acceptlib.sample(logits, rng=streams(3), sampling=SamplingParams(allowed_token_bitmask=allowed[:, 0]))
