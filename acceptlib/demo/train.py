@@ -301,6 +301,9 @@ def main(argv: list[str] | None = None) -> None:
     recipes = [dataclasses.replace(item, **change) for item in (TARGET, DRAFT)]
     target, target_record = trainer.train(recipes[0])
     draft, draft_record = trainer.train(recipes[1], teacher=target)
+    # Nothing is left to be saved first.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     alpha = round(evaluate(trainer.rows, args.batch, target, draft), 4)
     sources = [*corpus.training, *corpus.held_out]
     command = f"python -m acceptlib.demo.train --batch {args.batch} --seed {args.seed}"

@@ -7,7 +7,6 @@ import torch
 from acceptlib_relaxed import Relaxed
 
 import acceptlib
-from acceptlib.errors import OptionError
 from acceptlib.testing import StrategyConformance
 
 BEGIN, END, NEAR, BEST, FAR = 3, 4, 1, 0, 2
@@ -77,5 +76,5 @@ def test_outside_the_phase_it_is_greedy() -> None:
 
 def test_a_phase_has_two_tokens() -> None:
     """One token for its begin and its end would leave open which it is."""
-    with pytest.raises(OptionError, match="expected two tokens, got 7 for begin and end"):
+    with pytest.raises(acceptlib.AcceptlibError, match="expected two tokens, got 7 for begin and end"):
         Relaxed(begin_thinking_phase_token=7, end_thinking_phase_token=7)
