@@ -18,7 +18,7 @@ Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
 MOST_KEPT = 1024
-"""Keys that `kept` remembers, of a few bytes a request each."""
+"""Keys that `kept` remembers, of some bytes each for every request and, of grids, for every position."""
 
 _KEPT: dict[Hashable, Any] = {}
 
@@ -67,16 +67,18 @@ def arange(length: int, like: Words) -> Words:
 
 
 def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) -> Any:
-    """Return what `make` returned for this key before, never to be written: it spares the time to make it, or a kernel.
+    """Return what `make` returned for this key before, never to be written: it spares the time to make it.
 
-    On a GPU it is kept for each stream, so that none reads what another has yet to write, and a CUDA graph makes its
-    own.
+    On a GPU it is kept for each stream, so that none reads what another has yet to write. A CUDA graph and a compiled
+    function make their own.
 
     Args:
         key: What is made.
         device: Of the tensors; None for arrays.
         make: Returns an array or a tensor, or some.
     """
+    if torch.compiler.is_compiling():
+        return make()
     stream = None
     if device is not None and device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
@@ -89,7 +91,9 @@ def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) ->
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = make()
         first = found[0] if isinstance(found, tuple) else found
-        if len(_KEPT) < MOST_KEPT and type(first) in {torch.Tensor, np.ndarray}:  # and not a fake one
+        if type(first) in {torch.Tensor, np.ndarray}:  # and not a fake one
+            if len(_KEPT) >= MOST_KEPT:
+                _KEPT.clear()
             _KEPT[place] = found
     return found
 

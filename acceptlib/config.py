@@ -63,7 +63,7 @@ class _YamlLoader(yaml.SafeLoader):
 
 
 _YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$", re.ASCII), list("-+.0123456789")
 )
 
 READERS: dict[str, Callable[[IO[bytes]], Any]] = {

@@ -32,7 +32,8 @@ def sample(
     Returns:
         Token ids [B] int64, and the probabilities [B, V] float32 that they were drawn from, to be given as
         `draft_probs`; or give the logits as `draft_logits`, with the same parameters. Of a row that has no law, with
-        NaN or nothing that may be drawn, the probabilities are NaN and the id is any.
+        NaN or nothing that may be drawn, the probabilities are NaN and the id is any. Entries of a tensor of parameters
+        that are out of range are not looked for: `verify` marks their requests.
 
     Raises:
         InputError: Shapes, dtypes, devices or parameters do not fit, or the position is no int in [0, 2^32).
@@ -42,8 +43,14 @@ def sample(
         msg = f"rng: expected an acceptlib.Rng, the one that `verify` is given, got {type(rng).__name__}"
         raise InputError(msg)
     streams = Rng.of(rng, logits.shape[0], logits.device)
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        msg = f"sampling: expected an acceptlib.SamplingParams, got {type(sampling).__name__}"
+        raise InputError(msg)
     if logits.shape[1] == 0:
         msg = f"logits: expected at least one vocabulary entry, got {list(logits.shape)}"
         raise InputError(msg)
+    bits = streams.draft_bits(position)
+    if not len(logits):
+        return bits, logits.to(torch.float32)
     probs = law(logits, sampling)
-    return draw(probs, streams.draft_bits(position)), probs
+    return draw(probs, bits), probs

@@ -197,7 +197,9 @@ def _draft_rows(arguments: Arguments, target: Rows, num_requests: int) -> Rows |
 
 def _plain(data: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose memory holds what it says: torch may keep a sign apart from it."""
-    return data.resolve_neg() if data.is_neg() else data
+    if torch.compiler.is_compiling() or not data.is_neg():  # no graph can ask
+        return data
+    return data.resolve_neg()
 
 
 def make_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,11 +89,12 @@ class AcceptanceMetrics:
 
     def merge(self, other: AcceptanceMetrics) -> None:
         """Add the counts of another, as of another worker."""
-        for name in ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens", "_squares"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("drafted_at", "accepted_at"):
-            pairs = itertools.zip_longest(getattr(self, name), getattr(other, name), fillvalue=0)
-            setattr(self, name, [ours + theirs for ours, theirs in pairs])
+        for name in (counted.name for counted in fields(self)):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(ours, list):
+                setattr(self, name, [a + b for a, b in itertools.zip_longest(ours, theirs, fillvalue=0)])
+            else:
+                setattr(self, name, ours + theirs)
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -103,5 +103,5 @@ def _function(name: str, a: Value) -> Value:
     if isinstance(a, torch.Tensor):
         return getattr(torch, name)(a)
     with np.errstate(all="ignore"):
-        found = getattr(np, name)(a)
+        found = getattr(np, name)(a if isinstance(a, np.ndarray) else float(a))
     return found if isinstance(a, np.ndarray) else float(found)

@@ -82,8 +82,8 @@ class Rng:
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
                 msg = f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}"
                 raise InputError(msg)
-        if self.seeds is self.offsets or (self.advances and _share(self.seeds, self.offsets)):
-            msg = "Rng: expected two tensors, got one for seeds and offsets: advancing the one would change the other"
+        if self.advances and (self.seeds is self.offsets or _share(self.seeds, self.offsets)):
+            msg = "Rng: expected seeds and offsets that share no memory: advancing the one would change the other"
             raise InputError(msg)
         if not isinstance(self.advances, bool):
             msg = f"Rng advances: expected True or False, got {shortened(self.advances)}"
@@ -192,9 +192,13 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two contiguous tensors [B] int64 share memory; False of those that have none."""
-    if torch.compiler.is_compiling() or type(one) is not torch.Tensor or not one.data_ptr():
+    if torch.compiler.is_compiling():
         return False
-    return one.device == other.device and abs(one.data_ptr() - other.data_ptr()) < 8 * one.numel()
+    try:
+        first, second = one.data_ptr(), other.data_ptr()
+    except RuntimeError:  # of a transformed function, as by torch.vmap
+        return False
+    return bool(first) and one.device == other.device and abs(first - second) < 8 * one.numel()
 
 
 def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:

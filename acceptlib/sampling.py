@@ -122,5 +122,7 @@ def pack_bitmask(allowed: torch.Tensor) -> torch.Tensor:
         msg = f"allowed: expected a tensor [..., V] bool, got {got}"
         raise InputError(msg)
     padded = functional.pad(allowed, (0, -allowed.shape[-1] % 32))
-    bits = padded.reshape(*allowed.shape[:-1], -1, 32).to(torch.int64) << torch.arange(32, device=allowed.device)
+    bits = padded.reshape(*allowed.shape[:-1], padded.shape[-1] // 32, 32).to(torch.int64) << torch.arange(
+        32, device=allowed.device
+    )
     return bits.sum(-1).to(torch.int32)

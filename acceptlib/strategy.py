@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from numbers import Integral
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 import pydantic
 import torch
@@ -60,9 +60,11 @@ class Options(pydantic.BaseModel):
     @classmethod
     def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """Refuse NaN, and a flag or a text, of which pydantic would make a number, where numbers are expected."""
-        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation)
+        annotation = cls.model_fields[info.field_name or ""].annotation
         is_nan = isinstance(value, float) and math.isnan(value)  # in a tuple it may say that a position has no number
-        for entry in value if isinstance(value, list | tuple) else (value,):
+        several = isinstance(value, list | tuple)
+        kinds = _kinds(annotation, several=several)
+        for entry in value if several else (value,):
             if kinds & {int, float} and (is_nan or type(entry) in {bool, str} - kinds):
                 given = "NaN" if is_nan else {bool: "a flag", str: "a text"}[type(entry)]
                 msg = f"expected {'a number' if float in kinds else 'an integer'}, not {given}"
@@ -73,11 +75,12 @@ class Options(pydantic.BaseModel):
 _Options = Options
 
 
-def _kinds(annotation: Any) -> set[Any]:
-    """Return the types that an option, or an entry of a tuple, may be of."""
-    if get_origin(annotation) in {Union, UnionType, tuple}:
-        return set().union(*map(_kinds, get_args(annotation)))
-    return {annotation}
+def _kinds(annotation: Any, *, several: bool) -> set[Any]:
+    """Return the types that an option may be of, or that the entries of one of several may be of."""
+    parts = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
+    if not several:
+        return {type(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)} | {*parts}
+    return {kind for part in parts if get_origin(part) in {tuple, list} for kind in get_args(part)}
 
 
 class AcceptanceStrategy:

@@ -56,19 +56,26 @@ def summary(record: Record) -> str:
     for path in dict.fromkeys(row["path"] for row in ours):
         here = {(row["B"], row["K"]): row for row in ours if row["path"] == path}
         for kind in ("goal", "most"):
-            ratios = {shape: _ratio(row, kind, record["rows"]) for shape, row in here.items() if row.get(kind)}
+            timed = {shape: row for shape, row in here.items() if row.get(kind) and row["microseconds"]}
+            ratios = {shape: _ratio(row, kind, record["rows"]) for shape, row in timed.items()}
             if not ratios:
                 continue
             met = {shape: (here[shape][kind] <= ratio) == (kind == "goal") for shape, ratio in ratios.items()}
             total, reached = total + len(met), reached + sum(met.values())
-            first = here[min(here)]
+            first = here[min(ratios)]
             peer = next((row["name"] for row in record["rows"] if row.get("peer") and row["path"] == path), "")
             what = f"speed of {peer}" if kind == "goal" else f"time of {first['beside']}, at most {first['most']:g}"
-            cells = [f"{ratios[shape]:.2f}" if met[shape] else f"**{ratios[shape]:.2f}**" for shape in shapes]
+            cells = [
+                "-" if shape not in ratios else _bold(f"{ratios[shape]:.2f}", bold=not met[shape]) for shape in shapes
+            ]
             lines.append([path, what, *cells])
     header = ["from", "times the", *(f"{num_requests}, {length}" for num_requests, length in shapes)]
     machine = f"{record['machine']}, commit `{record['commit'][:12]}`"
     return f"{machine}: {reached} of {total} goals reached, the others in bold.\n\n{_table(header, lines)}\n\n"
+
+
+def _bold(text: str, *, bold: bool) -> str:
+    return f"**{text}**" if bold else text
 
 
 def _ratio(row: Record, kind: str, rows: list[Record]) -> float:

@@ -6,7 +6,7 @@ import json
 import math
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 import pytest
@@ -422,3 +422,32 @@ def test_yaml_has_numbers_with_exponents(tmp_path: Path, number: str) -> None:
     )
     with pytest.raises(OptionError, match="not a text"):
         acceptlib.from_config(path)
+
+
+@pytest.mark.parametrize("text", ["1e4d5c", "1e5-model", "2024e1.bin", "1e3:4"])
+def test_yaml_has_texts_that_begin_like_numbers(tmp_path: Path, text: str) -> None:
+    """Beside the table there may be anything, as a revision of a model."""
+    path = tmp_path / "a.yaml"
+    path.write_text(f"acceptance: {{strategy: {text}}}\n", encoding="utf-8")
+    with pytest.raises(UnknownStrategyError, match=f"Unknown strategy '{text}'"):
+        acceptlib.from_config(path)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (Literal["auto"] | tuple[float, ...], ["auto", [0.5]], [["0.5"], [True]]),
+        (float | tuple[str, ...], [0.5, ["a"]], ["0.5", True]),
+        (Literal["auto"] | float, ["auto", 0.5], [True, math.nan]),
+        (Path | tuple[float, ...], ["here", [math.nan]], [["here"]]),
+        (list[int], [[1]], [[True], ["1"]]),
+    ],
+)
+def test_flags_and_texts_are_no_numbers(annotation: Any, good: list[Any], bad: list[Any]) -> None:
+    """Where an option may be several things, a text is refused only in the place of a number."""
+    options = pydantic.create_model("Some", __base__=acceptlib.Options, value=(annotation, ...))
+    for value in good:
+        options(value=value)
+    for value in bad:
+        with pytest.raises(pydantic.ValidationError, match=r"expected (a number|an integer), not"):
+            options(value=value)

@@ -77,6 +77,7 @@ def test_a_row_without_a_law_gives_an_id_and_no_law() -> None:
         ({"rng": 7}, "rng: expected an acceptlib.Rng, the one that `verify` is given, got int"),
         ({"rng": streams(3)}, r"rng: expected seeds \[2\]"),
         ({"position": -1}, "position: expected an int"),
+        ({"sampling": {"temperature": 1}}, "sampling: expected an acceptlib.SamplingParams, got dict"),
         ({"sampling": SamplingParams(top_k=torch.ones(3, dtype=torch.int64))}, "sampling.top_k"),
     ],
 )
@@ -84,6 +85,20 @@ def test_bad_input(arguments: dict[str, object], message: str) -> None:
     given = {"logits": torch.zeros(2, VOCAB), "rng": streams(2), **arguments}
     with pytest.raises(InputError, match=message):
         acceptlib.sample(given.pop("logits"), **given)  # type: ignore[arg-type]
+
+
+def test_no_requests() -> None:
+    ids, probs = acceptlib.sample(torch.empty(0, VOCAB), rng=streams(0))
+    assert ids.shape == (0,)
+    assert probs.shape == (0, VOCAB)
+    assert acceptlib.pack_bitmask(torch.empty(0, VOCAB, dtype=torch.bool)).shape == (0, 2)
+
+
+def test_in_a_compiled_function() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    compiled = torch.compile(lambda logits, rng: acceptlib.sample(logits, rng=rng), fullgraph=True, backend="eager")
+    for found, wanted in zip(compiled(logits, streams(3)), acceptlib.sample(logits, rng=streams(3)), strict=True):
+        assert torch.equal(found, wanted)
 
 
 def test_flags_are_packed_as_xgrammar_lays_them_out() -> None:

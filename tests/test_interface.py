@@ -746,14 +746,17 @@ def test_a_guarded_logarithm_is_that_of_the_sum_and_leaves_its_argument_alone(*,
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "log2", "sqrt"])
-@pytest.mark.parametrize("number", [0.0, 0, -1.0, 2, 1000.0, math.inf])
+@pytest.mark.parametrize("number", [0.0, 0, -1.0, 2, 1000.0, math.inf, True, np.bool_(1), np.float32(0.1), np.int64(3)])
 def test_functions_of_plain_numbers_are_those_of_arrays(name: str, number: float) -> None:
     """Beyond what they are defined for too: options are plain numbers."""
     function = getattr(ops, name)
     found = function(number)
     assert type(found) is float
     with np.errstate(all="ignore"):
-        for value in (function(np.array([number], np.float64)), function(torch.tensor([number], dtype=torch.float64))):
+        for value in (
+            function(np.array([number], np.float64)),
+            function(torch.tensor([float(number)], dtype=torch.float64)),
+        ):
             assert found == pytest.approx(float(value[0]), rel=1e-14, nan_ok=True)
 
 

@@ -376,7 +376,7 @@ def test_seeds_and_offsets_that_share_memory_are_refused() -> None:
     """Advancing the one would change the other; where nothing is advanced it may be."""
     numbers = torch.arange(6)
     for offsets in (numbers[:4], numbers[1:5]):
-        with pytest.raises(InputError, match="expected two tensors"):
+        with pytest.raises(InputError, match="expected seeds and offsets that share no memory"):
             Rng(seeds=numbers[:4], offsets=offsets)
         Rng(seeds=numbers[:4], offsets=offsets, advances=False)
     Rng(seeds=numbers[:3], offsets=numbers[3:])

@@ -161,15 +161,16 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     found, absent = _peers(peers, todo, where)
     measured: list[Row] = []
     ended = _run(todo, strategies, found, where, measured, quiet=quiet)
-    # What was measured before one workload failed took as long as if none had.
+    # Rows that were finished before a workload failed are shown; a file is the whole or none.
     if measured:
         _print(measured, form, where, absent, quiet=quiet)
     if isinstance(ended, KeyboardInterrupt):
         console.interrupted(f"{len(measured)} rows", output, plot)
-    if ended is None or measured:
-        _write(measured, where, output, plot)
+    if measured and isinstance(ended, AcceptlibError):
+        console.cut_short(f"after {len(measured)} rows: {ended}", FAILED, output, plot)
     if ended is not None:
         raise ended
+    _write(measured, where, output, plot)
     if any(row.error for row in measured):
         raise typer.Exit(FAILED)
 
@@ -208,7 +209,7 @@ def _run(
     rows: list[Row],
     *,
     quiet: bool,
-) -> AcceptlibError | KeyboardInterrupt | None:
+) -> AcceptlibError | RuntimeError | KeyboardInterrupt | None:
     """Append a row for each workload and name; return what ended that early, if anything did."""
     with console.progress("workloads", quiet=quiet) as progress:
         task = progress.add_task("making rows", total=len(todo))
@@ -223,7 +224,7 @@ def _run(
             return error
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and NO_MEMORY not in str(error):
-                raise
+                return error
             asked = re.search(r"allocate [\d.]+ \w+", str(error))
             tried = f", which tried to {asked[0]}" if asked else ""
             msg = f"{workload}: out of memory on {device}{tried}: give smaller --shapes or --vocab-size"

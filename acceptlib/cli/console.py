@@ -84,9 +84,18 @@ def interrupted(done: str, *files: Path | None) -> NoReturn:
     Raises:
         Exit: Always.
     """
+    cut_short(f"interrupted after {done}", INTERRUPTED, *files)
+
+
+def cut_short(why: str, code: int, *files: Path | None) -> NoReturn:
+    """Say why a command ends with part of its work done, and which files were not written.
+
+    Raises:
+        Exit: Always, with the code.
+    """
     unwritten = "".join(f"; {path} not written" for path in files if path is not None)
-    complain(f"interrupted after {done}{unwritten}")
-    raise Exit(INTERRUPTED)
+    complain(f"{why}{unwritten}")
+    raise Exit(code)
 
 
 def complain(message: str) -> None:

@@ -75,8 +75,8 @@ def zero(device: torch.device) -> torch.Tensor:
     on_gpu = device.type == "cuda"
     if torch.compiler.is_compiling():
         return torch.zeros(1, dtype=torch.float64, device=device)
-    if on_gpu and torch.cuda.is_current_stream_capturing():  # before which torch has waited for all streams
-        there = [tensor for (other, _), tensor in _ZEROS.items() if other == device]
+    if on_gpu and torch.cuda.is_current_stream_capturing():  # before which `torch.cuda.graph` waits for all streams
+        there = [tensor for (other, _), tensor in list(_ZEROS.items()) if other == device]
         return there[0] if there else torch.zeros(1, dtype=torch.float64, device=device)
     place = (device, torch.cuda.current_stream(device).cuda_stream if on_gpu else 0)
     found = _ZEROS.get(place)

@@ -65,5 +65,5 @@ def wait(words_ptr, num_blocks, CALL: tl.constexpr):
     highest = tl.full((), MISSING, tl.int32)
     while highest == MISSING:
         words = tl.load(words_ptr + index, mask=index < num_blocks, other=LOWEST ^ SIGN, volatile=True)
-        highest = tl.max((words ^ SIGN) - 1, 0)
+        highest = tl.max(tl.sub(words ^ SIGN, 1, sanitize_overflow=False), 0)
     return logit_of(highest + 1)

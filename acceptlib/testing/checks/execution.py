@@ -131,7 +131,8 @@ class NoReading(TorchFunctionMode):
     ) -> Any:
         """Run a function."""
         name = getattr(func, "__name__", "")
-        if name in READING or (name == "to" and any(isinstance(given, str) and given == "cpu" for given in args[1:])):
+        given = (*args[1:], *(kwargs or {}).values())
+        if name in READING or (name == "to" and any(isinstance(value, str) and value == "cpu" for value in given)):
             msg = f"{name} waits for the device"
             raise ConformanceError(msg)
         return func(*args, **(kwargs or {}))
