@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import acceptlib
 from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, VerifyResult, Workspace, arrays
 from acceptlib.checks import Arguments
-from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
+from acceptlib.compat import _common, flashinfer, vllm_v0, vllm_v1
 from acceptlib.engine import backends, custom_op, scratch
 from acceptlib.errors import InputError
 from acceptlib.testing.batches import Request, lay_out, ordinary
@@ -208,6 +208,34 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
         filled({"temperature": temperature})
         assert len(arrays._KEPT) <= 6
     assert filled({"temperature": 0.3}) == 0  # what is new is kept rather than what is old
+
+
+@pytest.mark.parametrize("kind", ["engine", "drop-in"])
+def test_what_calls_share_is_of_their_stream(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another stream may read before it is written. A pretended GPU: nothing is launched."""
+    gpu, stream, capturing = torch.device("cuda", 0), mock.Mock(cuda_stream=1), [False]
+    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(_common, "_ZEROS", {})
+    monkeypatch.setattr(arrays, "current_stream", lambda _: stream.cuda_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, dtype, device: zeros(*shape, dtype=dtype))  # noqa: ARG005
+
+    def shared() -> torch.Tensor:
+        if kind == "drop-in":
+            return _common.zero(gpu)
+        found: torch.Tensor = arrays.kept("x", gpu, lambda: torch.zeros(1, dtype=torch.float64, device=gpu))
+        return found
+
+    first = shared()
+    assert shared() is first
+    stream.cuda_stream = 2
+    assert shared() is not first
+    stream.cuda_stream, capturing[0] = 3, True
+    # A graph makes its own, or takes what was written before torch waited for all streams to capture it.
+    assert (shared() is first) == (kind == "drop-in")
+    assert len(arrays._KEPT) + len(_common._ZEROS) == 2
 
 
 # What drop-ins launch beside the kernels
