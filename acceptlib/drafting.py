@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from acceptlib.engine.draw import draw
-from acceptlib.engine.process import law
+from acceptlib.engine.process import law, pieces
 from acceptlib.errors import InputError
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
@@ -53,4 +53,4 @@ def sample(
     if not len(logits):
         return bits, logits.to(torch.float32)
     probs = law(logits, sampling)
-    return draw(probs, bits), probs
+    return torch.cat([draw(probs[some], bits[some]) for some in pieces(probs)]), probs

@@ -9,6 +9,7 @@ import torch
 
 import acceptlib
 from acceptlib import Rng, SamplingParams
+from acceptlib.engine import scratch
 from acceptlib.errors import InputError
 from acceptlib.exact import processed
 from acceptlib.testing.simulation import chi_square_z
@@ -92,6 +93,22 @@ def test_no_requests() -> None:
     assert ids.shape == (0,)
     assert probs.shape == (0, VOCAB)
     assert acceptlib.pack_bitmask(torch.empty(0, VOCAB, dtype=torch.bool)).shape == (0, 2)
+
+
+def test_little_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows there are, scratch memory is that of a few, and each row's law and token are its own."""
+    monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    logits = torch.randn(64, 20_000, generator=torch.Generator().manual_seed(6))
+    sampling, rng = SamplingParams(temperature=0.7), streams(64)
+    ids, probs = acceptlib.sample(logits, rng=rng, sampling=sampling)
+    assert sum(flat.nbytes for flat in scratch._BUFFERS.flat.values()) < 10 << 20
+    parts = (slice(0, 9), slice(9, 64))
+    one, other = (
+        acceptlib.sample(logits[some], rng=Rng(seeds=rng.seeds[some], offsets=rng.offsets[some]), sampling=sampling)
+        for some in parts
+    )
+    assert torch.equal(torch.cat((one[0], other[0])), ids)
+    assert torch.equal(torch.cat((one[1], other[1])), probs)
 
 
 def test_in_a_compiled_function() -> None:

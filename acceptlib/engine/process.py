@@ -7,6 +7,7 @@ the next eleven and the last ten pick the logit. On the CPU and with a small k, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,7 @@ BLOCK: Final = 64
 """Entries of which only the largest is looked at first."""
 
 CHUNK_BYTES: Final = 2 << 20
-"""Size of float32 rows that are filtered at a time."""
+"""Size of float32 rows that are gone through at a time."""
 
 LEAST_ROW: Final = 4096
 """Entries that a row counts as at least, in view of its histogram."""
@@ -60,7 +61,23 @@ def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
     request = torch.arange(num_requests, device=logits.device)
     request = request.repeat_interleave(logits.shape[:-1].numel() // max(num_requests, 1))
     bitmask = None if rows.bitmask is None else rows.bitmask.reshape(len(request), -1)
-    return process(take(rows, request, logits.reshape(-1, vocab_size), bitmask)).view(logits.shape)
+    data = logits.reshape(-1, vocab_size)
+    probs = torch.empty(data.shape, dtype=torch.float32, device=data.device)
+    for some in pieces(data):
+        process(take(rows, request[some], data[some], None if bitmask is None else bitmask[some]), probs[some])
+    return probs.view(logits.shape)
+
+
+def pieces(rows: torch.Tensor) -> Iterator[slice]:
+    """Yield which rows [n, V] to go through at a time, so that on the CPU little scratch memory is taken and kept."""
+    num_rows, vocab_size = rows.shape
+    step = _step(vocab_size) if rows.is_cpu else max(num_rows, 1)
+    for start in range(0, num_rows, step):
+        yield slice(start, start + step)
+
+
+def _step(vocab_size: int) -> int:
+    return max(1, CHUNK_BYTES // (4 * max(vocab_size, LEAST_ROW)))
 
 
 def take(rows: Rows, request: torch.Tensor | slice, data: torch.Tensor, bitmask: torch.Tensor | None) -> Rows:
@@ -170,9 +187,9 @@ def _filter(rows: Rows, probs: torch.Tensor) -> None:
             left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
     else:
         left = torch.arange(num_rows, device=probs.device)
-    chunk = max(1, CHUNK_BYTES // (4 * max(vocab_size, LEAST_ROW)))
-    for start in range(0, len(left), chunk):
-        some = left[start : start + chunk]
+    step = _step(vocab_size)
+    for start in range(0, len(left), step):
+        some = left[start : start + step]
         bitmask = None if rows.bitmask is None else rows.bitmask[some]
         probs.index_copy_(0, some, _filter_all(take(rows, some, rows.data[some], bitmask)))
 
