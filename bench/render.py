@@ -65,17 +65,12 @@ def summary(record: Record) -> str:
             first = here[min(ratios)]
             peer = next((row["name"] for row in record["rows"] if row.get("peer") and row["path"] == path), "")
             what = f"speed of {peer}" if kind == "goal" else f"time of {first['beside']}, at most {first['most']:g}"
-            cells = [
-                "-" if shape not in ratios else _bold(f"{ratios[shape]:.2f}", bold=not met[shape]) for shape in shapes
-            ]
+            cells = ["-" if shape not in ratios else f"{ratios[shape]:.2f}" for shape in shapes]
+            cells = [cell if met.get(shape, True) else f"**{cell}**" for shape, cell in zip(shapes, cells, strict=True)]
             lines.append([path, what, *cells])
     header = ["from", "times the", *(f"{num_requests}, {length}" for num_requests, length in shapes)]
     machine = f"{record['machine']}, commit `{record['commit'][:12]}`"
     return f"{machine}: {reached} of {total} goals reached, the others in bold.\n\n{_table(header, lines)}\n\n"
-
-
-def _bold(text: str, *, bold: bool) -> str:
-    return f"**{text}**" if bold else text
 
 
 def _ratio(row: Record, kind: str, rows: list[Record]) -> float:
