@@ -468,7 +468,8 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
     strategy, call = create(name), batch(16, form)
     state = strategy.initial_state(16, "cuda")
     expected = strategy.verify(**call, rng=streams(16), state=state)
-    for tuning, warps, block, programs in ((tunings.SMALL, 4, 512, 1), (tunings.LARGE, 8, 2048, 4096)):
+    some = ((tunings.SMALL, 4, 512, 1), (tunings.LARGE, 8, 2048, 4096), (tunings.LARGE_AHEAD, 4, 1024, 1))
+    for tuning, warps, block, programs in some:
         changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block)
         resident = mock.Mock(return_value=programs)
         every = tunings.Tunings(*[changed] * len(tunings.TUNINGS))

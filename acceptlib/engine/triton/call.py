@@ -46,7 +46,7 @@ class Call:
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
-        lazy, loops, thirds, in_order, floors, emit_parts: See `forms.Tuning`.
+        lazy, loops, blocks_ahead, thirds, in_order, floors, emit_parts: See `forms.Tuning`.
     """
 
     accept: Any
@@ -105,6 +105,7 @@ class Call:
     block: int
     max_blocks: int
     loops: bool
+    blocks_ahead: int
     emit_block: int
     emit_parts: int
     emit_run: int

@@ -22,7 +22,8 @@ models, its law."""
 def needed(position, exists, request, CALL: tl.constexpr):
     """Return whether a row exists and is not beyond the stop."""
     if CALL.lazy:
-        exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
+        if position > 0:  # the first is never beyond it
+            exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
     return exists
 
 

@@ -32,6 +32,7 @@ class Tuning(NamedTuple):
             own.
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_blocks: Blocks of stopping rows from which on a program that reduces rows goes through two blocks, and four.
+        blocks_ahead: Blocks that are on their way while such a program reduces one.
         floors: Whether programs that reduce rows under min-p alone wait for the row's maximum, where they may, to find
             what is kept of a block. Else one program a row finds a cut.
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
@@ -55,6 +56,7 @@ class Tuning(NamedTuple):
     in_order: bool = False
     floors: bool = False
     row_blocks: tuple[int, int] = (2048, 4096)
+    blocks_ahead: int = 0
     shares: int = 1
     patience: float = 1
 
@@ -202,6 +204,7 @@ def compiled_for(
         block=block,
         max_blocks=1 << blocks_bits,
         loops=tuning.loops,
+        blocks_ahead=tuning.blocks_ahead,
         emit_block=tuning.emit_block,
         emit_parts=tuning.emit_parts,
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),

@@ -67,7 +67,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
 def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of every `step`th block from the first on."""
     if CALL.loops:
-        for block in range(first, request.num_blocks, step):
+        for block in tl.range(first, request.num_blocks, step, num_stages=CALL.blocks_ahead + 1):
             reduce_block(position, exists, block, request, model, CALL, MODEL)
     else:
         reduce_block(position, exists, first, request, model, CALL, MODEL)

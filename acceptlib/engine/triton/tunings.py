@@ -54,6 +54,9 @@ LARGE = Tuning(
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
+LARGE_AHEAD = LARGE._replace(blocks_ahead=2)
+"""The same where nothing but its maximum and sum is found of a block, so that there are registers for others to come."""
+
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
 """The same from probabilities, of which all programs of the only stage decide."""
 
@@ -62,11 +65,17 @@ LARGE_ONE = LARGE._replace(
 )
 """The same for the rows of one model, which take half as many programs."""
 
+LARGE_ONE_AHEAD = LARGE_ONE._replace(blocks_ahead=2)
+"""Both of these."""
+
 LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
 """The same where argmaxes are all that is asked for."""
 
 LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_blocks=(1024, 2048), patience=4)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
+
+LARGE_HALF_AHEAD = LARGE_HALF._replace(reduce_registers=80, blocks_ahead=2)
+"""The same with more blocks on their way, as in `LARGE_AHEAD`."""
 
 LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1, patience=1.5)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
@@ -106,10 +115,13 @@ class Tunings(NamedTuple):
     medium: Tuning = MEDIUM
     medium_half: Tuning = MEDIUM_HALF
     large: Tuning = LARGE
+    large_ahead: Tuning = LARGE_AHEAD
     large_probs: Tuning = LARGE_PROBS
     large_one: Tuning = LARGE_ONE
+    large_one_ahead: Tuning = LARGE_ONE_AHEAD
     large_best: Tuning = LARGE_BEST
     large_half: Tuning = LARGE_HALF
+    large_half_ahead: Tuning = LARGE_HALF_AHEAD
     large_min_p: Tuning = LARGE_MIN_P
     large_masses: Tuning = LARGE_MASSES
 
@@ -171,14 +183,18 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: Model, dra
 
 def _large(rules: Rules, target: Model, draft: Model | None) -> Tuning:
     """Return how to run a plan on a large batch of logits."""
-    if _filters(target, draft) == {"min_p"}:
+    filters = _filters(target, draft)
+    if filters == {"min_p"}:
         return TUNINGS.large_min_p
+    ahead = not filters and rules["entropy_scalar"] < 0
     if target.dtype != torch.float32:
-        return TUNINGS.large_half
+        return TUNINGS.large_half_ahead if ahead else TUNINGS.large_half
     if draft is not None:
-        return TUNINGS.large
+        return TUNINGS.large_ahead if ahead else TUNINGS.large
     draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
-    return TUNINGS.large_one if draws or rules["reads_target"] else TUNINGS.large_best
+    if draws or rules["reads_target"]:
+        return TUNINGS.large_one_ahead if ahead else TUNINGS.large_one
+    return TUNINGS.large_best
 
 
 def _in_parts(rules: Rules, target: Model, draft: Model | None) -> bool:
