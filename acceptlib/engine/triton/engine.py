@@ -209,9 +209,10 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     elif rng is not None:
         seeds, offsets, advances = rng.seeds, rng.offsets, rng.advances
     rules, tables = bound(plan, device)
-    # What decides beyond what was checked. Kernels read rows at addresses that are multiples of 16 in wider loads.
+    # What decides beyond what was checked. Kernels read rows at addresses that are multiples of 16 in wider loads, and
+    # plans that share their rules have tables of their own sizes.
     addresses = (target.data.data_ptr() % 16, None if draft is None else draft.data.data_ptr() % 16)
-    key = (rules, addresses, seeds is None, advances)
+    key = (rules, tables.shape[1], addresses, seeds is None, advances)
     run: Run | None = inputs.checked.runs.get(key)
     if run is None:
         run = inputs.checked.runs[key] = _run_of(plan, inputs, out)
