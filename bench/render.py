@@ -25,7 +25,7 @@ from acceptlib.cli.format import Format, write_whole
 
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = ROOT / "bench" / "results"
-PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES: Final = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("performance", "records")))
 MARKED: Final = re.compile(r"(<!-- (record|summary): ([\w-]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 Record = dict[str, Any]

@@ -54,7 +54,7 @@ LARGE = Tuning(
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
-LARGE_AHEAD = LARGE._replace(blocks_ahead=2)
+LARGE_AHEAD = LARGE._replace(reduce_registers=128, blocks_ahead=2)
 """The same where nothing but its maximum and sum is found of a block, so that there are registers for others to come."""
 
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
