@@ -78,6 +78,11 @@ def _entries(*, third_parties: bool | None = None) -> tuple[dict[str, Entry], di
 def available() -> list[str]:
     """Return the names of all strategies, sorted: built-in ones and those of installed packages; no aliases."""
     entries, _, _ = _entries()
+    return _names(entries)
+
+
+def _names(entries: dict[str, Entry]) -> list[str]:
+    """Return the names among entries, sorted, without aliases: a strategy may have lost its name and keep these."""
     return sorted(name for name, entry in entries.items() if name == entry.strategy.name)
 
 
@@ -126,7 +131,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
         return entries[name]
     if name in conflicts:
         raise PluginError(conflicts[name])
-    names = sorted({entry.strategy.name for entry in entries.values()})
+    names = _names(entries)
     broken = [plugin for plugin in loaded if plugin.problems]
     reasons = [
         f"{plugin.distribution}: {problem.removesuffix('.')}"

@@ -25,7 +25,7 @@ class Status(IntEnum):
             (a mask may forbid them all).
         UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
         INVALID_TOKEN_ID: 3, a drafted or bonus token id is outside the vocabulary.
-        INVALID_COUNT: 4, `cu_num_draft_tokens` makes no sense there.
+        INVALID_COUNT: 4, `cu_num_draft_tokens` does not begin at 0, decreases, leaves [0, T], or exceeds K.
         INVALID_PARAMETER: 5, a sampling parameter is out of range.
     """
 

@@ -111,7 +111,9 @@ class Rng:
         """
         device = torch.device(device)
         if isinstance(source, Rng):
-            if source.seeds.shape[0] != num_requests or source.seeds.device != device:
+            there = source.seeds.device
+            fits = there == device or (device.index is None and there.type == device.type)  # any of that kind
+            if source.seeds.shape[0] != num_requests or not fits:
                 msg = (
                     f"rng: expected seeds [{num_requests}] on {device}, got {list(source.seeds.shape)} on "
                     f"{source.seeds.device}"

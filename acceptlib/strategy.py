@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from numbers import Integral
 from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 import pydantic
 import torch
@@ -77,10 +77,19 @@ _Options = Options
 
 def _kinds(annotation: Any, *, several: bool) -> set[Any]:
     """Return the types that an option may be of, or that the entries of one of several may be of."""
-    parts = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
-    if not several:
-        return {type(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)} | {*parts}
-    return {kind for part in parts if get_origin(part) in {tuple, list} for kind in get_args(part)}
+    found = _alternatives(annotation)
+    if several:
+        entries = [kind for part in found if get_origin(part) in {tuple, list} for kind in get_args(part)]
+        found = [part for kind in entries for part in _alternatives(kind)]
+    return {type(choice) for part in found if get_origin(part) is Literal for choice in get_args(part)} | {*found}
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """Return the types that a value may be of, without what else is said of it."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _alternatives(parts[0])
+    return [one for part in parts for one in _alternatives(part)] if origin in {Union, UnionType} else [annotation]
 
 
 class AcceptanceStrategy:
@@ -130,7 +139,8 @@ class AcceptanceStrategy:
             value = getattr(cls, attribute, None)
             if not isinstance(value, kind):
                 expected = f"expected a class attribute {attribute!r}, a {kind.__name__}"
-                msg = f"strategy class {cls.__qualname__}: {expected}, got {shortened(value)}"
+                msg = f"strategy class {cls.__qualname__}: {expected}, got {shortened(value)}. What strategies share "
+                msg += "goes into a class of its own beside AcceptanceStrategy."
                 raise StrategyDefinitionError(msg)
         if not (isinstance(cls.Options, type) and issubclass(cls.Options, _Options)):
             expected = "expected Options to derive from acceptlib.Options"
@@ -367,7 +377,7 @@ class AcceptanceStrategy:
     def workspace(
         self, num_requests: int, max_num_draft_tokens: int, vocab_size: int, device: torch.device | str
     ) -> Workspace:
-        """Allocate memory for `verify`, enough for every call of up to these sizes.
+        """Allocate memory for `verify`, enough for every call of up to these sizes, and of at most B * K ids if ragged.
 
         With `out` and a workspace, a call that the fused kernels run allocates nothing on the device. Where they run
         none it is empty, as for a strategy with a `verify` of its own, which overrides this if it needs one.

@@ -13,8 +13,8 @@ from acceptlib.errors import InputError
 class Workspace:
     """Memory in which the fused kernels keep what passes between them; `AcceptanceStrategy.workspace` allocates it.
 
-    Calls that share one must run one after the other. Without one, calls share what is kept for their stream, and a
-    call that is captured gets memory of its graph's own.
+    Calls that share one must run one after the other. Without one, calls share what is kept for their thread and
+    stream, and a call that is captured gets memory of its graph's own.
 
     Attributes:
         counters: [n] int32, contiguous, zero before and after every call.

@@ -6,7 +6,7 @@ import json
 import math
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -441,6 +441,9 @@ def test_yaml_has_texts_that_begin_like_numbers(tmp_path: Path, text: str) -> No
         (Literal["auto"] | float, ["auto", 0.5], [True, math.nan]),
         (Path | tuple[float, ...], ["here", [math.nan]], [["here"]]),
         (list[int], [[1]], [[True], ["1"]]),
+        (Annotated[float, pydantic.Field(ge=0)] | None, [0.5, None], [True, "0.5"]),
+        (tuple[Annotated[float, pydantic.Field(ge=0)], ...], [[0.5]], [[True], ["0.5"]]),
+        (tuple[float | None, ...], [[0.5, None]], [[True], ["0.5"]]),
     ],
 )
 def test_flags_and_texts_are_no_numbers(annotation: Any, good: list[Any], bad: list[Any]) -> None:

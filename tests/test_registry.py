@@ -490,6 +490,9 @@ def test_one_name_of_two_packages_is_an_error_that_names_both(install: Install) 
         acceptlib.create("twin")
     assert str(caught.value) == "Both first-coin 1.2 and second-coin 0.9 provide a strategy 'twin'; uninstall one."
     assert acceptlib.create("first-penny").name == "twin"
+    with pytest.raises(UnknownStrategyError) as unknown:
+        acceptlib.create("none")
+    assert "twin" not in str(unknown.value).partition("Plugins with problems")[0]
     for distribution in ("first-coin 1.2", "second-coin 0.9"):
         assert loaded(distribution).problems == (str(caught.value),)
 

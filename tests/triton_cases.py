@@ -32,7 +32,7 @@ import acceptlib
 from acceptlib import ops as vocabulary
 from acceptlib.compat import vllm_v0
 from acceptlib.engine import plan as plans
-from acceptlib.engine.triton.binding import bind, call
+from acceptlib.engine.triton.binding import bind, evaluate
 from acceptlib.rules import ELEMENTS, SCALARS, Rule
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def evaluate_kernel(
             values = values + (value != 0,)
         else:
             values = values + (value,)
-    tl.store(out_ptr + entry, call(RULE, values, DTYPE))
+    tl.store(out_ptr + entry, evaluate(RULE, values, DTYPE))
 
 
 def run_apart(mode: str, path: Path) -> dict[str, torch.Tensor | dict[str, str] | str]:

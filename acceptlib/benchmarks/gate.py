@@ -1,7 +1,8 @@
 """The gate before the clock: a result is compared with the oracle, or it is not timed.
 
-Every request is compared with the torch engine on the same rows; some of them, and every one that differs, with the
-oracle. Rules of third parties, which the oracle does not know, are evaluated by `acceptlib.exact` in its place.
+Every request of a workload's first batch is compared with the torch engine on the same rows; some of them, and every
+one that differs, with the oracle. Rules of third parties, which the oracle does not know, are evaluated by
+`acceptlib.exact` in its place.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Row:
         acceptance: Level of the workload.
         source: Of the rows.
         backend: Engine that ran it.
-        microseconds: Median time of a call: on a GPU in a replayed CUDA graph, if nothing else is said, on a CPU
-            eagerly.
+        how: How its calls were timed on a GPU: `turns` counts the host's time too, which `read_floor` does not.
+        microseconds: Median time of a call.
         spread: Distance between its quartiles.
         host_microseconds: Time that an eager call keeps the host of a GPU busy.
         rows_read: Rows that the step has to read of each request.
@@ -60,6 +60,7 @@ class Row:
     source: str
     peer: bool = False
     backend: str = ""
+    how: How | None = None
     microseconds: float | None = None
     spread: float | None = None
     host_microseconds: float | None = None
@@ -222,6 +223,7 @@ def fill_times(
 ) -> None:
     """Time calls beside their read floor; arguments as for `timing.beside`."""
     time, least = timing.beside(calls, floor, device, how)
+    row.how = how if device.type == "cuda" else None
     row.microseconds, row.spread = time.median, time.spread
     row.read_floor = None if least is None else least.median
     row.host_microseconds = timing.host(calls[0], device)

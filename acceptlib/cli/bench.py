@@ -62,11 +62,16 @@ COLUMNS: Final = (
 )
 FIRST_FIGURE: Final = 5
 
+HOST_MARK: Final = "*"
+"""Of times that count the host's."""
+
 LEGEND: Final = (
     "us: median of a call, spread: between its quartiles. floor us: summing the rows that the step has to read, "
     "of floor: its share of the time. tau: emitted tokens a step. match: the result is the oracle's; other libraries "
     "draw numbers of their own, and only the form of their results is checked."
 )
+
+HOST_LEGEND: Final = f"{HOST_MARK} timed from the host, for it may wait for the GPU; the others in CUDA graphs."
 
 
 class Level(str, Enum):
@@ -253,6 +258,8 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
     versions = ", ".join(f"{name} {where[name]}" for name in ("acceptlib", "torch", "triton") if where[name])
     stdout().print()
     table.note(LEGEND)
+    if any(row.how == "turns" for row in rows):
+        table.note(HOST_LEGEND)
     table.note(
         f"{first.source} rows, {first.acceptance} acceptance, V = {first.vocab_size}, {first.dtype}. "
         f"{where['machine']}, {versions}."
@@ -277,7 +284,8 @@ def _cells(row: Row) -> list[str]:
     share, megabytes = row.share_of_floor, None if row.bytes_read is None else row.bytes_read / 1e6
     return [
         *head,
-        *(_microseconds(value) for value in (row.microseconds, row.spread, row.read_floor)),
+        _microseconds(row.microseconds) + HOST_MARK * (row.how == "turns"),
+        *(_microseconds(value) for value in (row.spread, row.read_floor)),
         "-" if share is None else f"{share:.0%}",
         _microseconds(row.host_microseconds),
         "-" if megabytes is None else f"{megabytes:.1f}",

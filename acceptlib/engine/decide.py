@@ -13,7 +13,7 @@ import torch
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, float64, full, leading, library
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import StrategyDefinitionError
 
 Values = dict[str, Words]
@@ -67,7 +67,7 @@ def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], like: Wo
         columns = {name: value.swapaxes(0, 1) for name, value in values.items() if name in plan.carry.names}
         for position in range(like.shape[1]):
             here = {name: column[position] for name, column in columns.items()}
-            carry[:, position + 1] = call(plan.carry, {**here, "carry": carry[:, position]}, numbers)
+            carry[:, position + 1] = evaluate(plan.carry, {**here, "carry": carry[:, position]}, numbers)
     return carry
 
 
@@ -82,14 +82,14 @@ def acceptance(
     values = {**values, "carry": carry[:, 1:]}
     if "next_residual_mass" in plan.accept.names:
         values["next_residual_mass"] = next_residual_mass()
-    return broadcast(call(plan.accept, values, numbers), values["carry"])
+    return broadcast(evaluate(plan.accept, values, numbers), values["carry"])
 
 
 def forgiven(plan: Plan, values: Values, numbers: Mapping[str, float], carry: Words) -> Words | None:
     """Return which tokens may stand although rejected, [B, K] bool; None where the strategy has no such rule."""
     if plan.forgive is None:
         return None
-    return broadcast(call(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), carry[:, 1:]) != 0
+    return broadcast(evaluate(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), carry[:, 1:]) != 0
 
 
 def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draft_tokens: Words) -> Words:

@@ -150,7 +150,7 @@ class Plan:
         }
         try:
             with np.errstate(all="ignore"):
-                call(rule, values, self.constants)
+                evaluate(rule, values, self.constants)
         except Exception as error:
             # What else is wrong shows on real values.
             if "ambiguous" in str(error):
@@ -194,7 +194,7 @@ class Plan:
         if self.traits.stop != "first_rejection" or self.reads != {"is_target_argmax"}:
             return False
         with np.errstate(all="ignore"):
-            h = call(self.accept, {"is_target_argmax": np.array([False, True])}, {})
+            h = evaluate(self.accept, {"is_target_argmax": np.array([False, True])}, {})
         return not self.samples and self.residual is None and np.array_equal(h, [0, 1])
 
     @cached_property
@@ -212,6 +212,6 @@ class Plan:
         return "sample" in {self.traits.recovered, self.traits.bonus}
 
 
-def call(rule: Rule, values: Mapping[str, Value], constants: Mapping[str, Constant]) -> Value:
+def evaluate(rule: Rule, values: Mapping[str, Value], constants: Mapping[str, Constant]) -> Value:
     """Evaluate a rule in torch on named values and constants; values win over constants of the same name."""
     return rule(*[values[name] if name in values else constants[name] for name in rule.names])

@@ -15,7 +15,7 @@ from acceptlib.arrays import as_words, float64
 from acceptlib.engine import chains, decide
 from acceptlib.engine.constants import ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.draw import BLOCK, weigh
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.process import in_range, process, take
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Model, cleaned
 from acceptlib.engine.scratch import scratch, to_fixed
@@ -137,7 +137,7 @@ def _decide(
         if draft is not None:
             q = float64(as_words(draft.upto(some.stop))[at])[None]
             values["draft_prob"] = np.where(q > 0, q, 0.0)
-        h = decide.broadcast(call(plan.accept, values, plan.constants), p[None])[0].tolist()
+        h = decide.broadcast(evaluate(plan.accept, values, plan.constants), p[None])[0].tolist()
         for position, prob, bound in zip(some, probs, h, strict=True):
             if ids[position] >= vocab_size:
                 return position, INVALID_TOKEN_ID
@@ -157,7 +157,7 @@ def _emit(
     if plan.residual is not None and not is_bonus:
         if draft is not None:
             elements["q"], draft_mass = cleaned(draft.row(stop), is_logits=draft.is_logits)
-        residual = decide.broadcast(call(plan.residual, elements, plan.constants), p).to(torch.float32)
+        residual = decide.broadcast(evaluate(plan.residual, elements, plan.constants), p).to(torch.float32)
     weights, _, row_status = weigh(p, residual, elements, np.array([is_bonus]), draft_mass, is_logits=target.is_logits)
     status = int(row_status[0])
     return _draw(weights, numbers.bits(), in_place=weights is not p) if status == OK else PLACEHOLDER_TOKEN_ID, status

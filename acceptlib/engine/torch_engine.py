@@ -19,7 +19,7 @@ from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, 
 from acceptlib.engine import chains, decide, single
 from acceptlib.engine.constants import ROW_TOLERANCE, SUM_SCALE, WEIGHT_SCALE
 from acceptlib.engine.draw import draw, weigh
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
 from acceptlib.engine.scratch import is_new, scratch, to_fixed
 from acceptlib.inputs import Inputs
@@ -37,7 +37,7 @@ PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
 
 DEVICE_SCRATCH_BYTES = 64 << 20
-"""The same on other devices, where every chunk of rows is some dozens of launches."""
+"""Of float32 rows that are gone through at a time on a GPU, where every chunk of them is some dozens of launches."""
 
 ENTROPY_GRID = 1.5 * 2.0**8
 """Added and taken away, it rounds a small float64 to a multiple of 2^-44, and sums of these are exact up to 2^9."""
@@ -233,7 +233,7 @@ class _Step:
         for name in self.values.keys() & self.plan.constants.keys():  # of which each position has its own
             read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
-            terms = decide.broadcast(call(row_sum, read, self.numbers), p).to(torch.float32)
+            terms = decide.broadcast(evaluate(row_sum, read, self.numbers), p).to(torch.float32)
             found[f"{name} in float32"] = terms.sum(1)
             found[name] = to_fixed(terms, SUM_SCALE, in_place=is_new(terms, read)).sum(1)
         return found
@@ -281,7 +281,7 @@ class _Step:
             name: value[:, None] if value.dtype == torch.bool else value[:, None].to(torch.float32)
             for name, value in scalars.items()
         }
-        weights = call(residual, {**scalars, **elements}, self.numbers)
+        weights = evaluate(residual, {**scalars, **elements}, self.numbers)
         row: torch.Tensor = decide.broadcast(weights, elements["p"])
         return row.to(torch.float32)
 
@@ -389,7 +389,7 @@ class _Step:
         is_last = arange(most + 1, stop) == stop[:, None]
         stands = self.layout.position < stop[:, None]
         if out.logprobs is not None:
-            assert prob is not None  # noqa: S101 - `prepare` sees to it
+            assert prob is not None  # noqa: S101 - `wanted` has the target's probability
             probs = ops.where(is_last, ops.where(emitted, float64(prob), torch.nan)[:, None], torch.nan)
             probs[:, :most] = ops.where(stands, self.values["target_prob"], probs[:, :most])
             out.logprobs.copy_(as_tensor(probs).log())

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from acceptlib.engine import decide
 from acceptlib.engine.constants import ROW_TOLERANCE
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, shortened
 from acceptlib.rules import Rule
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
@@ -357,7 +357,7 @@ def _elementwise(
     if "is_drafted" in rule.names:
         read["is_drafted"] = functional.one_hot(ids, p.shape[-1]).bool()
     # What is one number, or one a position, stands for every entry.
-    weights: torch.Tensor = call(rule, read, numbers) + torch.zeros_like(p)
+    weights: torch.Tensor = evaluate(rule, read, numbers) + torch.zeros_like(p)
     return weights
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from acceptlib.engine import decide
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.exact.enumeration import (
     Model,
     State,
@@ -166,8 +166,8 @@ def row_law(
     ids = torch.arange(len(p))[:, None]
     p, q = p[None, None], q[None, None]
     before = {**values, **row_scalars(plan, ids, p, q, values, numbers)}
-    carry = call(plan.carry, before, numbers) if plan.carry else before["carry"]
-    h = call(plan.accept, {**before, "carry": carry}, numbers)
+    carry = evaluate(plan.carry, before, numbers) if plan.carry else before["carry"]
+    h = evaluate(plan.accept, {**before, "carry": carry}, numbers)
     h = torch.as_tensor(h, dtype=torch.float64).expand(ids.shape)[:, 0]
     rejected = q[0, 0] * (1 - h)
     recovered = draw_law(residuals(plan, ids, p, q, before, numbers), p, plan.traits.recovered)[:, 0]

@@ -4,7 +4,7 @@
 
 and, inside a kernel that takes it as a `tl.constexpr`:
 
-    h = call(RULE, (target_prob, draft_prob), tl.float64)
+    h = evaluate(RULE, (target_prob, draft_prob), tl.float64)
 
 Numbers do not travel with it: they are in the function, as `source` says.
 """
@@ -60,7 +60,7 @@ def _of_tuple(function: Any, index: tuple[int, ...]) -> Any:
 
 
 @triton.jit
-def call(RULE: tl.constexpr, values, DTYPE: tl.constexpr):
+def evaluate(RULE: tl.constexpr, values, DTYPE: tl.constexpr):
     """Evaluate a rule inside a kernel.
 
     Args:

@@ -29,7 +29,7 @@ def needed(position, exists, request, CALL: tl.constexpr):
 
 @triton.jit
 def latest(counter_ptr):
-    """Return what a counter that others raise holds now, alike for all warps: none may go another way than the rest."""
+    """Return what a counter that others raise holds now, the same to all warps, so that they take the same branch."""
     seen = tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True)
     return tl.max(seen, 0)
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import laws, random, rows
-from acceptlib.engine.triton.binding import call
+from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 LANES = tl.constexpr(8)
@@ -281,7 +281,7 @@ def after_wait(fetched, count, request, CALL: tl.constexpr):
 def judge(position, fetched, length, request, CALL: tl.constexpr):
     """Return whether tokens at positions [n] are accepted, and what `look` returns."""
     seen = look(position, fetched, length, request, CALL)
-    return (seen.u < call(CALL.accept, seen.scalars, tl.float64)) & seen.sound, seen
+    return (seen.u < evaluate(CALL.accept, seen.scalars, tl.float64)) & seen.sound, seen
 
 
 @triton.jit
@@ -381,7 +381,7 @@ def window(count, fetched, request, CALL: tl.constexpr):
     for base in range(0, length, LANES):
         position = base + lane
         accepted, seen = judge(position, fetched, length, request, CALL)
-        forgiven = call(CALL.forgive, seen.scalars, tl.int1) & seen.sound
+        forgiven = evaluate(CALL.forgive, seen.scalars, tl.int1) & seen.sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)
         if base + LANES < length:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
-from acceptlib.engine.triton.binding import call
+from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, DROP, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
 
@@ -30,7 +30,7 @@ def weigh(raw, from_target, row, request, CALL: tl.constexpr):
     weights = p
     if CALL.residual is not None:
         numbers = (p, q, is_drafted) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
-        weights = tl.where(from_target, p, call(CALL.residual, numbers, tl.float32))
+        weights = tl.where(from_target, p, evaluate(CALL.residual, numbers, tl.float32))
     # NaN stays, for the row's mass to tell.
     return entry, p, q, tl.where((weights <= 0) | (entry >= request.vocab_size), 0.0, weights)
 
@@ -73,7 +73,7 @@ def by_law(stop, is_bonus, row, parts, bits, request, CALL: tl.constexpr):
             x = rows.load(target, stop, near, near < request.vocab_size, float("-inf"), CALL, TARGET)
             p = laws.prob(tl.max(tl.where(near == token, x, float("-inf")), 0), token, target, law, CALL, TARGET)
             numbers = (p, p * 0.0 + 1.0, token >= 0) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
-            weight = call(CALL.residual, numbers, tl.float32)
+            weight = evaluate(CALL.residual, numbers, tl.float32)
             weight = tl.where(weight <= 0, 0.0, weight)  # NaN stays
             fault = tl.where((fault != 0) | (1 - p + weight <= MASS_LIMIT), fault, UNNORMALIZED_ROW)
             largest = tl.maximum(largest, weight)

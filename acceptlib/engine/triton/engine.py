@@ -12,7 +12,7 @@ import torch
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
-from acceptlib.engine.triton.forms import PARAMETERS, Form, Model, compiled_for, form_of, may_leave_rows, numbers_of
+from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
@@ -366,7 +366,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
     rules, _ = bound(plan, device)
     given = dict.fromkeys(PARAMETERS, torch.float32)
-    rows = Model(torch.float32, address=0, vocab_size=vocab_size, stride=1, aligned=True, is_logits=True, **given)
+    rows = RowsForm(torch.float32, address=0, vocab_size=vocab_size, stride=1, aligned=True, is_logits=True, **given)
     form = Form(  # of what needs most
         device=device,
         target=rows,

@@ -38,7 +38,7 @@ class Tuning(NamedTuple):
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
             programs count who is last.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
-        patience: How many times as many blocks of rows as `Sizes.large` says there must be to leave out some.
+        patience: What `Sizes.large` is multiplied by where it says whether a batch is large enough to be run so.
     """
 
     reduce_warps: int
@@ -61,7 +61,7 @@ class Tuning(NamedTuple):
     patience: float = 1
 
 
-class Model(NamedTuple):
+class RowsForm(NamedTuple):
     """The form of one model's rows: what the kernel is compiled for, as code of its own or by Triton itself.
 
     Triton tells apart which numbers are 1, which are multiples of 16 and which need 64 bits. `address` is modulo 16,
@@ -91,8 +91,8 @@ class Form(NamedTuple):
     """
 
     device: torch.device
-    target: Model
-    draft: Model | None
+    target: RowsForm
+    draft: RowsForm | None
     tokens: torch.dtype
     ids: torch.dtype
     counts: torch.dtype | None
@@ -108,7 +108,7 @@ class Form(NamedTuple):
     ends: bool = False
 
 
-PARAMETERS = Model._fields[6:]
+PARAMETERS = RowsForm._fields[6:]
 """Sampling parameters, as `Rows` names them."""
 
 LEAST_PARTS = THREADS.value
@@ -119,14 +119,14 @@ WARP_BYTES = 512
 """That a warp loads at once: 16 for each of its threads."""
 
 
-def form_of(rows: Rows, *, ragged: bool) -> Model:
+def form_of(rows: Rows, *, ragged: bool) -> RowsForm:
     """Return the form of a model's rows."""
     data = rows.data
     request_stride, row_stride, stride = _strides(data, ragged=ragged)
     aligned = request_stride % 16 == 0 and row_stride % 16 == 0
     parameters = [getattr(rows, name) for name in PARAMETERS]
     dtypes = [None if values is None else values.dtype for values in parameters]
-    return Model(data.dtype, data.data_ptr() % 16, data.shape[-1], stride, aligned, rows.is_logits, *dtypes)
+    return RowsForm(data.dtype, data.data_ptr() % 16, data.shape[-1], stride, aligned, rows.is_logits, *dtypes)
 
 
 def numbers_of(rows: Rows, *, ragged: bool) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ class Layout(NamedTuple):
         sums: Row sums and largest entries of blocks, for each position.
         draws: What the last stage finds of a row, for each request; of every row where a mass decides.
         draw_words: Words of one of these.
-        prepared: What `decide.prepare` finds, for each request.
+        prepared: What `masses.prepare` finds, for each request.
         cuts: Laws of the target's filtered rows, and what they are found by.
         cut_words: Words of one of these.
         draft_cuts: The same of the draft's.

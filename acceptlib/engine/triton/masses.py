@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import decide, laws, rows
-from acceptlib.engine.triton.binding import call
+from acceptlib.engine.triton.binding import evaluate
 
 NUM_BITS = tl.constexpr(63)
 """Rows of a request that may be left out one by one; later ones are not."""
@@ -61,7 +61,7 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
             for i in range(base, tl.minimum(base + decide.LANES, length)):
                 before = tl.where(position >= i, running, before)
                 # For all lanes, though one is asked for: what does not hang on the carry is found once.
-                carried = call(CALL.carry, with_scalar(found, before, CALL.carry_value), tl.float64)
+                carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_value), tl.float64)
                 running = _lane(carried, position == i)
                 after = tl.where(position >= i, running, after)
         here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
@@ -134,7 +134,7 @@ def accepts(position, mass, length, known, request, CALL: tl.constexpr):
 @triton.jit
 def passes(u, found, mass, CALL: tl.constexpr):
     """Return whether tokens at positions [n] are accepted, given the masses of the rows behind them."""
-    return u < call(CALL.accept, with_scalar(found, mass, CALL.mass_value), tl.float64)
+    return u < evaluate(CALL.accept, with_scalar(found, mass, CALL.mass_value), tl.float64)
 
 
 @triton.jit

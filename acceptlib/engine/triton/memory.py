@@ -24,7 +24,8 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
             msg = (
                 f"workspace: expected at least {num_counters} counters and {num_words} words on {device}, got "
                 f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
-                "many requests, drafted tokens and vocabulary entries as any call has."
+                "many requests, drafted tokens and vocabulary entries as any call has. A ragged call may have no more "
+                "ids than requests times drafted tokens, if its rows are filtered."
             )
             raise InputError(msg)
         return given

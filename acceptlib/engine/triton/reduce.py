@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, floors, laws, rows, select
-from acceptlib.engine.triton.binding import call
+from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
 
@@ -118,7 +118,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         inside = entry < request.vocab_size
         numbers = (p, q, is_drafted) + as_rows(row.scalars)
         for i in tl.static_range(len(CALL.sums)):
-            terms = tl.where(inside, call(CALL.sums[i], numbers, tl.float32), 0.0)
+            terms = tl.where(inside, evaluate(CALL.sums[i], numbers, tl.float32), 0.0)
             total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
             finite = tl.min((tl.abs(terms) < float("inf")).to(tl.int32), 0) != 0
             tl.store(partials_ptr + i * size + block, tl.where(finite, total, NO_SUM))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from acceptlib.engine.triton.forms import Model, Tuning
+from acceptlib.engine.triton.forms import RowsForm, Tuning
 from acceptlib.engine.triton.plans import Rules
 
 SMALL = Tuning(
@@ -55,7 +55,7 @@ LARGE = Tuning(
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
 LARGE_AHEAD = LARGE._replace(reduce_registers=128, blocks_ahead=2)
-"""The same where nothing but its maximum and sum is found of a block, so that there are registers for others to come."""
+"""The same where nothing but its maximum and sum is found of a block, which leaves registers for others to come."""
 
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
 """The same from probabilities, of which all programs of the only stage decide."""
@@ -130,17 +130,14 @@ TUNINGS = Tunings()
 
 
 class Sizes(NamedTuple):
-    """From how many blocks on, BLOCK entries each, a batch is of a size.
-
-    Up to `medium` they are blocks of stopping rows; only batches of logits without a mass are told apart at `smaller`,
-    and none of probabilities without one at `small`. What makes a batch of logits large is what may be left out of it.
+    """The fewest blocks, of BLOCK entries each, with which a batch is of a size.
 
     Attributes:
-        smaller: No longer smallest.
-        small: No longer smaller.
-        medium: No longer small.
-        large: Large, whatever else it is: blocks of one model's rows behind the first, which an early stop may spare,
-            times the `patience` of the tuning for large ones.
+        smaller: Blocks of stopping rows. Asked for batches of logits where no mass decides.
+        small: The same. Asked for batches of logits, and where a mass decides.
+        medium: The same, for every batch.
+        large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
+            many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
 
     smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
@@ -152,7 +149,7 @@ class Sizes(NamedTuple):
 SIZES = Sizes()
 
 
-def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: Model, draft: Model | None) -> Tuning:
+def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, draft: RowsForm | None) -> Tuning:
     """Return how to run a plan on a batch.
 
     Args:
@@ -181,7 +178,7 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: Model, dra
     return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
 
 
-def _large(rules: Rules, target: Model, draft: Model | None) -> Tuning:
+def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
     """Return how to run a plan on a large batch of logits."""
     filters = _filters(target, draft)
     if filters == {"min_p"}:
@@ -197,14 +194,14 @@ def _large(rules: Rules, target: Model, draft: Model | None) -> Tuning:
     return TUNINGS.large_best
 
 
-def _in_parts(rules: Rules, target: Model, draft: Model | None) -> bool:
+def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a large batch of logits takes a stage after the one that reads rows."""
     filters, sums = _filters(target, draft), len(rules["sums"])
     entropy_alone = sums == 1 and rules["entropy_scalar"] >= 0 and not filters  # which comes with the laws
     return not filters <= {"min_p"} or rules["top_k"] > 0 or (sums > 0 and not entropy_alone)
 
 
-def _filters(target: Model, draft: Model | None) -> set[str]:
+def _filters(target: RowsForm, draft: RowsForm | None) -> set[str]:
     """Return what filters rows of either model."""
     models = (target,) if draft is None else (target, draft)
     return {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)}

@@ -96,7 +96,7 @@ def check_padding(subject: Subject) -> None:
 
 
 def check_nothing_drafted(subject: Subject) -> None:
-    """A request without drafted tokens gets one token of its bonus row, alone and among others; so does none of none.
+    """A request without drafted tokens gets one token of its bonus row, alone and among others; no requests get none.
 
     Catches empty outputs (vllm#45060) and the division by zero drafts of a whole batch, between prompts.
     """

@@ -31,7 +31,10 @@ WAITING: Final = frozenset(
     }
 )
 READING: Final = frozenset({"tolist", "cpu"})
-"""Ways to the host that wait on a GPU, and on the CPU are no operations. NumPy's is one, but the engine's own there."""
+"""Ways to the host that wait for a GPU, but are no operations on the CPU, where they are looked for by name.
+
+So is `numpy`, but the torch engine takes that way itself on the CPU.
+"""
 
 COUNT: Final = 5
 

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from acceptlib import exact, registry
-from acceptlib.engine.plan import Plan, call
+from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import ConformanceError
 from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mask_drafted, mixed, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect
@@ -136,7 +136,7 @@ def _expect_no_fall(plan: Plan, state: Mapping[str, torch.Tensor]) -> None:
         values[name] = state[name][:, None] if state[name].dtype == torch.bool else state[name][:, None].double()
     mass = torch.linspace(0, 4, 65, dtype=torch.float64)
     constants = {name: value[0] if isinstance(value, tuple) else value for name, value in plan.constants.items()}
-    h = torch.as_tensor(call(plan.accept, {**values, "next_residual_mass": mass}, constants)).expand(64, 65)
+    h = torch.as_tensor(evaluate(plan.accept, {**values, "next_residual_mass": mass}, constants)).expand(64, 65)
     for row, step in (~(h.diff(dim=1) >= -EXACT)).nonzero()[:1].tolist():
         given = ", ".join(f"{name} = {value[row].item()}" for name, value in values.items()) or "anything"
         found = f"{float(h[row, step])} at {float(mass[step])} and {float(h[row, step + 1])} at {float(mass[step + 1])}"
