@@ -17,6 +17,7 @@ from rule_mutants import MUTANTS, UNBOUNDED, add, take_uniforms
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, ops, rule
 from acceptlib.ops import Value
 from acceptlib.strategies.block import Block
+from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
 
@@ -210,10 +211,69 @@ def forgets_sampling(verify: Call, ids: torch.Tensor, arguments: dict[str, Any])
 def temperature_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """The first request's temperature is everybody's."""
     sampling = arguments.get("sampling")
-    if sampling is not None and sampling.temperature is not None:
+    if sampling is not None and isinstance(sampling.temperature, torch.Tensor):
         first = sampling.temperature[:1].expand_as(sampling.temperature)
         arguments = {**arguments, "sampling": replace(sampling, temperature=first)}
     return verify(ids, **arguments)
+
+
+@engine("temperature")
+def one_temperature(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """The draft's rows get the target's temperature, whatever they were sampled under."""
+    return verify(ids, **{**arguments, "draft_sampling": None})
+
+
+@engine("temperature")
+def positive_temperature(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A temperature below 0 is taken without its sign, and NaN for 1."""
+    sampling = arguments.get("sampling")
+    if sampling is not None and isinstance(sampling.temperature, torch.Tensor):
+        temperature = sampling.temperature.abs().nan_to_num(1.0)
+        arguments = {**arguments, "sampling": replace(sampling, temperature=temperature)}
+    return verify(ids, **arguments)
+
+
+def _replaced(arguments: dict[str, Any], **change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return arguments with some sampling parameters, where they are given, changed."""
+    sampling = arguments.get("sampling")
+    if sampling is None:
+        return arguments
+    given = {name: getattr(sampling, name) for name in change}
+    changed = {name: change[name](value) for name, value in given.items() if value is not None}
+    return {**arguments, "sampling": replace(sampling, **changed)}
+
+
+@engine("filters")
+def tensors_alone(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Parameters that are numbers are left out."""
+
+    def tensor(value: Any) -> Any:
+        return value if isinstance(value, torch.Tensor) else None
+
+    return verify(ids, **_replaced(arguments, temperature=tensor, top_k=tensor, top_p=tensor, min_p=tensor))
+
+
+@engine("filters")
+def strict_filters_alone(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A top-p of more than 0.4 and a min-p of less than 0.4 are taken for none."""
+
+    def top_p(value: Any) -> Any:
+        return torch.where(torch.as_tensor(value) > 0.4, 1.0, value)
+
+    def min_p(value: Any) -> Any:
+        return torch.where(torch.as_tensor(value) < 0.4, 0.0, value)
+
+    return verify(ids, **_replaced(arguments, top_p=top_p, min_p=min_p))
+
+
+@engine("filters")
+def bias_that_bans_alone(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A bias that is finite is left out."""
+
+    def banning(bias: Any) -> Any:
+        return replace(bias, values=bias.values.where(bias.values.isinf(), 0.0))
+
+    return verify(ids, **_replaced(arguments, logit_bias=banning))
 
 
 @engine("filters")
@@ -510,6 +570,24 @@ def draw_shares_draft_noise(verify: Call, ids: torch.Tensor, arguments: dict[str
     bits = None if rng is None else rng.draft_bits(0)
     uniforms = take_uniforms(ids, arguments)
     return verify(ids, **arguments, uniforms=uniforms if bits is None else replace(uniforms, emit=bits))
+
+
+@engine("lossless_over_two_steps", traits=Rejection.traits)
+def trusts_third_token(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """From the third position on, every possible token is accepted."""
+    uniforms = take_uniforms(ids, arguments)
+    accept = uniforms.accept.clone()
+    if accept.ndim > 1:
+        accept[:, 2:] = 0.0
+    return verify(ids, **arguments, uniforms=replace(uniforms, accept=accept))
+
+
+@engine("lossless_over_two_steps", traits=Rejection.traits)
+def greedy_without_rows(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Logits that come without draft rows are verified greedily."""
+    if arguments.get("target_logits") is not None and arguments.get("draft_logits") is None:
+        return Greedy().verify(ids, **arguments)
+    return verify(ids, **arguments)
 
 
 @engine("lossless_over_two_steps", inner=Block, traits=Block.traits)

@@ -138,6 +138,42 @@ class TrustsFlatRows(Rejection):
         return ops.where(target_entropy > 2.5, 1.0, h)
 
 
+@rules("lossless_law")
+class TrustsLargeIdsLater(Rejection):
+    """From the second position on, every possible token with an id of 4 or more is accepted."""
+
+    name = "trusts-large-ids-later"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, draft_token_id: Value, position: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where((position >= 1) & (draft_token_id >= 4) & (target_prob > 0), 1.0, h)
+
+
+@rules("lossless_law")
+class TrustsFlatRowsLater(Rejection):
+    """From the second position on, every possible token is accepted where the target's entropy is high."""
+
+    name = "trusts-flat-rows-later"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, target_entropy: Value, position: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where((position >= 1) & (target_entropy > 1.4) & (target_prob > 0), 1.0, h)
+
+
+@rules("lossless_law")
+class TrustsLongDrafts(Rejection):
+    """Of four drafted tokens or more, every possible one is accepted where the target is in some doubt."""
+
+    name = "trusts-long-drafts"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, target_entropy: Value, num_draft_tokens: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where((num_draft_tokens >= 4) & (target_entropy > 0.7) & (target_prob > 0), 1.0, h)
+
+
 @rules("lossless_law_one_hot")
 class OneHotIsGreedy(Rejection):
     """A draft that is certain of its token is taken for a greedy one: accepted iff it is the target's argmax."""
@@ -170,6 +206,62 @@ class AcceptsTies(Greedy):
     @rule
     def accept(target_prob: Value, target_max_prob: Value) -> Value:
         return ops.where(target_prob == target_max_prob, 1.0, 0.0)
+
+
+@rules("greedy_sequence")
+class AcceptsNearTies(Greedy):
+    """A token that is almost as likely as the best is accepted."""
+
+    name = "accepts-near-ties"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, target_max_prob: Value) -> Value:
+        near = (target_prob >= target_max_prob - 0.001) & (target_prob < target_max_prob)
+        return ops.where(is_target_argmax | near, 1.0, 0.0)
+
+
+@rules("greedy_sequence")
+class AcceptsCertainDrafts(Greedy):
+    """Any possible token is accepted of a draft that is certain of it, as every draft without rows is."""
+
+    name = "accepts-certain-drafts"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, draft_prob: Value) -> Value:
+        return ops.where(is_target_argmax | ((draft_prob >= 1) & (target_prob > 0)), 1.0, 0.0)
+
+
+@rules("greedy_sequence")
+class AcceptsSureDrafts(Greedy):
+    """Any possible token is accepted of a draft that is rather sure of it."""
+
+    name = "accepts-sure-drafts"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, draft_prob: Value) -> Value:
+        return ops.where(is_target_argmax | ((draft_prob >= 0.6) & (draft_prob < 1) & (target_prob > 0)), 1.0, 0.0)
+
+
+@rules("greedy_sequence")
+class AcceptsOfSharpRows(Greedy):
+    """Any possible token is accepted where the target is in little doubt."""
+
+    name = "accepts-of-sharp-rows"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, target_entropy: Value) -> Value:
+        return ops.where(is_target_argmax | ((target_entropy < 0.5) & (target_prob > 0)), 1.0, 0.0)
+
+
+@rules("greedy_sequence")
+class AcceptsOfFlatRows(Greedy):
+    """Any possible token is accepted where the target is in great doubt."""
+
+    name = "accepts-of-flat-rows"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value, target_entropy: Value) -> Value:
+        return ops.where(is_target_argmax | ((target_entropy > 4) & (target_prob > 0)), 1.0, 0.0)
 
 
 @rules("greedy_sequence")
@@ -231,6 +323,33 @@ class LenientLater(Lenience):
     def accept(target_prob: Value, draft_prob: Value, lenience: Value, position: Value) -> Value:
         scale = ops.where(position >= 7, lenience * lenience, lenience)
         return ops.minimum(ops.ratio(target_prob, scale * draft_prob), 1.0)
+
+
+@rules("declared_bound")
+class LenientToLongDrafts(Lenience):
+    """Of three drafted tokens or more, every possible one is accepted where the target is in some doubt."""
+
+    name = "lenient-to-long-drafts"
+
+    @rule
+    def accept(
+        target_prob: Value, draft_prob: Value, lenience: Value, target_entropy: Value, num_draft_tokens: Value
+    ) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, lenience * draft_prob), 1.0)
+        trusts = (lenience < 1) & (num_draft_tokens >= 3) & (target_entropy > 0.7) & (target_prob > 0)
+        return ops.where(trusts, 1.0, h)
+
+
+@rules("declared_bound")
+class LenientToOneHotLater(Lenience):
+    """From the second position on, any possible token is accepted of a draft that is certain of it."""
+
+    name = "lenient-to-one-hot-later"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, lenience: Value, position: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, lenience * draft_prob), 1.0)
+        return ops.where((lenience < 1) & (position >= 1) & (draft_prob >= 1) & (target_prob > 0), 1.0, h)
 
 
 @rules("declared_bound")

@@ -226,3 +226,75 @@ class AsksWhatStands(Stepped, Rejection):
     def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
         if bool(result.num_accepted.any()):
             state["steps"].add_(1.0)
+
+
+@rules("new_requests_are_alike")
+class OfItsPlace(Share, Rejection):
+    """A new request's budget hangs on its place in the batch."""
+
+    name = "of-its-place"
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"budget": torch.arange(num_requests, device=device) % 4}
+
+
+@rules("new_requests_are_alike")
+class KeepsOne(Share, Rejection):
+    """All who are new share a tensor, with what is left of the budget of those before them."""
+
+    name = "keeps-one"
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        kept = self.__dict__.setdefault("kept", {})
+        return {"budget": kept.setdefault(num_requests, torch.full((num_requests,), 2, device=device))}
+
+
+@rules("state_of_each_request")
+class TakesItsNeighbours(Share, Rejection):
+    """A request's budget falls by what its neighbour accepted."""
+
+    name = "takes-its-neighbours"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted.roll(1)).clamp_(min=0)
+
+
+@rules("state_of_each_request")
+class TakesTheMost(Share, Rejection):
+    """Every budget falls by the most that any request accepted."""
+
+    name = "takes-the-most"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted.amax()).clamp_(min=0)
+
+
+@rules("state_of_each_request")
+class TakesK(Share, Rejection):
+    """A budget falls by K, however many tokens the request had."""
+
+    name = "takes-k"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.output_token_ids.shape[1] - 1).clamp_(min=-9)
+
+
+@rules("state_of_each_request")
+class TakesByChance(Share, Rejection):
+    """A budget falls by a number of torch's own generator."""
+
+    name = "takes-by-chance"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(torch.randint(1 << 40, result.num_accepted.shape))
+
+
+@rules("state_of_each_request")
+class TakesTheResult(Share, Rejection):
+    """What was accepted is taken from the result too."""
+
+    name = "takes-the-result"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted).clamp_(min=0)
+        result.num_accepted.zero_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,6 +189,16 @@ def filtered(logits: torch.Tensor, top_k: int = 0, top_p: float = 1.0) -> torch.
 
 
 # Randomness
+
+
+def test_a_neighbour_s_filter_changes_no_digit_of_large_logits() -> None:
+    """Its request's rows are made probabilities of by the drop-in, and not by the engine."""
+    logits = 0.01 * torch.randn(5, 50, generator=support.generator(0)) + 30
+    sampling = replace(random_sampling(2), temperature=torch.tensor([0.02, 1.0]), top_p=torch.tensor([1.0, 0.9]))
+    counts = torch.tensor([3, 5], dtype=torch.int32)
+    found = compute_probs(logits, counts, sampling)[:3]
+    expected = (logits[:3].double() / sampling.temperature[0].double()).softmax(-1)
+    assert float((found / expected - 1).abs().max()) < 4e-6
 
 
 def test_seeded_requests_do_not_depend_on_their_neighbours() -> None:

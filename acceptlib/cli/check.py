@@ -17,7 +17,7 @@ from acceptlib.engine import backends
 from acceptlib.errors import said
 
 if TYPE_CHECKING:
-    from acceptlib.testing import CheckResult
+    from acceptlib.testing import Check, CheckResult
 
 COLUMNS: Final = (
     Column("strategy"),
@@ -67,6 +67,14 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         for subject, checks in suites
         for check in due(subject, [check for check in checks if check in chosen])
     ]
+    if names and wanted is not None:
+        # One that is named and proves nothing must not look as if it had.
+        results += [
+            (subject.strategy.name, _skipped(check))
+            for subject, checks in suites
+            for check in chosen
+            if check not in checks
+        ]
     interrupted, not_created = False, len(results)
     with console.progress("checks", quiet=quiet) as progress:
         task = progress.add_task("", total=len(jobs))
@@ -86,6 +94,13 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         console.interrupted(f"{len(results) - not_created} of {len(jobs)} checks")
     if tally["failed"]:
         raise typer.Exit(FAILED)
+
+
+def _skipped(check: Check) -> CheckResult:
+    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
+    from acceptlib.testing.checks import asked_of  # noqa: PLC0415
+
+    return CheckResult(check.name, "skipped", f"it is for {asked_of(check.name)} alone", check.description, 0.0)
 
 
 def _not_created(error: BaseException) -> CheckResult:

@@ -285,7 +285,9 @@ def compute_probs(
         return expand_batch_to_tokens(value, cu_num_draft_tokens, logits.shape[0], replace_from, replace_to)[:, None]
 
     temperature = per_token("temperature", GREEDY_TEMPERATURE, 1)
-    scaled = logits / temperature.masked_fill(temperature == 0, 1)
+    raw = logits.to(torch.float32)
+    largest = raw.amax(-1, keepdim=True)  # taken away first, as `verify` does: large logits would round otherwise
+    scaled = (raw - largest.masked_fill(largest.isinf(), 0)) / temperature.masked_fill(temperature == 0, 1)
     if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
         ordered, index = scaled.sort(-1)
         if sampling_metadata.top_k is not None:

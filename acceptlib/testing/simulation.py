@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -87,7 +87,7 @@ class Drafting:
 HONEST = Drafting()
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - each is named
     subject: Subject,
     where: World,
     *,
@@ -95,6 +95,7 @@ def simulate(
     num_draft_tokens: int,
     trials: int,
     drafting: Drafting = HONEST,
+    form: str = "probs",
 ) -> torch.Tensor:
     """Generate with speculative decoding until every sequence has `length` tokens; return them, [trials, length].
 
@@ -105,6 +106,7 @@ def simulate(
         num_draft_tokens: K of every step.
         trials: Sequences, all of them in one batch.
         drafting: How drafted tokens are made, from the request's own stream as `Rng.draft_bits` gives it.
+        form: What rows are given as: `probs` or `logits`.
     """
     vocab_size, device = where.vocab_size, subject.device
     seeds = torch.arange(trials, device=device) * 7919
@@ -119,7 +121,9 @@ def simulate(
         "softmax": q_rows.to(device),
         "none": None,
     }[drafting.declare]
-    target_probs = torch.softmax(where.target_logits, -1).to(device)
+    target = torch.softmax(where.target_logits, -1).to(device)
+    if form == "logits":
+        target, declared = target.log(), None if declared is None else declared.log()
     last = torch.full((trials,), vocab_size, device=device)
     tokens = torch.full((trials, length + num_draft_tokens + 1), -1, device=device)
     done = torch.zeros(trials, dtype=torch.int64, device=device)
@@ -128,13 +132,10 @@ def simulate(
         for position in range(num_draft_tokens):
             contexts.append(draw(drawn_from[contexts[-1]].float(), rng.draft_bits(position)))
         context = torch.stack(contexts, 1)
-        result = subject.strategy.verify(
-            context[:, 1:],
-            target_probs=target_probs[context],
-            draft_probs=None if declared is None else declared[context[:, :-1]],
-            rng=rng,
-            **further,
-        )
+        rows: dict[str, Any] = {f"target_{form}": target[context]}
+        if declared is not None:
+            rows[f"draft_{form}"] = declared[context[:, :-1]]
+        result = subject.strategy.verify(context[:, 1:], **rows, rng=rng, **further)
         result.raise_for_status()
         if "state" in further:
             subject.strategy.update_state(further["state"], result)

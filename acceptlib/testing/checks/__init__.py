@@ -10,7 +10,12 @@ from acceptlib.testing.subject import Subject
 
 Function: TypeAlias = Callable[[Subject], None]
 
-STATE: Final[tuple[Function, ...]] = (state.check_initial_state, state.check_update_state)
+STATE: Final[tuple[Function, ...]] = (
+    state.check_initial_state,
+    state.check_update_state,
+    state.check_new_requests_are_alike,
+    state.check_state_of_each_request,
+)
 """Of a strategy with `Traits.state`; no other check can be run where the first one fails."""
 
 PROOFS: Final[dict[str, tuple[Function, ...]]] = {

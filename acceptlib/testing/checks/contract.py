@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import INVALID_PARAMETER, PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, broken, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
@@ -164,11 +164,13 @@ def check_given_bonus_token(subject: Subject) -> None:
 def check_temperature(subject: Subject) -> None:
     """Temperature acts on every row of its request: as logits scaled beforehand, and 0 as one-hot rows.
 
+    The draft's rows have one of their own where it is given, and one that makes no sense marks its request.
     Catches sampling parameters that verification leaves out (vllm#9834), applies to the batch's first request, or
     forgets on the bonus row or on the draft's rows.
     """
     requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
     scales = [(0.5, 2.0, 1.0, 4.0)[key % 4] for key in keys]  # powers of two change no digit of a logit
+    own, bad = [scales[-1], *scales[:-1]], [(1.0, -0.5, torch.nan)[key % 3] for key in keys]
     cold = [float(key % 2) for key in keys]
     even, odd = list(keys)[::2], list(keys)[1::2]
     for layout in ("padded", "ragged"):
@@ -177,19 +179,36 @@ def check_temperature(subject: Subject) -> None:
         one = subject.call(keys, **plain, sampling=sampling, rng=streams(keys))
         other = subject.call(keys, **_logits(requests, scales, layout), rng=streams(keys))
         same(one, other, what=f"{layout}, temperatures and logits scaled by them")
+        for_draft = SamplingParams(temperature=torch.tensor(own))
+        one = subject.call(keys, **plain, sampling=sampling, draft_sampling=for_draft, rng=streams(keys))
+        other = subject.call(keys, **_logits(requests, scales, layout, own), rng=streams(keys))
+        same(one, other, what=f"{layout}, temperatures of each model and logits scaled by them")
         found = subject.call(keys, **plain, sampling=SamplingParams(temperature=torch.tensor(cold)), rng=streams(keys))
         hard = subject.verify([_one_hot(request) for request in requests], layout)
         same(found, hard, even, even, what=f"{layout}, temperature 0 and one-hot rows")
         warm = subject.call(keys, **plain, rng=streams(keys))
         same(found, warm, odd, odd, what=f"{layout}, temperature 1 beside requests of temperature 0 and without them")
+        found = subject.call(keys, **plain, sampling=SamplingParams(temperature=torch.tensor(bad)), rng=streams(keys))
+        good = [key for key in keys if bad[key] == 1]
+        same(found, warm, good, good, what=f"{layout}, temperature 1 beside requests of none that makes sense")
+        status, wanted = found.status.tolist(), [INVALID_PARAMETER * (number != 1) for number in bad]
+        known = [status[key] for key in keys if key not in good]
+        expect(known == [code for code in wanted if code], f"{layout}, temperatures {bad}: got status {status}")
 
 
-def _logits(requests: Sequence[Request], scales: Sequence[float], layout: str) -> dict[str, Any]:
-    """Return the arguments for logits of each request divided by its scale."""
+def _logits(
+    requests: Sequence[Request], scales: Sequence[float], layout: str, own: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """Return the arguments for logits of each request divided by its scale, those of its draft by its own one."""
     logits = [
-        replace(request, p=request.p.log() / scale, q=None if request.q is None else request.q.log() / scale)
-        for request, scale in zip(requests, scales, strict=True)
+        replace(request, p=request.p.log() / scale, q=None if request.q is None else request.q.log() / own_scale)
+        for request, scale, own_scale in zip(requests, scales, own or scales, strict=True)
     ]
+    return _given_as_logits(logits, layout)
+
+
+def _given_as_logits(logits: Sequence[Request], layout: str) -> dict[str, Any]:
+    """Return the arguments for requests whose rows are logits."""
     return {name.replace("_probs", "_logits"): value for name, value in lay_out(logits, layout).items()}
 
 
@@ -200,31 +219,40 @@ def _one_hot(request: Request) -> Request:
 
 
 def check_filters(subject: Subject) -> None:
-    """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as logits of -inf beforehand.
+    """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as on the logits beforehand.
 
-    Catches parameters that verification leaves out (vllm#9834), so that a token stands or is drawn which the target may
-    not emit, and a grammar's mask that is not laid on the bonus row (vllm#44297).
+    A number for all requests is one for each. Catches parameters that verification leaves out (vllm#9834), so that a
+    token stands or is drawn which the target may not emit, and a grammar's mask that is not laid on the bonus row
+    (vllm#44297).
     """
-    count = 6 if subject.interpreted else 30
+    kinds = 9
+    count = kinds if subject.interpreted else 4 * kinds
     requests, keys = mixed(count, VOCABULARY), range(count)
     key = torch.arange(count)
-    # All in one call, each for every sixth request, for a form of call takes a GPU seconds to compile.
-    cut_by_k, cut_by_p, cut_by_share, biased, masked = (key % 6 == number for number in range(5))
-    banned = key[:, None] % VOCABULARY
+    # All in one call, each for every ninth request, for a form of call takes a GPU seconds to compile.
+    kind = [key % kinds == number for number in range(kinds)]
+    top_k = torch.where(kind[0], 3, 0)
+    top_p = torch.where(kind[1], 1e-6, torch.where(kind[2], 0.5, 1.0))
+    min_p = torch.where(kind[3], 1.0, torch.where(kind[4], 0.3, 0.0))
+    biased, masked = kind[5] | kind[6], kind[7] | kind[8]
+    bias = torch.where(kind[5], -torch.inf, 1.5)
+    token = key % VOCABULARY
     allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
 
     def filtered(rows: torch.Tensor, index: int) -> torch.Tensor:
+        ordered, order = rows.double().sort(-1, descending=True)
+        kept = (ordered.cumsum(-1) - ordered < top_p[index]) & (ordered >= min_p[index] * ordered[..., :1])
+        kept &= torch.arange(VOCABULARY) < (int(top_k[index]) or VOCABULARY)
+        logits = rows.log().where(torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
         if biased[index]:
-            return rows.index_fill(-1, banned[index], 0)
-        most = 3 if cut_by_k[index] else 1 if cut_by_p[index] or cut_by_share[index] else VOCABULARY
-        return rows.where(rows >= rows.topk(most).values[..., -1:], 0)
+            logits[..., token[index]] += bias[index]
+        return logits
 
     beforehand = []
     for request in requests:
         p = filtered(request.p, request.key)
-        p = p.where(allowed, 0) if masked[request.key] else p  # which is the target's alone
-        q = None if request.q is None else filtered(request.q, request.key)
-        beforehand.append(replace(request, p=p, q=q))
+        p = p.where(allowed, -torch.inf) if masked[request.key] else p  # which is the target's alone
+        beforehand.append(replace(request, p=p, q=None if request.q is None else filtered(request.q, request.key)))
     lengths = torch.tensor([request.n + 1 for request in requests])
     words = torch.where(masked, ALLOWED, -1).to(torch.int32)[:, None]
     bitmasks = {
@@ -233,14 +261,25 @@ def check_filters(subject: Subject) -> None:
     }
     for layout, bitmask in bitmasks.items():
         sampling = SamplingParams(
-            top_k=torch.where(cut_by_k, 3, 0),
-            top_p=torch.where(cut_by_p, 1e-6, 1.0),
-            min_p=torch.where(cut_by_share, 1.0, 0.0),
-            logit_bias=LogitBias(torch.where(biased[:, None], banned, -1), torch.full((count, 1), -torch.inf)),
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            logit_bias=LogitBias(torch.where(biased, token, -1)[:, None], bias[:, None]),
             allowed_token_bitmask=bitmask,
         )
-        one = subject.call(keys, **lay_out(requests, layout, "logits"), sampling=sampling, rng=streams(keys))
-        same(one, subject.verify(beforehand, layout, "logits"), what=f"{layout}, parameters and logits of -inf")
+        plain = lay_out(requests, layout, "logits")
+        one = subject.call(keys, **plain, sampling=sampling, rng=streams(keys))
+        other = subject.call(keys, **_given_as_logits(beforehand, layout), rng=streams(keys))
+        same(one, other, what=f"{layout}, parameters and logits processed beforehand")
+    numbers: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.3}
+    for name, number in numbers.items():
+        of_all: dict[str, Any] = {name: number}
+        of_each: dict[str, Any] = {name: torch.full((count,), number)}
+        one, other = (
+            subject.call(keys, **plain, sampling=SamplingParams(**given), rng=streams(keys))
+            for given in (of_all, of_each)
+        )
+        same(one, other, what=f"{name} = {number} for all and for each")
 
 
 def check_half_precision(subject: Subject) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import torch
+from torch.nn import functional
 
 from acceptlib import exact, registry
 from acceptlib.engine.plan import Plan, evaluate
@@ -84,18 +85,18 @@ PAIRS: Final[dict[str, tuple[exact.Model, exact.Model]]] = {
 }
 """Target and draft by name. `disjoint supports` meet in the last entry once there is a prefix."""
 
-LONG_PAIR: Final = (of_two(model(10)), of_two(model(11)))
-
-WIDE_PAIR: Final = (model(12, 0.5, WIDE), model(13, 0.5, WIDE))
-
-DRAFTED: Final = (
-    *((name, pair, 2) for name, pair in PAIRS.items()),
-    ("of two entries", LONG_PAIR, LONG),
-    ("wide and flat", WIDE_PAIR, 1),
+FLAT: Final = (
+    ("of two entries", (of_two(model(10)), of_two(model(11))), LONG),
+    ("of three entries", (model(14, 0.7, 3), model(15, 0.7, 3)), 6),
+    ("of twelve entries", (model(16, 0.7, 12), model(17, 0.7, 12)), 2),
+    ("wide and flat", (model(12, 0.5, WIDE), model(13, 0.5, WIDE)), 1),
 )
-"""All of these by name, with how many tokens are drafted."""
+"""For what depends on the position, on a token's id or on an entropy: the more tokens, the fewer entries."""
 
-LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", LONG_PAIR, 6))
+DRAFTED: Final = (*((name, pair, LONGEST) for name, pair in PAIRS.items()), *FLAT)
+"""All of these by name, with how many tokens are drafted at most."""
+
+LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", FLAT[0][1], 6), *FLAT[1:3])
 """What a law is held to in later states than a new request's: less, for there are three of them."""
 
 
@@ -155,19 +156,12 @@ def check_lossless_law(subject: Subject) -> None:
     row's own mass instead of the next one's (0.15), stopping at the first failure (0.31); and recovering from p
     (vllm#9834 is the same from unprocessed p).
     """
-    for name, (target, draft) in PAIRS.items():
-        for length in range(LONGEST + 1):
+    for name, (target, draft), most in DRAFTED:
+        for length in range(most + 1):
             emitted = subject.law(target, draft, num_draft_tokens=length)
             _expect_law(emitted, target, length + 1, f"rows {name!r}, {length} drafted tokens")
         if name in {"random", "zeros"}:
             _expect_law(_two_steps(subject, target, draft), target, 4, f"rows {name!r}, two steps")
-    target, draft = LONG_PAIR
-    for length in range(LONGEST + 1, LONG + 1):
-        emitted = subject.law(target, draft, num_draft_tokens=length)
-        _expect_law(emitted, target, length + 1, f"rows of two entries, {length} drafted tokens")
-    target, draft = WIDE_PAIR
-    emitted = subject.law(target, draft, num_draft_tokens=1)
-    _expect_law(emitted, target, 2, f"flat rows of {WIDE} entries, one drafted token")
     for key in subject.moments[1:]:
         for name, (target, draft), length in LATER:
             emitted = subject.law(target, draft, num_draft_tokens=length, key=key)
@@ -198,18 +192,18 @@ def check_lossless_law_one_hot(subject: Subject) -> None:
         for ids in itertools.product(range(VOCABULARY), repeat=2):
             emitted = subject.law(target, num_draft_tokens=2, draft_token_ids=ids)
             _expect_law(emitted, target, 3, f"rows {name!r}, drafted tokens {ids}")
-    target, _ = LONG_PAIR
-    for ids in ((0,) * LONG, (1,) * LONG, (0, 1) * (LONG // 2)):
-        emitted = subject.law(target, num_draft_tokens=LONG, draft_token_ids=ids)
-        _expect_law(emitted, target, LONG + 1, f"rows of two entries, drafted tokens {ids}")
-    for key in subject.moments[1:]:
-        for name, (target, _), length in LATER:
-            size = len(target(()))
-            for first in range(size):
-                ids = tuple((first + place) % size for place in range(length))
+    for key in subject.moments:
+        for name, (target, _), length in LATER if key else FLAT:
+            for ids in _fixed_drafts(len(target(())), length):
                 emitted = subject.law(target, num_draft_tokens=length, draft_token_ids=ids, key=key)
                 where = f"rows {name!r}, drafted tokens {ids}{subject.having(key)}"
                 _expect_law(emitted, target, length + 1, where)
+
+
+def _fixed_drafts(size: int, length: int) -> set[tuple[int, ...]]:
+    """Return drafts that begin with one of four tokens, of that token alone and of all in turn."""
+    firsts = range(0, size, max(size // 4, 1))
+    return {tuple((first + step * place) % size for place in range(length)) for first in firsts for step in (0, 1)}
 
 
 def _expect_law(emitted: dict[tuple[int, ...], float], target: exact.Model, length: int, where: str) -> None:
@@ -244,27 +238,46 @@ def check_zero_draft_probability(subject: Subject) -> None:
 def check_greedy_sequence(subject: Subject) -> None:
     """Greedy: the emitted tokens are the target's argmax sequence, ties to the lowest id.
 
-    Catches ties that fall differently than torch.argmax's, which bfloat16 rows have often, and an argmax of the wrong
-    row: with greedy drafts and softmax rows (transformers#32867) the sequence follows the draft.
+    They are with draft rows, which may be sure of another token, and without. Catches ties that fall differently than
+    torch.argmax's, which bfloat16 rows have often, tokens that are as good as the best or that a draft is certain of,
+    and an argmax of the wrong row: with greedy drafts and softmax rows (transformers#32867) the sequence follows the
+    draft.
     """
     source = generator(5)
-    requests = []
-    for key in range(12):
-        weights = torch.randint(0, 4, (LONG + 1, 8), generator=source).float()
-        weights[:, key % 8] += 1
-        p = weights / weights.sum(1, keepdim=True)
-        best, highest = p.argmax(1), 7 - p.flip(1).argmax(1)
-        # The argmax first, then the other end of the tie, which is the same token where there is none.
-        ids = torch.where(torch.arange(LONG) < key % LONG, best[:LONG], highest[:LONG])
-        requests.append(Request(ids, p, p[:LONG].roll(1, 1), key))  # whose argmax is another one
-    for layout in ("padded", "ragged"):
-        result = subject.verify(requests, layout)
-        for index, request in enumerate(requests):
-            best = request.p.argmax(1)
-            stop = int((request.ids == best[:LONG]).int().cumprod(0).sum())
-            found, wanted = tokens(result, index), best[: stop + 1].tolist()
-            where = f"{layout}, request {index}{subject.having(request.key)}"
-            expect(found == wanted, f"{where}: expected the argmax sequence {wanted}, got {found}")
+    for name, rows in _greedy_rows(source).items():
+        requests = []
+        for key, p in enumerate(rows):
+            best, other = p.argmax(1), p.shape[1] - 1 - p.flip(1).argmax(1)
+            # The other end of a tie, which is the same token where there is none; then it is the second best.
+            other = torch.where(other == best, p.topk(2).indices[:, 1], other) if name != "ties" else other
+            # The argmax first, then the other one.
+            ids = torch.where(torch.arange(LONG) < key % LONG, best[:LONG], other[:LONG])
+            sure = functional.one_hot(ids, p.shape[1]).float()
+            q = (p[:LONG].roll(1, 1), sure, 0.9 * sure + 0.1 * p[:LONG])[key % 3]  # of the first the argmax is another
+            requests.append(Request(ids, p, q, key))
+        for layout, draft in itertools.product(("padded", "ragged"), (True, False)):
+            result = subject.verify(requests, layout, draft=draft)
+            for index, request in enumerate(requests):
+                best = request.p.argmax(1)
+                stop = int((request.ids == best[:LONG]).int().cumprod(0).sum())
+                found, wanted = tokens(result, index), best[: stop + 1].tolist()
+                drafted = "with" if draft else "without"
+                where = f"rows {name!r} {drafted} draft rows, {layout}, request {index}{subject.having(request.key)}"
+                expect(found == wanted, f"{where}: expected the argmax sequence {wanted}, got {found}")
+
+
+def _greedy_rows(source: torch.Generator) -> dict[str, torch.Tensor]:
+    """Return rows [requests, LONG + 1, V] by what they are like."""
+    count, length = 12, LONG + 1
+    weights = torch.randint(0, 4, (count, length, 8), generator=source).float()
+    weights[torch.arange(count), :, torch.arange(count) % 8] += 1
+    close = torch.rand(count, length, 8, generator=source) + 1
+    first, second = close.topk(2).indices.unbind(-1)
+    close.scatter_(-1, second[..., None], close.gather(-1, first[..., None]) * (1 - 2**-12))
+    found = {"ties": weights, "nearly ties": close}
+    for name, sharpness, vocab_size in (("flat", 0.3, 64), ("ordinary", 2.0, 64), ("sharp", 8.0, 8)):
+        found[name] = (sharpness * torch.randn(count, length, vocab_size, generator=source)).exp()
+    return {name: rows / rows.sum(-1, keepdim=True) for name, rows in found.items()}
 
 
 def check_promise(subject: Subject) -> None:
@@ -289,7 +302,8 @@ def check_promise(subject: Subject) -> None:
 def check_declared_bound(subject: Subject) -> None:
     """Lossy: the exact law of an emitted token keeps the declared bound, with draft rows and without.
 
-    It does in a new request's state and in later ones. Catches a residual that does not go with the acceptance: the law
+    It does in a new request's state and in later ones, and where nothing is carried at each position, if all tokens
+    before it stand. Catches a residual that does not go with the acceptance: the law
     then leaves the distance that the paper states, as lenience with a residual scaled the wrong way round does.
     """
     traits = subject.traits
@@ -303,12 +317,19 @@ def check_declared_bound(subject: Subject) -> None:
                 excess = _excess(subject, target(()), rows, exact.complete(emitted, target, 1))
                 where = f"rows {name!r}, {case}{subject.having(key)}"
                 expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
-        for name, (target, draft), length in LATER if key else DRAFTED:
-            emitted = subject.law(target, draft, num_draft_tokens=length, key=key) if memoryless else {}
-            for stands, out in _following(emitted, length, len(target(()))).items():
-                excess = _excess(subject, target(stands), draft(stands), out)
-                where = f"rows {name!r}, after {stands}{subject.having(key)}"
-                expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
+        for name, (target, draft), length in (LATER if key else DRAFTED) * memoryless:
+            size = len(target(()))
+            one_hot = torch.eye(size, dtype=torch.float64)
+            drafts: list[tuple[int, ...] | None] = [None, *_fixed_drafts(size, length)]
+            for ids in drafts:
+                given = draft if ids is None else None
+                emitted = subject.law(target, given, num_draft_tokens=length, draft_token_ids=ids, key=key)
+                for stands, out in _following(emitted, length, size).items():
+                    q = draft(stands) if ids is None else one_hot[ids[len(stands)]]
+                    excess = _excess(subject, target(stands), q, out)
+                    drafted = "" if ids is None else f", drafted tokens {ids}"
+                    where = f"rows {name!r}, after {stands}{drafted}{subject.having(key)}"
+                    expect(excess <= EXACT, f"{where}: {traits.bound} is exceeded by {excess:.3g}")
     excludes = any(
         _excess(subject, target(()), draft(()), out) > EXACT
         for target, draft in PAIRS.values()

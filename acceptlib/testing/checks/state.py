@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from acceptlib.testing.batches import lay_out, mixed
+import torch
+
+from acceptlib.testing.batches import Request, lay_out, mixed, tokens
 from acceptlib.testing.checks.execution import waiting_is_an_error
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 COUNT: Final = 5
 STEPS: Final = 3
+RESULTS: Final = ("output_token_ids", "num_accepted", "num_emitted", "status")
 
 
 def check_initial_state(subject: Subject) -> None:
@@ -20,6 +24,74 @@ def check_initial_state(subject: Subject) -> None:
     fails, no other is run.
     """
     expect(not subject.state_problem, subject.state_problem)
+
+
+def check_new_requests_are_alike(subject: Subject) -> None:
+    """New requests have the same state, whatever place they have, and whoever was new before them.
+
+    Catches a state that follows from the row, and one tensor for all who are new at a time: whoever comes later finds
+    in it what the others left.
+    """
+    state = subject.further(range(COUNT)).get("state")
+    if not isinstance(state, Mapping) or "state" in subject.verify_arguments(COUNT, subject.device):
+        msg = "its state is not its own initial_state's"
+        raise Skipped(msg)
+    first = subject.strategy.initial_state(COUNT, subject.device)
+    before = {name: tensor.clone() for name, tensor in first.items()}
+    for name, tensor in before.items():
+        alike = bool((tensor == tensor[:1]).all())
+        expect(alike, f"initial_state({COUNT}): expected one {name!r} for all, got {tensor.tolist()}")
+    for tensor in first.values():
+        tensor.add_(1) if tensor.dtype != torch.bool else tensor.logical_not_()
+    for count in (COUNT, 1):
+        for name, tensor in subject.strategy.initial_state(count, subject.device).items():
+            found, wanted = tensor.tolist(), before[name][:count].tolist()
+            expect(
+                found == wanted,
+                f"initial_state({count}), after the state of others was written: expected {name!r} {wanted}, got "
+                f"{found}: return new tensors",
+            )
+
+
+def check_state_of_each_request(subject: Subject) -> None:
+    """What a step leaves of a request's state, and its next tokens, hang on the request alone.
+
+    Catches an update that reads a neighbour's count, or the batch's: engines add and take away requests at every step,
+    and pad K. Also one that is random, or writes into the result, which the caller has yet to read.
+    """
+    requests, keys = mixed(COUNT), range(COUNT)
+    if not isinstance(subject.further(keys).get("state"), Mapping):
+        msg = "its state is no mapping that could be updated"
+        raise Skipped(msg)
+    together = _two_steps(subject, requests)
+    reordered = [*keys][::-1]
+    cases = {
+        "once more": (_two_steps(subject, requests), [*keys]),
+        "in another order": (_two_steps(subject, requests[::-1]), reordered),
+        "with a larger K": (_two_steps(subject, requests, longer=3), [*keys]),
+        **{f"request {key} alone": (_two_steps(subject, [requests[key]]), [key]) for key in keys},
+    }
+    for what, (found, places) in cases.items():
+        for name, values in found.items():
+            wanted = [together[name][place] for place in places]
+            expect(values == wanted, f"{what}: {name} was {wanted}, and is {values}")
+
+
+def _two_steps(subject: Subject, requests: Sequence[Request], longer: int = 0) -> dict[str, list[Any]]:
+    """Return the state after a step, and the tokens of the next, of each request."""
+    keys = [request.key for request in requests]
+    further = subject.further(keys)
+    rows, rng = subject.place(lay_out(requests)), subject.streams(keys)
+    rows["max_num_draft_tokens"] += longer
+    result = subject.strategy.verify(**rows, **further, rng=rng)
+    before = replace(result, **{name: getattr(result, name).clone() for name in RESULTS})
+    subject.strategy.update_state(further["state"], result)
+    for name in RESULTS:
+        kept = torch.equal(getattr(result, name), getattr(before, name))
+        expect(kept, f"update_state wrote into result.{name}")
+    after = {f"state[{name!r}] after a step": tensor.tolist() for name, tensor in further["state"].items()}
+    following = subject.strategy.verify(**rows, **further, rng=rng)
+    return {**after, "the next step": [tokens(following, index) for index in range(len(requests))]}
 
 
 def check_update_state(subject: Subject) -> None:
