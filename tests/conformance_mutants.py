@@ -201,6 +201,22 @@ def bonus_instead_of_recovered(verify: Call, ids: torch.Tensor, arguments: dict[
     return result
 
 
+@engine("forms_of_a_call")
+def counts_with_their_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Counts are taken to begin with 0."""
+    counts, bonus = arguments.get("cu_num_draft_tokens"), arguments.get("bonus_token_ids")
+    if counts is not None and bonus is not None and len(counts) == len(bonus):
+        arguments = {**arguments, "cu_num_draft_tokens": counts - counts[0]}
+    return verify(ids, **arguments)
+
+
+@engine("forms_of_a_call")
+def streams_of_no_seed(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """An int gives the same streams as every other."""
+    seed = isinstance(arguments.get("rng"), int)
+    return verify(ids, **{**arguments, **({"rng": 0} if seed else {})})
+
+
 @engine("temperature")
 def forgets_sampling(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """Sampling parameters are left to the caller."""

@@ -41,6 +41,7 @@ EVERY: Final[tuple[Function, ...]] = (
     contract.check_nothing_drafted,
     contract.check_placeholder_ends_chain,
     contract.check_given_bonus_token,
+    contract.check_forms_of_a_call,
     contract.check_temperature,
     contract.check_filters,
     contract.check_half_precision,

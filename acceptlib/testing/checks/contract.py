@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from acceptlib.result import INVALID_PARAMETER, PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.rng import Rng
 from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, broken, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
@@ -159,6 +160,35 @@ def check_given_bonus_token(subject: Subject) -> None:
                 wanted[-1] = given[index]
             found = tokens(result, index)
             expect(found == wanted, f"{layout}, request {index}: expected {wanted}, got {found}")
+
+
+def check_forms_of_a_call(subject: Subject) -> None:
+    """A call means the same in each form: counts, ids and results of either width, streams or what they come from.
+
+    Counts may lack their leading 0, and target rows their bonus rows, where bonus tokens are given. Catches a step that
+    works in the form alone that its own tests have, so that an engine has to convert what it holds.
+    """
+    requests, keys = mixed(COUNT + 1, VOCABULARY)[1:], range(1, COUNT + 1)  # the first has drafted tokens
+    bonus = torch.arange(COUNT) % VOCABULARY
+    given = lay_out(requests, "ragged")
+    cu = given["cu_num_draft_tokens"]
+    wanted = subject.call(keys, **given, bonus_token_ids=bonus, rng=streams(keys))
+    drafted = torch.ones(len(given["target_probs"]), dtype=torch.bool).index_fill(0, cu[1:] + torch.arange(COUNT), 0)
+    wide = replace(wanted, output_token_ids=wanted.output_token_ids.long())
+    values = (wide.output_token_ids, wide.num_accepted, wide.num_emitted, wide.status)
+    forms: dict[str, dict[str, Any]] = {
+        "counts of int64": {"cu_num_draft_tokens": cu.long()},
+        "counts without their 0": {"cu_num_draft_tokens": cu[1:]},
+        "ids of int32": {"draft_token_ids": given["draft_token_ids"].int(), "bonus_token_ids": bonus.int()},
+        "no bonus rows": {"target_probs": given["target_probs"][drafted]},
+        "a result of int64": {"out": VerifyResult(*map(torch.zeros_like, values))},
+    }
+    for form, change in forms.items():
+        arguments = {**given, "bonus_token_ids": bonus, "rng": streams(keys), **change}
+        same(subject.call(keys, **arguments), wide if "out" in change else wanted, what=f"{form} and the usual form")
+    for seed in (7, 8):
+        one, other = (subject.call(keys, **given, rng=rng) for rng in (seed, subject.place(Rng.of(seed, COUNT, "cpu"))))
+        same(one, other, what=f"rng={seed} and the streams that it gives")
 
 
 def check_temperature(subject: Subject) -> None:
