@@ -174,8 +174,9 @@ class Own(AcceptanceStrategy):
     traits = Rejection.traits
 
     def verify(self, *arguments: Any, state: torch.Tensor, **named: Any) -> VerifyResult:  # type: ignore[override]
-        assert len(state) == len(named["rng"].seeds if named.get("rng") else named["uniforms"].emit)
-        return Rejection().verify(*arguments, **named)
+        found = Rejection().verify(*arguments, **named)
+        assert len(state) == len(found.num_accepted)
+        return found
 
 
 def state_of(num_requests: int, device: torch.device) -> dict[str, Any]:

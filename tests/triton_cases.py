@@ -147,7 +147,7 @@ class Case:
     def expected(self) -> torch.Tensor:
         """Return what torch makes of the inputs, [N]."""
         numbers = {name: number for name, number in self.plan.constants.items() if not isinstance(number, tuple)}
-        result = plans.call(self.rule, self.inputs(), numbers)
+        result = plans.evaluate(self.rule, self.inputs(), numbers)
         result = result if isinstance(result, torch.Tensor) else torch.tensor(result, dtype=torch.float64)
         return (result != 0 if self.rule is self.plan.forgive else result.to(self.dtype)).expand(N)
 

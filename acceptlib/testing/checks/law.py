@@ -85,8 +85,10 @@ PAIRS: Final[dict[str, tuple[exact.Model, exact.Model]]] = {
 }
 """Target and draft by name. `disjoint supports` meet in the last entry once there is a prefix."""
 
+OF_TWO: Final = (of_two(model(10)), of_two(model(11)))
+
 FLAT: Final = (
-    ("of two entries", (of_two(model(10)), of_two(model(11))), LONG),
+    ("of two entries", OF_TWO, LONG),
     ("of three entries", (model(14, 0.7, 3), model(15, 0.7, 3)), 6),
     ("of twelve entries", (model(16, 0.7, 12), model(17, 0.7, 12)), 2),
     ("wide and flat", (model(12, 0.5, WIDE), model(13, 0.5, WIDE)), 1),
@@ -96,7 +98,7 @@ FLAT: Final = (
 DRAFTED: Final = (*((name, pair, LONGEST) for name, pair in PAIRS.items()), *FLAT)
 """All of these by name, with how many tokens are drafted at most."""
 
-LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", FLAT[0][1], 6), *FLAT[1:3])
+LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", OF_TWO, 6), *FLAT[1:3])
 """What a law is held to in later states than a new request's: less, for there are three of them."""
 
 

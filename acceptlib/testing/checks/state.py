@@ -54,7 +54,7 @@ def check_new_requests_are_alike(subject: Subject) -> None:
 
 
 def check_state_of_each_request(subject: Subject) -> None:
-    """What a step leaves of a request's state, and its next tokens, hang on the request alone.
+    """What a step leaves of a request's state, and its next tokens, depend on the request alone.
 
     Catches an update that reads a neighbour's count, or the batch's: engines add and take away requests at every step,
     and pad K. Also one that is random, or writes into the result, which the caller has yet to read.
