@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from acceptlib.testing.checks import contract, execution, law, randomness, state, statistics, values
+from acceptlib.testing.checks import contract, execution, law, parameters, randomness, state, statistics, values
 from acceptlib.testing.subject import Subject
 
 Function: TypeAlias = Callable[[Subject], None]
@@ -42,10 +42,10 @@ EVERY: Final[tuple[Function, ...]] = (
     contract.check_placeholder_ends_chain,
     contract.check_given_bonus_token,
     contract.check_forms_of_a_call,
-    contract.check_temperature,
-    contract.check_filters,
+    parameters.check_temperature,
+    parameters.check_filters,
     contract.check_half_precision,
-    contract.check_logprobs,
+    parameters.check_logprobs,
     contract.check_ragged_equals_padded,
     contract.check_permutation,
     contract.check_neighbours,

@@ -7,20 +7,17 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from acceptlib.result import INVALID_PARAMETER, PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
-from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.sampling import SamplingParams
 from acceptlib.testing.batches import Request, broken, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
 
 VOCABULARY = 11
 COUNT = 12
 GARBAGE = 77
-ALLOWED = 0b10110101101
-"""Bitmask of the vocabulary."""
 
 
 def _results(subject: Subject) -> Iterator[tuple[str, list[Request], VerifyResult]]:
@@ -191,126 +188,6 @@ def check_forms_of_a_call(subject: Subject) -> None:
         same(one, other, what=f"rng={seed} and the streams that it gives")
 
 
-def check_temperature(subject: Subject) -> None:
-    """Temperature acts on every row of its request: as logits scaled beforehand, and 0 as one-hot rows.
-
-    The draft's rows have one of their own where it is given, and one that makes no sense marks its request.
-    Catches sampling parameters that verification leaves out (vllm#9834), applies to the batch's first request, or
-    forgets on the bonus row or on the draft's rows.
-    """
-    requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
-    scales = [(0.5, 2.0, 1.0, 4.0)[key % 4] for key in keys]  # powers of two change no digit of a logit
-    own, bad = [scales[-1], *scales[:-1]], [(1.0, -0.5, torch.nan)[key % 3] for key in keys]
-    cold = [float(key % 2) for key in keys]
-    even, odd = list(keys)[::2], list(keys)[1::2]
-    for layout in ("padded", "ragged"):
-        plain = _logits(requests, [1.0] * COUNT, layout)
-        sampling = SamplingParams(temperature=torch.tensor(scales))
-        one = subject.call(keys, **plain, sampling=sampling, rng=streams(keys))
-        other = subject.call(keys, **_logits(requests, scales, layout), rng=streams(keys))
-        same(one, other, what=f"{layout}, temperatures and logits scaled by them")
-        for_draft = SamplingParams(temperature=torch.tensor(own))
-        one = subject.call(keys, **plain, sampling=sampling, draft_sampling=for_draft, rng=streams(keys))
-        other = subject.call(keys, **_logits(requests, scales, layout, own), rng=streams(keys))
-        same(one, other, what=f"{layout}, temperatures of each model and logits scaled by them")
-        found = subject.call(keys, **plain, sampling=SamplingParams(temperature=torch.tensor(cold)), rng=streams(keys))
-        hard = subject.verify([_one_hot(request) for request in requests], layout)
-        same(found, hard, even, even, what=f"{layout}, temperature 0 and one-hot rows")
-        warm = subject.call(keys, **plain, rng=streams(keys))
-        same(found, warm, odd, odd, what=f"{layout}, temperature 1 beside requests of temperature 0 and without them")
-        found = subject.call(keys, **plain, sampling=SamplingParams(temperature=torch.tensor(bad)), rng=streams(keys))
-        good = [key for key in keys if bad[key] == 1]
-        same(found, warm, good, good, what=f"{layout}, temperature 1 beside requests of none that makes sense")
-        status, wanted = found.status.tolist(), [0 if key in good else INVALID_PARAMETER for key in keys]
-        expect(status == wanted, f"{layout}, temperatures {bad}: expected status {wanted}, got {status}")
-
-
-def _logits(
-    requests: Sequence[Request], scales: Sequence[float], layout: str, own: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """Return the arguments for logits of each request divided by its scale, those of its draft by its own one."""
-    logits = [
-        replace(request, p=request.p.log() / scale, q=None if request.q is None else request.q.log() / own_scale)
-        for request, scale, own_scale in zip(requests, scales, own or scales, strict=True)
-    ]
-    return _given_as_logits(logits, layout)
-
-
-def _given_as_logits(logits: Sequence[Request], layout: str) -> dict[str, Any]:
-    """Return the arguments for requests whose rows are logits."""
-    return {name.replace("_probs", "_logits"): value for name, value in lay_out(logits, layout).items()}
-
-
-def _one_hot(request: Request) -> Request:
-    p = functional.one_hot(request.p.argmax(-1), VOCABULARY).float()
-    q = None if request.q is None else functional.one_hot(request.q.argmax(-1), VOCABULARY).float()
-    return replace(request, p=p, q=q)
-
-
-def check_filters(subject: Subject) -> None:
-    """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as on the logits beforehand.
-
-    A number for all requests is one for each. Catches parameters that verification leaves out (vllm#9834), so that a
-    token stands or is drawn which the target may not emit, and a grammar's mask that is not laid on the bonus row
-    (vllm#44297).
-    """
-    kinds = 9
-    count = kinds if subject.interpreted else 4 * kinds
-    requests, keys = mixed(count, VOCABULARY), range(count)
-    key = torch.arange(count)
-    # All in one call, each for every ninth request, for a form of call takes a GPU seconds to compile.
-    kind = [key % kinds == number for number in range(kinds)]
-    top_k = torch.where(kind[0], 3, 0)
-    top_p = torch.where(kind[1], 1e-6, torch.where(kind[2], 0.5, 1.0))
-    min_p = torch.where(kind[3], 1.0, torch.where(kind[4], 0.3, 0.0))
-    biased, masked = kind[5] | kind[6], kind[7] | kind[8]
-    bias = torch.where(kind[5], -torch.inf, 1.5)
-    token = key % VOCABULARY
-    allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
-
-    def filtered(rows: torch.Tensor, index: int) -> torch.Tensor:
-        ordered, order = rows.double().sort(-1, descending=True)
-        kept = (ordered.cumsum(-1) - ordered < top_p[index]) & (ordered >= min_p[index] * ordered[..., :1])
-        kept &= torch.arange(VOCABULARY) < (int(top_k[index]) or VOCABULARY)
-        logits = rows.log().where(torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
-        if biased[index]:
-            logits[..., token[index]] += bias[index]
-        return logits
-
-    beforehand = []
-    for request in requests:
-        p = filtered(request.p, request.key)
-        p = p.where(allowed, -torch.inf) if masked[request.key] else p  # which is the target's alone
-        beforehand.append(replace(request, p=p, q=None if request.q is None else filtered(request.q, request.key)))
-    lengths = torch.tensor([request.n + 1 for request in requests])
-    words = torch.where(masked, ALLOWED, -1).to(torch.int32)[:, None]
-    bitmasks = {
-        "padded": words[:, None].expand(-1, int(lengths.max()), -1),
-        "ragged": words.repeat_interleave(lengths, 0),
-    }
-    for layout, bitmask in bitmasks.items():
-        sampling = SamplingParams(
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            logit_bias=LogitBias(torch.where(biased, token, -1)[:, None], bias[:, None]),
-            allowed_token_bitmask=bitmask,
-        )
-        plain = lay_out(requests, layout, "logits")
-        one = subject.call(keys, **plain, sampling=sampling, rng=streams(keys))
-        other = subject.call(keys, **_given_as_logits(beforehand, layout), rng=streams(keys))
-        same(one, other, what=f"{layout}, parameters and logits processed beforehand")
-    numbers: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.3}
-    for name, number in numbers.items():
-        of_all: dict[str, Any] = {name: number}
-        of_each: dict[str, Any] = {name: torch.full((count,), number)}
-        one, other = (
-            subject.call(keys, **plain, sampling=SamplingParams(**given), rng=streams(keys))
-            for given in (of_all, of_each)
-        )
-        same(one, other, what=f"{name} = {number} for all and for each")
-
-
 def check_half_precision(subject: Subject) -> None:
     """Rows in bfloat16 and float16 give what their values in float32 give, and int32 ids what int64 ids give.
 
@@ -326,44 +203,6 @@ def check_half_precision(subject: Subject) -> None:
             full = {**arguments, **{name: value.float() for name, value in rows.items()}}
             one, other = (subject.call(keys, **given, rng=streams(keys)) for given in (half, full))
             same(one, other, what=f"{layout}, {dtype} rows with int32 ids and float32 rows with int64 ids")
-
-
-def check_logprobs(subject: Subject) -> None:
-    """Log-probabilities are the target's, of accepted, recovered and bonus tokens alike, and NaN behind them.
-
-    Those in `raw_logprobs` are from before temperature. Catches those of the draft's row, of the row before, stale ones
-    behind the stop, and raw ones that are processed.
-    """
-    requests = mixed(5 if subject.interpreted else COUNT, VOCABULARY)  # of every length one
-    logs = [request.p.log() for request in requests]
-    warm = [(rows / 2).log_softmax(-1) for rows in logs]
-    sampling = SamplingParams(temperature=torch.full((len(requests),), 2.0))
-    cases: dict[str, tuple[dict[str, Any], list[torch.Tensor]]] = {
-        "probs": ({}, logs),
-        "logits": ({"sampling": sampling}, warm),
-    }
-    for layout in ("padded", "ragged"):
-        for form, (further, processed) in cases.items():
-            where = f"{layout}, {form}"
-            result = subject.verify(requests, layout, form, logprobs=True, **further)
-            plain = subject.verify(requests, layout, form, **further)
-            without = replace(result, logprobs=None, raw_logprobs=None)
-            same(without, plain, what=f"{where}, with log-probabilities and without")
-            for name, rows in (("logprobs", processed), ("raw_logprobs", logs)):
-                _expect_logprobs(result, name, rows, where)
-
-
-def _expect_logprobs(result: VerifyResult, name: str, rows: Sequence[torch.Tensor], where: str) -> None:
-    """Expect log-probabilities of the emitted tokens to be entries of each request's rows [n+1, V]."""
-    found = getattr(result, name)
-    expect(found is not None, f"{where}: expected {name}, got None")
-    for index, row in enumerate(rows):
-        at, emitted = f"{where}, request {index}", tokens(result, index)
-        wanted = row[torch.arange(len(emitted)), emitted]
-        close = torch.allclose(found[index, : len(emitted)].cpu(), wanted, rtol=1e-5, atol=1e-6)
-        expect(close, f"{at}: expected {name} {wanted.tolist()}, got {found[index].tolist()}")
-        behind = bool(found[index, len(emitted) :].isnan().all())
-        expect(behind, f"{at}: expected NaN after {len(emitted)} {name}, got {found[index].tolist()}")
 
 
 def check_ragged_equals_padded(subject: Subject) -> None:

@@ -305,8 +305,8 @@ def check_declared_bound(subject: Subject) -> None:
     """Lossy: the exact law of an emitted token keeps the declared bound, with draft rows and without.
 
     It does in a new request's state and in later ones, and where nothing is carried at each position, if all tokens
-    before it stand. Catches a residual that does not go with the acceptance: the law
-    then leaves the distance that the paper states, as lenience with a residual scaled the wrong way round does.
+    before it stand. Catches a residual that does not go with the acceptance: the law then leaves the distance that the
+    paper states, as lenience with a residual scaled the wrong way round does.
     """
     traits = subject.traits
     if traits.bound in {"", "none"}:
