@@ -131,7 +131,8 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
     types = map(type, (*values, sampling, draft_sampling, rng, uniforms, state, out, memory))
     described = [
         # None first: most are, and to ask whether it is a tensor takes longer than all else here.
-        v if v is None or not isinstance(v, torch.Tensor) else (v.shape, v.dtype, v.device, v.stride())
+        # With a negative bit it is copied, and what is read has other strides.
+        v if v is None or not isinstance(v, torch.Tensor) else (v.shape, v.dtype, v.device, v.stride(), v.is_neg())
         for v in values
     ]
     return *described, *types, state_names

@@ -163,8 +163,10 @@ def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
     target = make_rows(arguments.target_logits, arguments.target_probs, arguments.sampling, checked.num_requests)
     counts, bonus = arguments.cu_num_draft_tokens, arguments.bonus_token_ids
     uniforms, state = arguments.uniforms, arguments.state
-    if uniforms is not None and not uniforms.emit.is_contiguous():
-        uniforms = replace(uniforms, emit=uniforms.emit.contiguous())
+    if uniforms is not None:
+        accept, emit = _plain(uniforms.accept), uniforms.emit.contiguous()
+        if accept is not uniforms.accept or emit is not uniforms.emit:
+            uniforms = replace(uniforms, accept=accept, emit=emit)
     return Inputs(
         checked=checked,
         draft_token_ids=arguments.draft_token_ids,
@@ -174,7 +176,7 @@ def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
         cu_num_draft_tokens=None if counts is None else counts.contiguous(),
         uniforms=uniforms,
         bonus_token_ids=None if bonus is None else bonus.contiguous(),
-        state={name: value.contiguous() for name, value in state.items()} if state else {},
+        state={name: _plain(value).contiguous() for name, value in state.items()} if state else {},
         logprobs=arguments.logprobs,
         out=arguments.out,
         workspace=arguments.workspace,
@@ -231,6 +233,7 @@ def make_rows(
         if value is None:
             continue
         if isinstance(value, torch.Tensor):
+            value = _plain(value)
             found[name] = (value.to(torch.float32) if value.dtype in narrowed else value).contiguous()
         elif value != off and not (name == "top_k" and value >= logits.shape[-1]):
             found[name] = filled(num_requests, value, dtype, logits.device)
@@ -240,5 +243,6 @@ def make_rows(
         found["bitmask"] = sampling.allowed_token_bitmask
     bias = sampling.logit_bias
     if bias is not None:
-        found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": bias.values.contiguous()}
+        values = _plain(bias.values).contiguous()
+        found |= {"bias_token_ids": bias.token_ids.contiguous(), "bias_values": values}
     return Rows(logits, is_logits=True, **found)

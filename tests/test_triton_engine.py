@@ -138,6 +138,30 @@ def test_options_of_other_lengths_have_tables_of_other_sizes(monkeypatch: pytest
     assert len({key for key, _ in launched}) == 1
 
 
+def test_rows_with_a_negative_bit_have_strides_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied, so a call of the same strides without the bit is another one, in either order."""
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    monkeypatch.setattr(engine, "schedule", functools.cache(engine.schedule))
+    launched: list[Any] = []
+    monkeypatch.setattr(engine, "launch", cases.each(lambda *launch: launched.append(launch[-1])))
+    pairs = torch.rand(1, 4, 9, 2)
+    negative, plain = torch.view_as_complex(pairs).conj().imag, pairs[..., 0]
+    assert negative.is_neg()
+    assert negative.stride() == plain.stride() == (72, 18, 2)
+    place, ids = verify_kernel.arg_names.index("target_stride"), torch.zeros(1, 3, dtype=torch.int64)
+    for rows, stride in ((negative, 1), (plain, 2), (negative, 1)):
+        engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, target_logits=rows))
+        assert launched[-1][place] == stride
+
+
+def test_a_workspace_of_fake_tensors_leaves_none_behind() -> None:
+    strategy = acceptlib.create("synthetic", synthetic_acceptance_rates=(0.9, 0.5))
+    with FakeTensorMode():
+        engine.workspace(strategy.plan, 1, 3, 9, torch.device("cpu"))
+    _, tables = plans.bound(strategy.plan, torch.device("cpu"))
+    assert tables[0, 0] == 0.9
+
+
 @pytest.mark.parametrize("form", ["target_logits", "target_probs"])
 def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     plan, launched, vocab_size = acceptlib.create("rejection").plan, [], 70000

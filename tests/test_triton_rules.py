@@ -19,6 +19,7 @@ import triton_cases
 
 import acceptlib
 from acceptlib.engine.triton.binding import bind
+from acceptlib.engine.triton.source import compile_rule
 from acceptlib.errors import StrategyDefinitionError
 
 if TYPE_CHECKING:
@@ -157,3 +158,15 @@ def assert_within(result: np.ndarray, expected: np.ndarray, ulps: int, case: tri
         where = int(np.flatnonzero(~same)[0])
         read = {name: value[where].item() for name, value in case.inputs().items() if name in case.rule.names}
         pytest.fail(f"{(~same).sum()} of {len(same)} differ: {result[where]!r}, expected {expected[where]!r} at {read}")
+
+
+def divided(target_prob: Any, option: Any) -> Any:
+    return target_prob / option
+
+
+def test_numbers_that_are_equal_may_differ() -> None:
+    """A rule divides by 0.0 and by -0.0, and may ask whether it has a flag."""
+    numbers = (0.0, -0.0, 1, 1.0, True)
+    functions = [compile_rule(divided, {"option": number}) for number in numbers]
+    assert len({id(function) for function in functions}) == len(numbers)
+    assert [compile_rule(divided, {"option": number}) for number in numbers] == functions

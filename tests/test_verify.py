@@ -1056,3 +1056,28 @@ def test_a_residual_that_is_a_given_row_leaves_it_alone() -> None:
     result = FromDraft().verify(**given, rng=support.streams(range(3)))
     assert all(torch.equal(given[name], value) for name, value in before.items())
     assert (result.output_token_ids[:, 0] % 2 == 1).all()
+
+
+def test_numbers_with_a_negative_bit_are_what_they_say() -> None:
+    """torch keeps the sign of a conjugate's imaginary part apart from its memory, which the engines read."""
+
+    def negated(values: torch.Tensor) -> torch.Tensor:
+        found = torch.complex(torch.zeros_like(values), -values).conj().imag
+        assert found.is_neg()
+        assert torch.equal(found, values)
+        return found
+
+    source = torch.Generator().manual_seed(1)
+    logits, ids = torch.randn(1, 4, 9, generator=source), torch.tensor([[1, 2, 3]])
+    accept, temperature = torch.rand(1, 3, generator=source, dtype=torch.float64), torch.tensor([0.7])
+    strategy, emit = acceptlib.create("rejection"), torch.tensor([1 << 62])
+    wanted, found = (
+        strategy.verify(
+            ids,
+            target_logits=logits,
+            sampling=acceptlib.SamplingParams(temperature=numbers[0]),
+            uniforms=acceptlib.Uniforms(accept=numbers[1], emit=emit),
+        )
+        for numbers in ((temperature, accept), (negated(temperature), negated(accept)))
+    )
+    assert torch.equal(wanted.output_token_ids, found.output_token_ids)

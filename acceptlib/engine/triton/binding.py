@@ -47,7 +47,7 @@ def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) 
             msg = f"{rule!r} reads {name!r}: expected one of {', '.join(names)} or a number, got {value!r}"
             raise StrategyDefinitionError(msg)
         numbers[name] = value
-    function = compile_rule(rule.function, tuple(numbers.items()))
+    function = compile_rule(rule.function, numbers)
     return _of_tuple(function, tuple(names.index(name) for name in rule.names if name not in numbers))
 
 

@@ -16,7 +16,7 @@ from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_f
 from acceptlib.engine.triton.launching import Key, Launch, launch
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
-from acceptlib.engine.triton.plans import Rules, bound
+from acceptlib.engine.triton.plans import Rules, bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
 from acceptlib.inputs import Inputs
@@ -364,7 +364,7 @@ def counters(call: Call, num_requests: int, most: int, num_blocks: int, num_emit
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
     """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
-    rules, _ = bound(plan, device)
+    rules = rules_of(plan)
     given = dict.fromkeys(PARAMETERS, torch.float32)
     rows = RowsForm(torch.float32, address=0, vocab_size=vocab_size, stride=1, aligned=True, is_logits=True, **given)
     form = Form(  # of what needs most

@@ -60,13 +60,19 @@ def _sums(plan: Plan) -> dict[str, Rule]:
 @functools.lru_cache(maxsize=MOST_PLANS)
 def bound(plan: Plan, device: torch.device) -> tuple[Rules, torch.Tensor]:
     """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
-    tuples = {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
-    size = max((len(value) for value in tuples.values()), default=0) + 1
-    table = [[*value, *[0.0] * (size - len(value))] for value in tuples.values()] or [[0.0]]
-    return _bind_rules(plan, tuple(tuples)), torch.tensor(table, dtype=torch.float64, device=device)
+    tuples = _tuples(plan).values()
+    size = max(map(len, tuples), default=0) + 1
+    table = [[*value, *[0.0] * (size - len(value))] for value in tuples] or [[0.0]]
+    return rules_of(plan), torch.tensor(table, dtype=torch.float64, device=device)
 
 
-def _bind_rules(plan: Plan, tables: tuple[str, ...]) -> Rules:
+def _tuples(plan: Plan) -> dict[str, tuple[float, ...]]:
+    return {name: value for name, value in plan.constants.items() if isinstance(value, tuple)}
+
+
+def rules_of(plan: Plan) -> Rules:
+    """Return the part of `Call` that follows from a plan."""
+    tables = tuple(_tuples(plan))
     scalars = scalars_of(plan)
     traits = plan.traits
 

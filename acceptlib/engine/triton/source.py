@@ -18,7 +18,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Mapping
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import triton
@@ -33,11 +33,18 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 """Operators that mean in Triton what they do in torch and NumPy."""
 
 
+def compile_rule(function: FunctionType, numbers: Mapping[str, float] = MappingProxyType({})) -> Any:
+    """Return a Triton function of what remains of `function` once some of its parameters are numbers.
+
+    It is the same one for the same numbers: 0.0 and -0.0 are not, nor are 1, 1.0 and True.
+    """
+    return _compile_rule(function, tuple((name, repr(value), value) for name, value in numbers.items()))
+
+
 @functools.cache
-def compile_rule(function: FunctionType, numbers: tuple[tuple[str, float], ...] = ()) -> Any:
-    """Return a Triton function of what remains of `function` once some of its parameters are numbers."""
+def _compile_rule(function: FunctionType, numbers: tuple[tuple[str, str, float], ...]) -> Any:
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    writer = _Specialise(function.__qualname__, scope, dict(numbers))
+    writer = _Specialise(function.__qualname__, scope, {name: value for name, _, value in numbers})
     definition = ast.fix_missing_locations(writer.visit(_parse(function)))
     # Triton tells functions apart by module and name alone, and a kernel may hold two rules of one name.
     digest = hashlib.sha256(ast.unparse(definition).encode()).hexdigest()[:12]
@@ -193,7 +200,7 @@ class _Specialise(ast.NodeTransformer):
         bound = inspect.signature(function).bind(*node.args, **{word.arg: word.value for word in node.keywords})
         bound.apply_defaults()
         given = {name: part.value if isinstance(part, ast.Constant) else part for name, part in bound.arguments.items()}
-        numbers = tuple((name, value) for name, value in given.items() if isinstance(value, int | float))
+        numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
         compiled = compile_rule(function, numbers)
         self.functions[compiled.__name__] = compiled
         return _call(compiled.__name__, *(value for value in given.values() if isinstance(value, ast.expr)))
