@@ -468,7 +468,7 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
     strategy, call = create(name), batch(16, form)
     state = strategy.initial_state(16, "cuda")
     expected = strategy.verify(**call, rng=streams(16), state=state)
-    some = ((tunings.SMALL, 4, 512, 1), (tunings.LARGE, 8, 2048, 4096), (tunings.LARGE_AHEAD, 4, 1024, 1))
+    some = ((tunings.SMALL, 4, 512, 1), (tunings.LARGE, 8, 2048, 4096), (tunings.LARGE_ONE_AHEAD, 4, 1024, 1))
     for tuning, warps, block, programs in some:
         changed = tuning._replace(reduce_warps=warps, emit_warps=warps, emit_block=block)
         resident = mock.Mock(return_value=programs)

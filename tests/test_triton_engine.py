@@ -271,10 +271,10 @@ def test_programs_of_a_row_wait_where_many_rows_run(
         ("rejection", {"one_hot": True}, [(27, 4), (32, 3)], False),
         ("greedy", {}, [(32, 2)], True),
         ("greedy", {}, [(31, 2)], False),
-        ("rejection", {"dtype": torch.bfloat16}, [(64, 4)], True),
-        ("rejection", {"dtype": torch.bfloat16}, [(51, 5)], False),
-        ("rejection", {"min_p": 0.1}, [(16, 6), (32, 3)], True),
-        ("rejection", {"min_p": 0.1}, [(31, 3)], False),
+        ("rejection", {"dtype": torch.bfloat16}, [(60, 4), (48, 5)], True),
+        ("rejection", {"dtype": torch.bfloat16}, [(59, 4), (32, 7)], False),
+        ("rejection", {"min_p": 0.1}, [(16, 7), (28, 4)], True),
+        ("rejection", {"min_p": 0.1}, [(32, 3), (27, 4)], False),
         ("rejection", {"top_k": 9}, [(64, 3)], True),  # whose positions go in parts
         ("rejection", {"top_k": 9}, [(63, 3)], False),
         ("typical", {}, [(28, 4)], True),  # whose entropy comes with the laws
@@ -294,13 +294,15 @@ def test_rows_are_left_out_where_that_may_spare_enough(
         out = VerifyResult.empty(num_requests, most, rows.device, num_passed=form.get("num_passed", False))
         ids = torch.empty(num_requests, most, dtype=torch.int64, device="meta")
         launched: list[Any] = []
-        with mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))):  # noqa: B023
+        with (
+            mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))),  # noqa: B023
+            mock.patch.object(tunings, "tuning_of", wraps=tunings.tuning_of) as tuning_of,
+        ):
             engine.verify(cases.strategies()[name].plan, cases.inputs(ids, rng=0, out=out, **given))
         (key, *_), *_ = launched
         assert key.call.lazy == spares, (num_requests, most)
-        # Where no row is left out, programs of the last stage loop in medium batches alone, over larger blocks.
-        loops = key.call.loops and key.call.emit_block < tunings.MEDIUM.emit_block
-        assert loops == spares, (num_requests, most)
+        # Where no row can be left out, a batch is not run as a large one at all.
+        assert tunings.tuning_of(*tuning_of.call_args.args).lazy == spares, (num_requests, most)
 
 
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
@@ -737,8 +739,30 @@ class Again(Odds):
         return ops.where(is_drafted, 0.5, p) - q
 
 
+class Passed(Odds):
+    """Another, whose weights are all there is of what passes from one position to the next."""
+
+    name = "passed"
+
+    @acceptlib.rule
+    def carry(carry: Value, target_prob: Value) -> Value:
+        """Return what passes on."""
+        return carry * target_prob
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value, carry: Value) -> Value:
+        """Return the weight of each entry."""
+        return carry + p - q
+
+
+def test_a_residual_that_takes_from_the_target_alone_is_known() -> None:
+    for name in ("rejection", "block", "fly", "entropy-scaled"):
+        rules, _ = plans.bound(cases.strategies()[name].plan, torch.device("cpu"))
+        assert rules["within_target"], name
+
+
 def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
-    for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Absent(), Empty(), Again()):
+    for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Absent(), Empty(), Again(), Passed()):
         rules, _ = plans.bound(strategy.plan, torch.device("cpu"))
         assert rules["keeps_target"] == (strategy.name == "again")  # where the draft is certain of that token
         assert not rules["within_target"]
@@ -774,8 +798,8 @@ def test_a_draw_goes_through_what_is_listed_of_a_row(
     ("strategy", "filtered", "registers"),
     [
         ("rejection", "sampling", 99),
-        ("rejection", "draft_sampling", tunings.LARGE.emit_registers),
-        ("cautious", "sampling", tunings.LARGE.emit_registers),
+        ("rejection", "draft_sampling", tunings.LARGE_FILTERED.emit_registers),
+        ("cautious", "sampling", tunings.LARGE_FILTERED.emit_registers),
     ],
 )
 def test_programs_that_read_whole_rows_leave_room_for_others(

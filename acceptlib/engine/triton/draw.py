@@ -31,8 +31,10 @@ def weigh(raw, from_target, row, request, CALL: tl.constexpr):
     if CALL.residual is not None:
         numbers = (p, q, is_drafted) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
         weights = tl.where(from_target, p, evaluate(CALL.residual, numbers, tl.float32))
-    # NaN stays, for the row's mass to tell.
-    return entry, p, q, tl.where((weights <= 0) | (entry >= request.vocab_size), 0.0, weights)
+    nothing = weights <= 0  # NaN stays, for the row's mass to tell
+    if not (CALL.residual is None or CALL.within_target):  # else what lies beyond the row has no p and no weight
+        nothing = nothing | (entry >= request.vocab_size)
+    return entry, p, q, tl.where(nothing, 0.0, weights)
 
 
 @triton.jit

@@ -178,6 +178,15 @@ class _AtLeastZero(_Number):
         return _AtMostZero() if isinstance(other, int | float) and other <= 0 else NotImplemented
 
 
+class _Finite(_Number):
+    """Stands for a carry: one that is not finite leaves a row without a law, whatever has no weight."""
+
+    def __mul__(self, other: Value) -> Value:
+        return 0.0 if isinstance(other, int | float) and other == 0 else NotImplemented
+
+    __rmul__ = __mul__
+
+
 def _within_target(plan: Plan) -> bool:
     """Return whether an entry without probability under the target has no weight, whatever the draft gives it.
 
@@ -185,9 +194,10 @@ def _within_target(plan: Plan) -> bool:
     """
     if plan.residual is None:
         return True
+    known = {"p": 0.0, "q": _AtLeastZero(), "carry": _Finite()}
 
     def weight(*, is_drafted: bool) -> Value:
-        return _returned(plan.residual, {**plan.constants, "p": 0.0, "q": _AtLeastZero(), "is_drafted": is_drafted})
+        return _returned(plan.residual, {**plan.constants, **known, "is_drafted": is_drafted})
 
     return _holds(lambda: weight(is_drafted=False) <= 0 and weight(is_drafted=True) <= 0)
 

@@ -43,11 +43,12 @@ def sum_exp(x, maximum, factor):
     """Return the sum of exponentials of a block times 2^44, relative to its maximum, each sum of four to 2^-39.
 
     Conversions to 64 bits are as slow as exponentials. A number that lies 2^23 higher has its integer part in its last
-    bits, so two fused multiply-adds a half and an addition do instead; 1024 halves of 20 bits fit 32.
+    bits, so two fused multiply-adds a half and an addition do instead; 1024 halves of 20 bits fit 32. Both are one
+    tensor as they are added up: a warp has an instruction for a sum of integers, but not for one of pairs.
     """
     terms = tl.exp2((x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor)
-    highs, lows = tl.reduce(_halves(fours(terms)), 0, add_two)
-    return _joined(highs, lows)
+    high, low = _halves(fours(terms))
+    return _joined(*tl.split(tl.sum(tl.join(high, low), 0)))
 
 
 @triton.jit
@@ -58,9 +59,10 @@ def sum_exp_and_bits(x, maximum, factor):
     """
     relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
     terms = tl.exp2(relative)
-    halves = _halves(fours(terms)) + _halves(fours(terms * tl.minimum(-relative, NEGLIGIBLE)))
-    highs, lows, bit_highs, bit_lows = tl.reduce(halves, 0, add_four)
-    return _joined(highs, lows), _joined(bit_highs, bit_lows)
+    high, low = _halves(fours(terms))
+    bit_high, bit_low = _halves(fours(terms * tl.minimum(-relative, NEGLIGIBLE)))
+    sums, bit_sums = tl.split(tl.sum(tl.join(tl.join(high, low), tl.join(bit_high, bit_low)), 0))
+    return _joined(*tl.split(sums)), _joined(*tl.split(bit_sums))
 
 
 @triton.jit

@@ -23,7 +23,7 @@ SMALL = Tuning(
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=96, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=88, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
 """The same from probabilities, which need no law of a row."""
 
 SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048, emit_parts=4, loops=True, thirds=True)
@@ -50,12 +50,13 @@ LARGE = Tuning(
     loops=True,
     decides_first=True,
     lazy=True,
-    row_blocks=(256, 4096),
+    thirds=True,
+    row_blocks=(256, 2048),
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
-LARGE_AHEAD = LARGE._replace(reduce_registers=128, blocks_ahead=2)
-"""The same where nothing but its maximum and sum is found of a block, which leaves registers for others to come."""
+LARGE_FILTERED = LARGE._replace(emit_registers=64, emit_block=1024)
+"""The same under filters, which leave little of a row to draw from."""
 
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
 """The same from probabilities, of which all programs of the only stage decide."""
@@ -66,18 +67,15 @@ LARGE_ONE = LARGE._replace(
 """The same for the rows of one model, which take half as many programs."""
 
 LARGE_ONE_AHEAD = LARGE_ONE._replace(blocks_ahead=2)
-"""Both of these."""
+"""The same where nothing but its maximum and sum is found of a block, which leaves registers for others to come."""
 
 LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
 """The same where argmaxes are all that is asked for."""
 
-LARGE_HALF = LARGE._replace(reduce_registers=56, emit_registers=96, row_blocks=(1024, 2048), patience=4)
+LARGE_HALF = LARGE._replace(reduce_registers=64, emit_registers=96, row_blocks=(1024, 2048), patience=3.75)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
-LARGE_HALF_AHEAD = LARGE_HALF._replace(reduce_registers=80, blocks_ahead=2)
-"""The same with more blocks on their way, as in `LARGE_AHEAD`."""
-
-LARGE_MIN_P = LARGE._replace(reduce_registers=96, emit_registers=64, emit_block=1024, emit_parts=1, patience=1.5)
+LARGE_MIN_P = LARGE_FILTERED._replace(reduce_registers=128, emit_parts=1, patience=1.75)
 """The same under min-p alone, where programs that reduce rows find what is kept of them too."""
 
 LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, row_blocks=(2048, 4096), shares=3)
@@ -99,7 +97,9 @@ MEDIUM = LARGE._replace(
 )
 """Between the two: rows are read before a stop would be known."""
 
-MEDIUM_HALF = MEDIUM._replace(reduce_warps=2, reduce_registers=80)
+MEDIUM_HALF = MEDIUM._replace(
+    reduce_warps=2, reduce_registers=80, emit_warps=4, emit_registers=128, emit_block=2048, emit_parts=4
+)
 """The same for both models' rows of 16-bit numbers."""
 
 
@@ -115,13 +115,12 @@ class Tunings(NamedTuple):
     medium: Tuning = MEDIUM
     medium_half: Tuning = MEDIUM_HALF
     large: Tuning = LARGE
-    large_ahead: Tuning = LARGE_AHEAD
+    large_filtered: Tuning = LARGE_FILTERED
     large_probs: Tuning = LARGE_PROBS
     large_one: Tuning = LARGE_ONE
     large_one_ahead: Tuning = LARGE_ONE_AHEAD
     large_best: Tuning = LARGE_BEST
     large_half: Tuning = LARGE_HALF
-    large_half_ahead: Tuning = LARGE_HALF_AHEAD
     large_min_p: Tuning = LARGE_MIN_P
     large_masses: Tuning = LARGE_MASSES
 
@@ -183,14 +182,13 @@ def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
     filters = _filters(target, draft)
     if filters == {"min_p"}:
         return TUNINGS.large_min_p
-    ahead = not filters and rules["entropy_scalar"] < 0
     if target.dtype != torch.float32:
-        return TUNINGS.large_half_ahead if ahead else TUNINGS.large_half
+        return TUNINGS.large_half
     if draft is not None:
-        return TUNINGS.large_ahead if ahead else TUNINGS.large
+        return TUNINGS.large_filtered if filters else TUNINGS.large
     draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
     if draws or rules["reads_target"]:
-        return TUNINGS.large_one_ahead if ahead else TUNINGS.large_one
+        return TUNINGS.large_one if filters or rules["entropy_scalar"] >= 0 else TUNINGS.large_one_ahead
     return TUNINGS.large_best
 
 
