@@ -59,10 +59,9 @@ def sum_exp_and_bits(x, maximum, factor):
     """
     relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
     terms = tl.exp2(relative)
-    high, low = _halves(fours(terms))
-    bit_high, bit_low = _halves(fours(terms * tl.minimum(-relative, NEGLIGIBLE)))
-    sums, bit_sums = tl.split(tl.sum(tl.join(tl.join(high, low), tl.join(bit_high, bit_low)), 0))
-    return _joined(*tl.split(sums)), _joined(*tl.split(bit_sums))
+    halves = _halves(fours(terms)) + _halves(fours(terms * tl.minimum(-relative, NEGLIGIBLE)))
+    highs, lows, bit_highs, bit_lows = tl.reduce(halves, 0, add_four)
+    return _joined(highs, lows), _joined(bit_highs, bit_lows)
 
 
 @triton.jit

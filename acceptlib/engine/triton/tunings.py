@@ -55,7 +55,7 @@ LARGE = Tuning(
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
-LARGE_FILTERED = LARGE._replace(emit_registers=64, emit_block=1024)
+LARGE_FILTERED = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024)
 """The same under filters, which leave little of a row to draw from."""
 
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
