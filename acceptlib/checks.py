@@ -60,6 +60,12 @@ PARAMETER_DTYPES: Final = {
 }
 """Sampling parameters that may be numbers, and dtypes of tensors in their place."""
 
+FILTERS: Final = {"top_k": 0, "top_p": 1, "min_p": 0}
+"""Sampling parameters that leave entries out, and the numbers that turn them off."""
+
+MOST_FILTERED: Final = (1 << 21) - 1
+"""Entries of a row under one of these, at most: the sum of as many weights of 1, in 2^-42, fits 64 bits."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
@@ -335,6 +341,13 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
         value = getattr(sampling, parameter)
         if isinstance(value, torch.Tensor):
             expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
+        on = value is not None and (isinstance(value, torch.Tensor) or value != FILTERS.get(parameter))
+        if on and parameter in FILTERS and data.shape[-1] > MOST_FILTERED:
+            msg = (
+                f"{name}.{parameter}: expected rows of at most {MOST_FILTERED} entries, whose weights are summed in 64 "
+                f"bits, got V = {data.shape[-1]}; filter them before, or leave it out"
+            )
+            raise InputError(msg)
     if sampling.allowed_token_bitmask is not None:
         shape = (*data.shape[:-1], -(-data.shape[-1] // 32))
         mask = sampling.allowed_token_bitmask

@@ -88,7 +88,14 @@ class AcceptanceMetrics:
                 self.accepted_at[position] += position < accepted
 
     def merge(self, other: AcceptanceMetrics) -> None:
-        """Add the counts of another, as of another worker."""
+        """Add the counts of another, as of another worker.
+
+        Raises:
+            InputError: It is something else.
+        """
+        if not isinstance(other, AcceptanceMetrics):
+            msg = f"other: expected AcceptanceMetrics, got {type(other).__name__}"
+            raise InputError(msg)
         for name in (counted.name for counted in fields(self)):
             ours, theirs = getattr(self, name), getattr(other, name)
             if isinstance(ours, list):

@@ -324,6 +324,24 @@ def test_temperature_out_of_range_is_an_error_as_a_number(temperature: Any) -> N
     assert repr(temperature) in str(caught.value)
 
 
+@pytest.mark.parametrize("parameters", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": torch.zeros(1)}])
+def test_rows_too_long_for_the_sums_of_filters(parameters: dict[str, Any]) -> None:
+    ids, row = torch.zeros(1, 0, dtype=torch.int64), torch.zeros(1, 1, 1 << 21)
+    sampling = SamplingParams(**parameters)
+    with pytest.raises(InputError, match=r"at most 2097151 entries, .* got V = 2097152"):
+        acceptlib.create("rejection").verify(ids, target_logits=row, sampling=sampling)
+    longest = acceptlib.create("rejection").verify(ids, target_logits=row[..., 1:], sampling=sampling, rng=0)
+    longest.raise_for_status()
+    off = SamplingParams(temperature=0.7, top_k=0, top_p=1.0, min_p=0.0)
+    acceptlib.create("rejection").verify(ids, target_logits=row, sampling=off, rng=0).raise_for_status()
+
+
+@pytest.mark.parametrize("sizes", [(-1, 2), (2, -1)])
+def test_a_result_of_less_than_nothing(sizes: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match=r"num_\w+: expected at least 0, got -1"):
+        acceptlib.VerifyResult.empty(*sizes, "cpu")
+
+
 def test_an_error_consumes_no_randomness() -> None:
     rng = support.streams([1, 2])
     with pytest.raises(InputError):

@@ -236,6 +236,11 @@ class TestGenerate:
         assert "cannot run on cpu" in fails("bench", "rejection", "--backend", "triton", "--device", "cpu")
 
     @pytest.mark.usefixtures("loaded")
+    def test_no_text_is_longer_than_the_models_were_made_for(self) -> None:
+        said = fails("generate", "a", "--max-new-tokens", "512")
+        assert "512 positions, of which the prompt takes 1: expected a --max-new-tokens of at most 511, got 512" in said
+
+    @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:
         assert run("generate", "a\tb", "--max-new-tokens", "1").stdout.startswith("a\tb")
 

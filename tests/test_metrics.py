@@ -110,3 +110,5 @@ def test_merged_counts_are_those_of_one_run() -> None:
         merged.merge(part)
     assert merged == whole
     assert merged.standard_error == whole.standard_error
+    with pytest.raises(InputError, match="other: expected AcceptanceMetrics, got int"):
+        merged.merge(3)  # type: ignore[arg-type]

@@ -160,6 +160,7 @@ def test_nothing_drafted_passes() -> None:
         ({"draft_probs": SHARED, "sampling": SamplingParams(top_k=3)}, "draft_logits"),
         ({"draft_probs": SHARED}, "draft_probs: expected probabilities, got -"),
         ({"draft_probs": -SHARED.softmax(-1)}, "draft_probs: expected probabilities, got -"),
+        ({"draft_logits": SHARED * float("nan")}, "the token drafted as number 0: expected probabilities, got NaN"),
         ({"draft_probs": SHARED.tolist()}, "draft_probs: expected a torch.Tensor, got list"),
         ({"draft_token_ids": [1], "draft_probs": SHARED}, "draft_token_ids: expected a torch.Tensor, got list"),
         ({"draft_probs": SHARED[:5]}, r"expected \[5\], a token a row, got \[400\]"),

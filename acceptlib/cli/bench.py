@@ -65,11 +65,16 @@ FIRST_FIGURE: Final = 5
 HOST_MARK: Final = "*"
 """Of times that count the host's."""
 
-LEGEND: Final = (
-    "us: median of a call, spread: between its quartiles. floor us: summing the rows that the step has to read, "
-    "of floor: its share of the time. tau: emitted tokens a step. match: the result is the oracle's; other libraries "
-    "draw numbers of their own, and only the form of their results is checked."
-)
+LEGEND: Final = {
+    "us": "median of a call",
+    "spread": "distance between its quartiles",
+    "floor us": "summing the rows that the step has to read",
+    "of floor": "the share of the time that summing these rows takes",
+    "tau": "emitted tokens a step",
+    "match": "the result is the oracle's; other libraries draw numbers of their own, and only the form of their "
+    "results is checked",
+}
+"""By heading of a column."""
 
 HOST_LEGEND: Final = f"{HOST_MARK} timed from the host, for it may wait for the GPU; the others in CUDA graphs."
 
@@ -170,9 +175,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     if measured:
         _print(measured, form, where, absent, quiet=quiet)
     if isinstance(ended, KeyboardInterrupt):
-        console.interrupted(f"{len(measured)} rows", output, plot)
+        console.interrupted(_counted(measured), output, plot)
     if measured and isinstance(ended, AcceptlibError):
-        console.cut_short(f"after {len(measured)} rows: {ended}", FAILED, output, plot)
+        console.cut_short(f"after {_counted(measured)}: {ended}", FAILED, output, plot)
     if ended is not None:
         raise ended
     _write(measured, where, output, plot)
@@ -237,6 +242,10 @@ def _run(
     return None
 
 
+def _counted(rows: Sequence[Row]) -> str:
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}"
+
+
 def _write(rows: Sequence[Row], device: torch.device, output: Path | None, plot: Path | None) -> None:
     """Write the files that were asked for."""
     if output is not None:
@@ -257,7 +266,7 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
     where, first = environment(device), rows[0]
     versions = ", ".join(f"{name} {where[name]}" for name in ("acceptlib", "torch", "triton") if where[name])
     stdout().print()
-    table.note(LEGEND)
+    table.note("; ".join(f"{header}: {text}" for header, text in LEGEND.items() if header not in left_out) + ".")
     if any(row.how == "turns" for row in rows):
         table.note(HOST_LEGEND)
     table.note(

@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 from typer import Exit
 from typer.core import TyperGroup
@@ -20,6 +21,9 @@ FAILED: Final = 1
 
 REFUSED: Final = 2
 """Exit code where nothing was done, as for any other usage error."""
+
+COUNTED_WIDTH: Final = 45
+"""Columns of a progress bar beside what it is about: a label gives way to them."""
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
@@ -66,8 +70,9 @@ def stderr() -> Console:
 def progress(unit: str, *, quiet: bool) -> Progress:
     """Return a bar on stderr that counts units and leaves nothing behind; none in a pipe."""
     console = stderr()
+    label = Column(no_wrap=True, overflow="ellipsis", max_width=max(console.width - COUNTED_WIDTH, 1))
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", table_column=label),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(unit),

@@ -110,16 +110,16 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
     pair = models.load(target, draft)
     input_ids = models.encode(pair, text)
+    steps = models.steps(
+        pair, chosen, input_ids, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens, sampling=sampling,
+        seed=seed,
+    )  # fmt: skip
     console = stdout()
     metrics = AcceptanceMetrics()
     stream = TextStream(pair.tokenizer, input_ids[0].tolist())
     _print_as_it_is(console, printable(text), "dim")
     seconds, tokens, kind, interrupted = 0.0, 0, "accepted", False
     try:
-        steps = models.steps(
-            pair, chosen, input_ids, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens,
-            sampling=sampling, seed=seed,
-        )  # fmt: skip
         while True:
             start = time.perf_counter()
             step = next(steps, None)

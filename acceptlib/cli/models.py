@@ -68,7 +68,12 @@ def steps(  # noqa: PLR0913 - what one run is made of
     sampling: SamplingParams,
     seed: int,
 ) -> Iterator[Step]:
-    """Generate after a prompt and yield each verified step."""
+    """Generate after a prompt and yield each verified step.
+
+    Raises:
+        CommandError: The text would be longer than what a model was made for.
+    """
+    _expect_room(pair, input_ids.shape[1], max_new_tokens)
     from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415 - as above
 
     decoder = SpeculativeDecoder(
@@ -80,6 +85,17 @@ def steps(  # noqa: PLR0913 - what one run is made of
         rng=seed,
     )
     return decoder.steps(input_ids, max_new_tokens, eos_token_ids=_end_of_text(pair))
+
+
+def _expect_room(pair: ModelPair, num_tokens: int, max_new_tokens: int) -> None:
+    known = [getattr(model.config, "max_position_embeddings", None) for model in (pair.target, pair.draft)]
+    most = min((number for number in known if isinstance(number, int)), default=None)
+    if most is not None and num_tokens + max_new_tokens > most:
+        msg = (
+            f"the models have {most} positions, of which the prompt takes {num_tokens}: expected a --max-new-tokens of "
+            f"at most {max(most - num_tokens, 0)}, got {max_new_tokens}"
+        )
+        raise CommandError(msg)
 
 
 def _end_of_text(pair: ModelPair) -> tuple[int, ...]:

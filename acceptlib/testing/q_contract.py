@@ -127,6 +127,10 @@ class _Bets:
         if bool((q < 0).any()):
             msg = f"draft_probs: expected probabilities, got {float(q.min())}: pass logits as draft_logits"
             raise InputError(msg)
+        if not bool(q.isfinite().all()):
+            number = self.num_tokens + int((~q.isfinite().all(1)).nonzero()[0, 0])
+            msg = f"the row of the token drafted as number {number}: expected probabilities, got NaN or infinity"
+            raise InputError(msg)
         q = q / q.sum(1, keepdim=True)
         inside = x < q.shape[1]
         q_x = q.gather(1, x.where(inside, 0)[:, None])[:, 0] * inside
