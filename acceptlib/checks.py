@@ -341,13 +341,15 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
         value = getattr(sampling, parameter)
         if isinstance(value, torch.Tensor):
             expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
-        on = value is not None and (isinstance(value, torch.Tensor) or value != FILTERS.get(parameter))
-        if on and parameter in FILTERS and data.shape[-1] > MOST_FILTERED:
-            msg = (
-                f"{name}.{parameter}: expected rows of at most {MOST_FILTERED} entries, whose weights are summed in 64 "
-                f"bits, got V = {data.shape[-1]}; filter them before, or leave it out"
-            )
-            raise InputError(msg)
+    if data.shape[-1] > MOST_FILTERED:
+        for parameter, off in FILTERS.items():
+            value = getattr(sampling, parameter)
+            if isinstance(value, torch.Tensor) or value not in {None, off}:
+                msg = (
+                    f"{name}.{parameter}: expected rows of at most {MOST_FILTERED} entries, whose weights are summed "
+                    f"in 64 bits, got V = {data.shape[-1]}; filter them before, or leave it out"
+                )
+                raise InputError(msg)
     if sampling.allowed_token_bitmask is not None:
         shape = (*data.shape[:-1], -(-data.shape[-1] // 32))
         mask = sampling.allowed_token_bitmask

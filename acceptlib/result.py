@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from acceptlib.errors import InputError, StatusError
+from acceptlib.errors import StatusError
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -97,15 +97,7 @@ class VerifyResult:
         num_passed: bool = False,
         totals: bool = False,
     ) -> VerifyResult:
-        """Allocate a result to pass as `out`; `totals` begin at 0, and come with `num_passed`.
-
-        Raises:
-            InputError: A size is below 0.
-        """
-        for name, size in (("num_requests", num_requests), ("max_num_draft_tokens", max_num_draft_tokens)):
-            if size < 0:
-                msg = f"{name}: expected at least 0, got {size}"
-                raise InputError(msg)
+        """Allocate a result to pass as `out`; `totals` begin at 0, and come with `num_passed`."""
         shape = (num_requests, max_num_draft_tokens + 1)
         return cls(
             output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -226,25 +226,39 @@ PATHS: Final = {
 """A drop-in should take at most a tenth longer than the engine from 32 requests on."""
 
 
+def add_workloads(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what is measured."""
+    parser.add_argument("--shapes", default=",".join(f"{B}x{K}" for B, K in SHAPES))
+    parser.add_argument("--paths", help="separated by semicolons", default=";".join(PATHS))
+    parser.add_argument("--vocab-size", type=int, default=128256)
+
+
+def workloads_of(name: str, given: argparse.Namespace) -> Iterator[Workload]:
+    """Yield the workloads of a path."""
+    for shape in given.shapes.split(","):
+        num_requests, length = map(int, shape.split("x"))
+        yield Workload(
+            num_requests=num_requests,
+            num_draft_tokens=length,
+            vocab_size=given.vocab_size,
+            **PATHS[name].workload,
+        )
+
+
 def main() -> None:
     """Measure, print the ratios and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path)
-    parser.add_argument("--shapes", default=",".join(f"{B}x{K}" for B, K in SHAPES))
-    parser.add_argument("--paths", help="separated by semicolons", default=";".join(PATHS))
-    parser.add_argument("--vocab-size", type=int, default=128256)
+    add_workloads(parser)
     given = parser.parse_args()
-    shapes = [tuple(map(int, shape.split("x"))) for shape in given.shapes.split(",")]
     device = torch.device("cuda")
     absent = {peer.missing() for path in PATHS.values() if (peer := path.peer)} - {None}
     rows: list[Row] = []
     extra: dict[int, dict[str, Any]] = {}
     for name in given.paths.split(";"):
         path = PATHS[name]
-        for num_requests, length in shapes:
-            workload = Workload(
-                num_requests=num_requests, num_draft_tokens=length, vocab_size=given.vocab_size, **path.workload
-            )
+        for workload in workloads_of(name, given):
+            shape = (workload.num_requests, workload.num_draft_tokens)
             peers = [path.peer] if path.peer is not None and path.peer.missing() is None else []
             for row in measure.run(workload, {path.strategy().name: path.strategy}, peers, device, path.how):
                 row.path = name
@@ -255,8 +269,8 @@ def main() -> None:
                 )
                 if not row.peer:
                     extra[len(rows)] = {}
-                    if (num_requests, length) in SHAPES and path.goals:
-                        extra[len(rows)]["goal"] = path.goals[SHAPES.index((num_requests, length))]
+                    if shape in SHAPES and path.goals:
+                        extra[len(rows)]["goal"] = path.goals[SHAPES.index(shape)]
                     if path.beside:
                         extra[len(rows)] |= {"beside": path.beside, "most": path.most}
                 rows.append(row)

@@ -336,12 +336,6 @@ def test_rows_too_long_for_the_sums_of_filters(parameters: dict[str, Any]) -> No
     acceptlib.create("rejection").verify(ids, target_logits=row, sampling=off, rng=0).raise_for_status()
 
 
-@pytest.mark.parametrize("sizes", [(-1, 2), (2, -1)])
-def test_a_result_of_less_than_nothing(sizes: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match=r"num_\w+: expected at least 0, got -1"):
-        acceptlib.VerifyResult.empty(*sizes, "cpu")
-
-
 def test_an_error_consumes_no_randomness() -> None:
     rng = support.streams([1, 2])
     with pytest.raises(InputError):

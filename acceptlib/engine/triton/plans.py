@@ -179,7 +179,7 @@ class _AtLeastZero(_Number):
 
 
 class _Finite(_Number):
-    """Stands for a carry: one that is not finite leaves a row without a law, whatever has no weight."""
+    """Stands for a carry, which is taken to be finite: any other leaves the row without a law."""
 
     def __mul__(self, other: Value) -> Value:
         return 0.0 if isinstance(other, int | float) and other == 0 else NotImplemented

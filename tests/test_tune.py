@@ -1,0 +1,77 @@
+"""What sizes of the kernels are tried beside each other, without a GPU to try them on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import acceptlib
+from acceptlib.benchmarks import timing
+from acceptlib.benchmarks.workloads import Workload
+from acceptlib.errors import InputError
+
+pytest.importorskip("triton", reason="without Triton there are no sizes")
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+try:
+    import gpu
+    import tune
+finally:
+    del sys.path[0]
+
+from acceptlib.engine.triton import tunings
+
+SMALL = Workload(num_requests=2, num_draft_tokens=2, vocab_size=50)
+
+
+def test_a_variant_replaces_what_it_names_and_nothing_stays() -> None:
+    before = (tunings.TUNINGS, tunings.SIZES)
+    with tune.tuned(tune.parse("large.reduce_registers=96 large.row_blocks=[1,2] small.loops=true sizes.large=7")):
+        changed = tunings.TUNINGS
+        assert changed.large == before[0].large._replace(reduce_registers=96, row_blocks=(1, 2))
+        assert changed.small == before[0].small._replace(loops=True)
+        assert changed._replace(large=before[0].large, small=before[0].small) == before[0]
+        assert before[1]._replace(large=7) == tunings.SIZES
+    assert before == (tunings.TUNINGS, tunings.SIZES)
+
+
+@pytest.mark.parametrize("text", ["large.nothing=1", "none.loops=true", "large", "sizes.loops=1", "large.loops=yes"])
+def test_what_is_no_variant(text: str) -> None:
+    with pytest.raises(InputError, match=f"{text}: expected "):
+        tune.parse(text)
+
+
+def test_every_variant_is_timed_over_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def replayed(calls: Any, _device: Any) -> timing.Time:
+        for call in calls:
+            call()
+        seen.append((len(calls), tunings.TUNINGS.large.emit_block))
+        return timing.Time(median=float(len(seen)), spread=0.0)
+
+    monkeypatch.setattr(timing, "replayed", replayed)
+    monkeypatch.setitem(gpu.PATHS, "logits", gpu.Case(lambda: acceptlib.create("rejection"), {}))
+    texts = [tune.AS_IT_IS, "large.emit_block=512", tune.AS_IT_IS]
+    assert tune.times("logits", SMALL, texts, torch.device("cpu")) == [1.0, 2.0, 3.0]
+    sets, blocks = zip(*seen, strict=True)
+    assert len({*sets}) == 1
+    assert blocks == (tunings.LARGE.emit_block, 512, tunings.LARGE.emit_block)
+
+
+def test_other_tokens_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+
+    def other() -> acceptlib.AcceptanceStrategy:
+        return acceptlib.create("synthetic", synthetic_acceptance_length=3.0 if next(count) else 1.0)
+
+    monkeypatch.setattr(timing, "replayed", lambda *_: timing.Time(median=1.0, spread=0.0))
+    monkeypatch.setitem(gpu.PATHS, "logits", dataclasses.replace(gpu.PATHS["logits"], strategy=other))
+    with pytest.raises(RuntimeError, match="'' gives other tokens than ''"):
+        tune.times("logits", SMALL, [tune.AS_IT_IS, tune.AS_IT_IS], torch.device("cpu"))
