@@ -482,7 +482,7 @@ class TestCommand:
             result = run("rejection", "--shapes", shapes, *small, "--format", "json", code=1)
             assert [(row["B"], row["K"]) for row in json.loads(result.stdout)["rows"]] == [(1, 2)]
             said = " ".join(result.stderr.split())
-            assert f"after 1 rows: {message}" in said
+            assert f"after 1 row: {message}" in said
             assert "r.json not written" in said
             assert path.read_text(encoding="utf-8") == "before"
 
@@ -537,7 +537,7 @@ class TestCommand:
         monkeypatch.setattr(measure, "run", stop)
         result = run("rejection", "block", *TINY, "--output", str(tmp_path / "r.json"), code=130)
         assert "rejection" in result.stdout
-        assert "interrupted after 1 rows; " in result.stderr
+        assert "interrupted after 1 row; " in result.stderr
         assert not (tmp_path / "r.json").exists()
 
     @pytest.mark.parametrize(

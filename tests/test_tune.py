@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from pathlib import Path
@@ -25,9 +26,15 @@ try:
 finally:
     del sys.path[0]
 
-from acceptlib.engine.triton import tunings
+from acceptlib.engine.triton import engine, tunings
 
 SMALL = Workload(num_requests=2, num_draft_tokens=2, vocab_size=50)
+
+
+@pytest.fixture(autouse=True)
+def _remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have it forget."""
+    monkeypatch.setattr(engine, "schedule", functools.cache(engine.schedule))
 
 
 def test_a_variant_replaces_what_it_names_and_nothing_stays() -> None:
