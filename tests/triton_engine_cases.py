@@ -164,7 +164,8 @@ class Cautious(AcceptanceStrategy):
     @rule
     def residual(p: Value, q: Value, is_drafted: Value, target_prob: Value, caution: Value) -> Value:
         """Return the weight of each entry."""
-        return ops.where(is_drafted, caution * p, p - target_prob * q)
+        # Where there is no probability there is a weight, which no entry beyond the row may have.
+        return ops.where(is_drafted, caution * p, ops.where(p > 0, p, 1 / 256) - target_prob * q)
 
 
 class Likeliest(AcceptanceStrategy):
