@@ -424,7 +424,8 @@ def prob(x, entry, model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
             p = tl.where((x > law.cut) | ((x == law.cut) & (entry >= law.first_kept)), p, 0.0)
         if CALL.temperature[MODEL]:
             zero = law.maximum - law.maximum  # NaN where the row has no law, as elsewhere
-            p = tl.where(factor == 0, tl.where(entry == law.argmax, zero + 1, zero), p)
+            if factor == 0:
+                p = tl.where(entry == law.argmax, zero + 1, zero)
         return p
     else:
         return x
