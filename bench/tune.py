@@ -136,7 +136,9 @@ def main() -> None:
         [path, workload.num_requests, workload.num_draft_tokens, *times(path, workload, texts, torch.device("cuda"))]
         for path, workload in todo
     ]
-    header = ["path", "B", "K", *(text or "as it is" for text in texts)]
+    for number, text in enumerate(given.variants, 1):
+        print(f"{number}: {text}")
+    header = ["path", "B", "K", "as it is", *range(1, len(given.variants) + 1), "as it is"]
     print(tabulate(lines, header, floatfmt=".2f"))
 
 

@@ -9,8 +9,8 @@ import pytest
 import support
 import torch
 import transformers
-from test_transformers import PROMPT, make_model, perturbed
 from transformers.generation import utils
+from transformers_support import PROMPT, make_model, perturbed
 
 import acceptlib
 from acceptlib import exact
