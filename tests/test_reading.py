@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from types import ModuleType
 from typing import Any
@@ -80,10 +81,37 @@ def test_rows_that_are_read_as_they_are_reached_change_nothing(setting: str, mon
             for b, request in enumerate(requests):
                 one = support.verify(setting, [request], layout, form, rng=support.streams([b]), logprobs=True)
                 assert support.tokens(one, 0) == support.tokens(wanted, b)
-            for module in (torch_engine, rows):
-                patch.setattr(module, "KEPT_BYTES", 0)
             patch.setattr(rows, "SHARED_ROW", 0)
-            support.same(support.verify(setting, requests, layout, form, logprobs=True), wanted)
+            for kept, logprobs in itertools.product((0, 5), (True, False)):  # rows
+                for module in (torch_engine, rows):
+                    patch.setattr(module, "KEPT_BYTES", kept * 4 * 11)
+                found = support.verify(setting, requests, layout, form, logprobs=logprobs)
+                support.same(
+                    found, wanted if logprobs else dataclasses.replace(wanted, logprobs=None, raw_logprobs=None)
+                )
+
+
+@layouts
+@pytest.mark.parametrize("setting", ["rejection", "typical", "lenience"])
+def test_a_row_is_softmaxed_once(setting: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large batch's rows are drawn from while they are there, but for the bonus rows, which nothing read before."""
+    requests = mixed(40)
+    for module in (torch_engine, rows):
+        monkeypatch.setattr(module, "KEPT_BYTES", 5 * 4 * 11)
+    monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", 2 * 4 * 11)
+    processed = []
+
+    def counted(given: Rows, out: torch.Tensor) -> torch.Tensor:
+        processed.append(len(given.data))
+        return process.process(given, out)
+
+    monkeypatch.setattr(rows, "process", counted)
+    stops = support.verify(setting, requests, layout, "logits").num_accepted.tolist()
+    chains = [(stop, request.n) for stop, request in zip(stops, requests, strict=True)]
+    drafted = sum(min(stop + 1, n) for stop, n in chains)
+    if layout == "padded":  # where the place behind a chain, if there is one, has a draft's row too
+        drafted += sum(stop == n < 4 for stop, n in chains)
+    assert sum(processed) == sum(stop + 1 for stop in stops) + drafted * (setting not in READ_NO_DRAFT)
 
 
 @pytest.mark.parametrize(("layout", "module"), [("padded", single), ("ragged", rows)], ids=["plain", "arrays"])

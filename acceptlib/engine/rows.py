@@ -26,7 +26,8 @@ SCRATCH_BYTES = 2 << 20
 """Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
 
 KEPT_BYTES = 8 << 20
-"""Size of float32 rows up to which all of a model's rows are kept for the call once they are processed."""
+"""Size of float32 rows up to which all of a model's rows are kept for the call once they are processed, and of those
+that are held at a time where they are more."""
 
 SHARED_ROW = 1 << 15
 """Entries from which on threads share in `index_select`'s copy of one row."""
@@ -145,6 +146,7 @@ class RowReader:
         self.chunk = chunk
         self.model = model
         self.num_processed = 0
+        self._held: tuple[torch.Tensor, Words] | None = None
 
     @functools.cached_property
     def _kept(self) -> torch.Tensor | None:
@@ -163,6 +165,19 @@ class RowReader:
             process(self._span(slice(self.num_processed, end)), self._kept[self.num_processed : end])
             self.num_processed = end
         return self._kept
+
+    def hold(self, request: Words, position: Words) -> None:
+        """Process some rows of logits for `rows` and `probs` to find, until others are held."""
+        if not self.is_logits or self._kept is not None:
+            return
+        index = self.layout.index(self.model, request, position)
+        held = scratch(f"{self.model}-held", (len(request), self.raw.shape[-1]), torch.float32, self.raw.device)
+        for start in range(0, len(request), self.chunk):
+            some = slice(start, start + self.chunk)
+            process(self._rows_at(request[some], tuple(part[some] for part in index)), held[some])
+        place = np.full(self.raw.shape[:-1].numel(), -1)
+        place[row_number(self.raw, index)] = np.arange(len(request))
+        self._held = held, place
 
     def _span(self, some: slice) -> Rows:
         """Return some of the caller's rows, counted through, as `process` takes them."""
@@ -209,6 +224,10 @@ class RowReader:
             return _select(self.raw, index, self.model).to(torch.float32)
         if (probs := self._processed(row := row_number(self.raw, index))) is not None:
             return _select(probs, (row,), self.model)
+        if self._held is not None:
+            held, place = self._held
+            if (place[row] >= 0).all():
+                return _select(held, (place[row],), self.model)
         given = self._rows_at(request, index)
         return process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
 

@@ -3,8 +3,9 @@
 Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
 row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
 taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
-looking costs nothing, rows that have to be processed are read as far as chains reach, few greedy requests or such with
-long rows are left to `chains`, and a single request with a short chain to `single`.
+looking costs nothing, rows that have to be processed are read as far as chains reach, and drawn from while they are
+there; few greedy requests or such with long rows are left to `chains`, and a single request with a short chain to
+`single`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class _Step:
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
+        self.holds = inputs.num_requests > 1 and self._walks()
+        self.missing = np.ones(inputs.num_requests, bool)
+        self.emitted = [np.zeros(inputs.num_requests, dtype) for dtype in (np.int64, np.int64, np.float32)]
 
     def run(self, out: VerifyResult) -> None:
         """Decide, draw and write."""
@@ -90,6 +94,8 @@ class _Step:
             h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
             sound = layout.valid if faults is None else leading((faults == OK) & layout.valid)
             self.accepted = (accept_uniforms < h) & sound
+            if self.holds:
+                self._emit_ended(some, emit_bits)
         if out.num_passed is not None:
             passed = self.accepted.sum(1)
             as_words(out.num_passed)[:] = passed if layout.faults is None else passed * (layout.faults == OK)
@@ -106,37 +112,42 @@ class _Step:
             status = ops.where(layout.faults == OK, status, layout.faults)
         self._write(out, stop, status, *self._emit(stop, emit_bits))
 
-    def _passes(self) -> Iterator[slice | Words]:
-        """Yield the flat positions to read at a time: all of them, unless rows may be read in vain.
+    def _walks(self) -> bool:
+        """Return whether positions are read one after the other, for requests that still stand.
 
-        Where whole rows are needed, and the host may look at what came of them, later positions are read only for
-        requests that still stand.
+        That pays where whole rows are needed, and the host may look at what came of them.
         """
         plan, layout = self.plan, self.layout
-        num_requests, most = layout.shape
-        step = most
         whole_rows = not self.wanted <= PROBS or self.target.is_logits or (self.draft and self.draft.is_logits)
         size = 4 * len(layout.flat_position) * self.inputs.vocab_size
-        if (
+        return (
             isinstance(layout.flat_position, np.ndarray)
             and plan.traits.stop == "first_rejection"
             and plan.reads.isdisjoint({"is_target_argmax", "next_residual_mass"})
             and not self.inputs.counts_passed
-            and (self.wanted and whole_rows)
-            and size > (SCRATCH_BYTES if num_requests == 1 else KEPT_BYTES)
-        ):
-            # A softmax gives each thread a row. One request alone goes on by as many as run at once.
-            step = torch.get_num_threads() if num_requests == 1 else 1
-        if step >= most:
+            and bool(self.wanted and whole_rows)
+            and size > (SCRATCH_BYTES if layout.shape[0] == 1 else KEPT_BYTES)
+        )
+
+    def _passes(self) -> Iterator[slice | Words]:
+        """Yield the flat positions to read at a time: all of them, unless rows may be read in vain."""
+        layout = self.layout
+        num_requests, most = layout.shape
+        # A softmax gives each thread a row. One request alone goes on by as many as run at once.
+        step = torch.get_num_threads() if num_requests == 1 else 1
+        if not self.holds and (step >= most or not self._walks()):
             yield slice(None)
             return
         for start in range(0, most, step):
             reached = (layout.flat_position >= start) & (layout.flat_position < start + step)
             if start:
                 reached &= self.accepted[:, :start].all(1)[layout.flat_request]
-            if not reached.any():
+            found = np.flatnonzero(reached)
+            if not len(found):
                 return
-            yield np.flatnonzero(reached)
+            each = max(1, KEPT_BYTES // (4 * self.inputs.vocab_size)) if self.holds else len(found)
+            for first in range(0, len(found), each):
+                yield found[first : first + each]
 
     def _uniforms(self) -> tuple[Words, torch.Tensor]:
         uniforms = self.inputs.uniforms
@@ -155,6 +166,10 @@ class _Step:
         """Fill in what rules read of the rows at some flat positions."""
         layout = self.layout
         flat = (layout.flat_request[some], layout.flat_position[some], layout.flat_ids[some])
+        if self.holds:
+            for name, reader in (("target_prob", self.target), ("draft_prob", self.draft)):
+                if reader is not None and (name in self.wanted or not self.wanted <= PROBS):
+                    reader.hold(*flat[:2])
         for name, value in self._row_scalars(*flat).items():
             if isinstance(some, slice):
                 self.flat[name] = value
@@ -308,13 +323,31 @@ class _Step:
     def _emit(self, stop: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
         request = self.layout.request
-        if self.inputs.bonus_token_ids is None or self.inputs.logprobs or not isinstance(stop, np.ndarray):
+        if self.inputs.bonus_token_ids is not None and not self.inputs.logprobs and isinstance(stop, np.ndarray):
+            takes_given, token, status = self._given(request, stop)  # no row has a say in what these emit
+            self._keep(request[takes_given], token[takes_given], status[takes_given], None)
+        if self.missing.all():
             return self._emit_from_rows(request, stop, bits)
-        takes_given, token, status = self._given(request, stop)
-        rest = np.flatnonzero(~takes_given)  # no row has a say in what the others emit
+        rest = np.flatnonzero(self.missing)
         if len(rest):
-            token[rest], status[rest], _ = self._emit_from_rows(rest, stop[rest], bits[as_tensor(rest)])
-        return token, status, None
+            self._keep(rest, *self._emit_from_rows(rest, stop[rest], bits[as_tensor(rest)]))
+        token, status, prob = self.emitted
+        return token, status, prob if self.inputs.logprobs else None
+
+    def _emit_ended(self, some: Words, bits: torch.Tensor) -> None:
+        """Emit for the requests whose chains end at some flat positions, while their rows are held."""
+        request, position = self.layout.flat_request[some], self.layout.flat_position[some]
+        ended = ~self.accepted[request, position]
+        if ended.any():
+            request = request[ended]
+            self._keep(request, *self._emit_from_rows(request, position[ended], bits[as_tensor(request)]))
+
+    def _keep(self, request: Words, *found: Words | None) -> None:
+        """Keep what some requests emit."""
+        self.missing[request] = False
+        for whole, part in zip(self.emitted, found, strict=True):
+            if part is not None:
+                whole[request] = part
 
     def _emit_from_rows(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
         parts = [self._emit_some(request[c], position[c], bits[c]) for c in self._chunks(len(request))]
@@ -370,7 +403,7 @@ class _Step:
     ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
         """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
         elements: dict[str, torch.Tensor] = {}
-        if self.plan.residual is None or not self.layout.shape[1]:
+        if self.plan.residual is None or not self.layout.shape[1] or not may_hold(~is_bonus):
             p = residual = self.target.rows(request, position)
             draft_mass = 0.0
         else:
