@@ -1,4 +1,4 @@
-"""The command line: every command, every format, every way out."""
+"""The command line: looking up, options, generation, tables and files, and every way out."""
 
 from __future__ import annotations
 
@@ -8,46 +8,25 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from cli_support import fails, run
 from rich.console import Console
 from typer.testing import CliRunner
 
 import acceptlib
-from acceptlib import plots, registry
-from acceptlib.cli import compare, comparison, generate, models
+from acceptlib import registry
 from acceptlib.cli import format as tables
+from acceptlib.cli import generate, models
 from acceptlib.cli.app import app
 from acceptlib.cli.options import parse_assignments, parse_value
 from acceptlib.sampling import SamplingParams
-from acceptlib.strategies.rejection import Rejection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
-TINY = ["--prompts", "1", "--max-new-tokens", "8", "--num-draft-tokens", "2"]
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def run(*arguments: str, code: int = 0, **options: Any) -> Any:
-    result = CliRunner().invoke(app, list(arguments), **options)
-    assert result.exit_code == code, result.output
-    return result
-
-
-def fails(*arguments: str, **options: Any) -> str:
-    """Return the one line of a command that is refused."""
-    result = run(*arguments, code=2, **options)
-    assert not result.stdout
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("Error: ")
-    return str(result.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -59,27 +38,6 @@ def pair() -> Any:
 def loaded(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(models, "load", lambda _target, _draft: pair)
     return pair
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A strategy whose rule raises, as a third party's may."""
-
-    class Broken(acceptlib.AcceptanceStrategy):
-        """Raise."""
-
-        name = "broken"
-        traits = acceptlib.Traits(guarantee="lossy")
-
-        @acceptlib.rule
-        def accept(target_prob: Any) -> Any:
-            """Return h."""
-            return target_prob.no_such_method()
-
-    entry = registry.Entry("broken", Broken, "test 1.0")
-    find: Callable[..., registry.Entry] = registry.find
-    monkeypatch.setattr(registry, "find", lambda name, **kw: entry if name == "broken" else find(name, **kw))
-    return "broken"
 
 
 class TestLookingUp:
@@ -370,257 +328,6 @@ class TestTextStream:
         assert generate.printable("a\x1b[31mb\r\x07\n\tc\x9b") == "a[31mb\n\tc"
 
 
-class TestCompare:
-    @pytest.mark.usefixtures("loaded")
-    def test_table(self) -> None:
-        result = run("compare", "--strategies", "rejection,greedy", *TINY)
-        lines = result.stdout.splitlines()
-        assert lines[0].split()[:4] == ["strategy", "K", "guarantee", "tau"]
-        assert [line.split()[0] for line in lines[2:4]] == ["rejection", "greedy"]
-        assert not result.stderr
-
-    def test_a_figure_of_nothing_is_refused_first(self, tmp_path: Path) -> None:
-        arguments = ["--num-draft-tokens", "17,20", "--plot", str(tmp_path / "a.svg")]
-        assert "no distance to draw beyond K = 16" in fails("compare", *arguments)
-
-    @pytest.mark.usefixtures("loaded")
-    def test_json_csv_and_files(self, tmp_path: Path) -> None:
-        output, plot = tmp_path / "rows.csv", tmp_path / "rows.png"
-        arguments = [
-            "--strategies",
-            "block,synthetic",
-            "--prompts",
-            "2",
-            "--max-new-tokens",
-            "12",
-            "--num-draft-tokens",
-            "2",
-        ]
-        result = run("compare", *arguments, "--format", "json", "--output", str(output), "--plot", str(plot))
-        rows = json.loads(result.stdout)
-        block, synthetic = rows
-        assert [row["strategy"] for row in rows] == ["block", "synthetic"]
-        assert block["tv"] < 1e-12
-        assert synthetic["tv"] > 0.05
-        assert synthetic["mean_acceptance_length"] == 3.0
-        assert synthetic["expected_acceptance_length"] == pytest.approx(3.0)
-        assert synthetic["acceptance_by_position"] == [1.0, 1.0]
-        assert all(row["error"] is None and row["num_steps"] > 0 for row in rows)
-        written = list(csv.DictReader(io.StringIO(output.read_text())))
-        assert [float(row["mean_acceptance_length"]) for row in written] == [
-            row["mean_acceptance_length"] for row in rows
-        ]
-        assert plot.read_bytes().startswith(PNG)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv", "rows.png"]
-
-    @pytest.mark.usefixtures("loaded")
-    def test_record_says_where_it_was_made(self, tmp_path: Path) -> None:
-        output = tmp_path / "rows.json"
-        run("compare", "--strategies", "greedy", *TINY, "--output", str(output))
-        record = json.loads(output.read_text())
-        assert {"machine", "acceptlib", "torch", "triton", "commit", "rows"} <= set(record)
-        assert [row["strategy"] for row in record["rows"]] == ["greedy"]
-
-    @pytest.mark.usefixtures("loaded")
-    def test_seeds_are_paired_and_reproducible(self) -> None:
-        arguments = ["compare", "--strategies", "typical,typical,lenience", *TINY, "-f", "csv", "--seed", "3"]
-        tables_ = [list(csv.DictReader(io.StringIO(run(*arguments).stdout))) for _ in range(2)]
-        assert [row["strategy"] for row in tables_[0]] == ["typical", "lenience"]
-        timed = {"tokens_per_second", "verify_microseconds"}
-        first, second = ([{k: v for k, v in row.items() if k not in timed} for row in rows] for rows in tables_)
-        assert first == second
-
-    @pytest.mark.usefixtures("loaded")
-    def test_config_restricts_to_its_strategy(self, tmp_path: Path) -> None:
-        file = tmp_path / "acceptance.json"
-        file.write_text(
-            json.dumps({"acceptance": {"strategy": "ensemble", "backend": "torch", "options": {"weight": 0.5}}})
-        )
-        (row,) = json.loads(run("compare", "--config", str(file), *TINY, "-f", "json").stdout)
-        assert row["strategy"] == "mixture"
-        assert row["options"] == {"weight": 0.5}
-
-    @pytest.mark.usefixtures("loaded")
-    def test_configs_are_rows_of_their_own(self, tmp_path: Path) -> None:
-        """Named by their options where others have the strategy's name."""
-        files = []
-        for number, (strategy, options) in enumerate(
-            [("lenience", {"lenience": 0.5}), ("lenience", {}), ("mixture", {"weight": 0.5})]
-        ):
-            file = tmp_path / f"{number}.json"
-            file.write_text(json.dumps({"acceptance": {"strategy": strategy, "options": options}}))
-            files += ["--config", str(file)]
-        rows = json.loads(run("compare", "--strategies", "rejection", *files, *TINY, "-f", "json").stdout)
-        assert [row["strategy"] for row in rows] == ["rejection", "lenience lenience=0.5", "lenience", "mixture"]
-        assert rows[1]["options"] == {"lenience": 0.5}
-        assert len({row["tv"] for row in rows}) == 4
-
-    @pytest.mark.usefixtures("loaded")
-    def test_a_strategy_that_raises_costs_only_its_own_row(self, broken: str) -> None:
-        arguments = ["compare", "--strategies", f"greedy,{broken},rejection", *TINY]
-        lines = run(*arguments, code=1).stdout.splitlines()
-        assert "failed: StrategyDefinitionError: rule" in lines[3]
-        assert "no_such_method" in lines[3]
-        rows = json.loads(run(*arguments, "-f", "json", code=1).stdout)
-        assert [row["error"] is None for row in rows] == [True, False, True]
-        assert "failed: " in run(*arguments, "-f", "github", code=1).stdout
-
-    @pytest.mark.usefixtures("loaded")
-    def test_interrupted_keeps_the_rows_so_far(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        measure, output = comparison.measure, tmp_path / "rows.json"
-        output.write_text("before")
-
-        def second_is_interrupted(pair: Any, case: Any, *rest: Any) -> Any:
-            if case.name == "rejection":
-                raise KeyboardInterrupt
-            return measure(pair, case, *rest)
-
-        monkeypatch.setattr(comparison, "measure", second_is_interrupted)
-        arguments = ["--strategies", "greedy,rejection", *TINY, "-f", "json", "--output", str(output)]
-        result = run("compare", *arguments, code=130)
-        assert [row["strategy"] for row in json.loads(result.stdout)] == ["greedy"]
-        assert "interrupted after 1 of 2 rows" in result.stderr
-        assert output.read_text() == "before"
-
-    def test_ctrl_c_from_outside(self) -> None:
-        """A signal, not an exception we raise ourselves: whatever it meets, the exit is clean."""
-        command = [sys.executable, "-m", "acceptlib.cli", "compare", "--prompts", "48", "--max-new-tokens", "400"]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ACCEPTLIB_DISABLE_PLUGINS": "1", "FORCE_COLOR": "1"}
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own command line
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-            )
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        try:
-            assert process.stderr is not None
-            seen = b""
-            while b"block, K" not in seen:  # the progress bar has reached the first row
-                read = os.read(process.stderr.fileno(), 4096)
-                assert read, seen
-                seen += read
-            process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-        assert process.returncode == 130
-        assert not output
-        assert b"interrupted after 0 of 24 rows" in errors
-        assert b"Traceback" not in errors
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["--strategies", "rejecton"], "Did you mean 'rejection'?"),
-            (["--output", "rows.txt"], ".json, .csv, .md"),
-            (["--output", "no/such/folder/rows.json"], "does not exist"),
-            (["--output", "."], ".json, .csv, .md"),
-            (["--output", "/proc/rows.json"], "cannot be written"),
-            (["--plot", "rows.gif"], ".png, .svg, .pdf"),
-            (["--num-draft-tokens", "2,x"], "integers >= 1"),
-            (["--num-draft-tokens", "0"], "integers >= 1"),
-            (["--prompts", "1000"], "at most"),
-            (["--config", "missing.toml"], "cannot be read"),
-            (["--config", "missing.toml", "--strategies", "fly"], "cannot be read"),
-            (["--strategies", "fly,"], "--strategies: expected names separated by commas, got 'fly,'"),
-        ],
-    )
-    @pytest.mark.usefixtures("loaded")
-    def test_refused_before_anything_runs(self, arguments: list[str], message: str) -> None:
-        assert message in fails("compare", *arguments)
-
-    def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
-        (tmp_path / "rows.json").mkdir()
-        assert "is a folder" in fails("compare", "--output", str(tmp_path / "rows.json"))
-
-    def test_a_link_to_nowhere_is_refused_first(self, tmp_path: Path) -> None:
-        link, loop = tmp_path / "rows.json", tmp_path / "loop.json"
-        link.symlink_to(tmp_path / "none" / "rows.json")
-        assert f"folder {str(tmp_path / 'none')!r} does not exist" in fails("compare", "--output", str(link))
-        loop.symlink_to(loop)
-        assert "cannot be written: Too many levels" in fails("compare", "--output", str(loop))
-        assert "cannot be written: File name too long" in fails("compare", "--output", "x" * 300 + ".json")
-
-    def test_a_strategy_is_compared_once(self) -> None:
-        strategies = [case.name for case in compare._cases("rejection,block,speculative", [])]
-        assert strategies == ["rejection", "block"]
-
-    def test_without_matplotlib(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        assert "acceptlib[plot]" in fails("compare", "--plot", "rows.png")
-
-    def test_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "transformers.utils", None)
-        assert "acceptlib[hf]" in fails("compare", *TINY)
-
-
-class TestFigures:
-    def test_standard_error_counts_prompts_not_steps(self) -> None:
-        # Two prompts of ten equal steps each: twenty steps, but two independent observations.
-        assert comparison.clustered_error([(10, 20), (10, 30)]) == pytest.approx(math.sqrt(2 * 25 * 2) / 20)
-        assert comparison.clustered_error([(10, 20), (5, 10)]) == 0
-        assert comparison.clustered_error([(10, 20)]) is None
-
-    def test_options_that_are_no_numbers_can_be_written(self, pair: Any) -> None:
-        """Minutes of measuring are not lost to a path."""
-
-        class Kept(Rejection):
-            """Rejection with an option that JSON has no kind for."""
-
-            name = "kept"
-
-            class Options(acceptlib.Options):
-                folder: Path = Path("here")
-
-        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=4)
-        row = comparison.measure(pair, comparison.Case("kept", "", Kept), 2, settings, lambda: None)
-        assert row.error is None
-        assert json.loads(tables.to_json([row.record()]))[0]["options"] == {"folder": "here"}
-        assert '{""folder"": ""here""}' in tables.to_csv([row.record()])
-
-    def test_measured_and_exact_tau_agree(self, pair: Any) -> None:
-        settings = comparison.Settings(prompts=compare._prompts(2), max_new_tokens=20, temperature=1.0, seed=0)
-        for name in ("rejection", "block", "fly"):
-            case = comparison.Case(name, "", lambda name=name: acceptlib.create(name))
-            row = comparison.measure(pair, case, 3, settings, lambda: None)
-            assert row.error is None
-            assert row.deviation is not None
-            assert 0 < abs(row.deviation) < comparison.SUSPICIOUS
-
-    @pytest.mark.parametrize("temperature", [0.0, 0.5])
-    def test_temperature_reaches_the_exact_law(self, pair: Any, temperature: float) -> None:
-        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=12, temperature=temperature, seed=0)
-        case = comparison.Case("rejection", "", lambda: acceptlib.create("rejection"))
-        row = comparison.measure(pair, case, 2, settings, lambda: None)
-        assert row.tv is not None
-        assert row.tv < 1e-12
-        assert row.expected_acceptance_length is not None
-        if temperature == 0:
-            assert row.expected_acceptance_length == row.mean_acceptance_length
-
-    @pytest.mark.parametrize("filters", [{"top_k": 4}, {"top_p": 0.7, "temperature": 0.8}, {"min_p": 0.2}])
-    def test_filters_reach_the_exact_law(self, pair: Any, filters: dict[str, Any]) -> None:
-        """Rows full of zeros: lossless rules keep distance 0, lossy ones a finite one where they keep to p."""
-        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=16, seed=0, **filters)
-        for name in ("rejection", "block", "fly", "lenience"):
-            case = comparison.Case(name, "", lambda name=name: acceptlib.create(name))
-            row = comparison.measure(pair, case, 3, settings, lambda: None)
-            assert row.error is None
-            assert row.kl is not None
-            assert math.isfinite(row.kl)
-            assert row.tv is not None
-            assert (row.tv < 1e-12) == (name in {"rejection", "block"})
-            assert {key: getattr(row, key) for key in filters} == filters
-
-    def test_too_short_for_a_whole_draft(self, pair: Any) -> None:
-        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=2, temperature=1.0, seed=0)
-        case = comparison.Case("greedy", "greedy", lambda: acceptlib.create("greedy"))
-        row = comparison.measure(pair, case, 8, settings, lambda: None)
-        assert row.error is not None
-        assert "--max-new-tokens" in row.error
-
-
 class TestTables:
     COLUMNS = (
         tables.Column("name"),
@@ -719,20 +426,33 @@ class TestTables:
                 os.close(end)
 
 
-class TestPlots:
-    def point(self, strategy: str, tau: float, tv: float, guarantee: str = "lossy") -> plots.Point:
-        return plots.Point(strategy, guarantee, 2, tau, 0.1, tv, (0.8, 0.5))
+# The worked example
 
-    def test_front(self) -> None:
-        best, worse, lossy = self.point("a", 2.0, 0.0), self.point("b", 1.9, 0.0), self.point("c", 3.0, 0.2)
-        beaten = self.point("d", 2.5, 0.3)
-        assert plots.pareto_front([beaten, lossy, worse, best]) == [best, lossy]
 
-    @pytest.mark.parametrize(("ending", "magic"), [(".png", PNG), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-    def test_files(self, ending: str, magic: bytes) -> None:
-        points = [self.point(f"rule{number}", 2 + number / 10, number / 50) for number in range(12)]
-        assert plots.comparison(points, ending).startswith(magic)
+def test_example_shows_rows_acceptance_and_figures() -> None:
+    record = json.loads(run("show", "block", "--example", "--format", "json").stdout)["example"]
+    by_tokens = {drafted["tokens"]: drafted for drafted in record["drafted"]}
+    # P_1 = 0.3 / 0.5, Z = (0.6 * 0.5 - 0.2) = 0.1 and h_1 = Z / (Z + 1 - P_1); h_2 = P_2.
+    assert by_tokens["ba"]["acceptance"] == pytest.approx([0.2, 0.24])
+    assert by_tokens["ba"]["stops"] == pytest.approx([0.608, 0.152, 0.24])
+    assert sum(drafted["chance"] for drafted in record["drafted"]) == pytest.approx(1)
+    assert record["first_token"] == pytest.approx([0.5, 0.3, 0.2])
+    assert record["tv"] == pytest.approx(0, abs=1e-12)
+    assert record["expected_tokens"] == pytest.approx(2.4)
 
-    def test_equal_figures_make_equal_files(self) -> None:
-        points = [self.point("a", 2.0, 0.0, "lossless")]
-        assert plots.comparison(points, ".svg") == plots.comparison(points, ".svg")
+
+@pytest.mark.parametrize("name", acceptlib.available())
+def test_example_of_every_strategy(name: str) -> None:
+    for form in ("plain", "github"):
+        page = run("show", name, "--example", "--format", form).stdout
+        assert "expected tokens a step" in page
+        assert "drafted" in page
+
+
+def test_example_takes_options() -> None:
+    figures = [
+        json.loads(run("show", "lenience", "--example", "-o", f"lenience={value}", "--format", "json").stdout)
+        for value in (1.0, 0.5)
+    ]
+    assert figures[0]["example"]["tv"] == pytest.approx(0, abs=1e-12)
+    assert figures[1]["example"]["tv"] > 0.01

@@ -1,0 +1,301 @@
+"""`check_strategy` and `acceptlib check`: which checks they run, what they say of a failure, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from cli_support import run
+from conformance_mutants import MUTANTS
+from rule_mutants import RecoversFromTarget
+
+import acceptlib
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, rule, testing
+from acceptlib.errors import ConformanceError, InputError
+from acceptlib.ops import Value
+from acceptlib.strategies.rejection import Rejection
+from acceptlib.testing import Skipped, Subject, check_strategy, checks_for
+from acceptlib.testing.batches import same
+
+# The function
+
+
+def test_public_names_are_pinned() -> None:
+    assert testing.__all__ == [
+        "Check",
+        "CheckResult",
+        "ConformanceError",
+        "Skipped",
+        "StrategyConformance",
+        "Subject",
+        "check_draft_contract",
+        "check_strategy",
+        "checks_for",
+        "run_check",
+    ]
+    assert exact.__all__ == [
+        "Acceptance",
+        "Model",
+        "StepFigures",
+        "Steps",
+        "acceptance",
+        "complete",
+        "expected_tokens",
+        "kl",
+        "law",
+        "processed",
+        "step_figures",
+        "tv",
+        "verify_exactly",
+    ]
+
+
+@pytest.mark.parametrize("name", ["falls-with-mass", "falls-with-mass-later", "ignores-option", "u-stuck-at-zero"])
+def test_messages_name_one_request_or_value(name: str) -> None:
+    for result in check_strategy(MUTANTS[name].make(), raises=False):
+        assert len(result.message) < 400, result.name
+
+
+def test_results_that_differ_name_the_first_request() -> None:
+    one = Rejection().verify(torch.tensor([[1], [1]]), target_probs=torch.eye(3)[[1, 2]].repeat(2, 1, 1), rng=0)
+    other = VerifyResult(one.output_token_ids.clone(), one.num_accepted, one.num_emitted, one.status)
+    other.output_token_ids[1, 1] = 0
+    message = r"two results: output_token_ids of request 1 differs: \[1, 2\] and \[1, 0\]"
+    with pytest.raises(ConformanceError, match=message):
+        same(one, other)
+    same(one, other, [0], [0])
+    with pytest.raises(ConformanceError, match=message):
+        same(one, other, [1], [1])
+
+
+def test_failures_are_an_error_that_lists_them() -> None:
+    padding = MUTANTS["pads-with-zero"].make()
+    with pytest.raises(ConformanceError, match=r"fails 1 of 1 checks\npadding: padded, with draft rows, request 0"):
+        check_strategy(padding, only=["padding"])
+    (result,) = check_strategy(padding, only=["padding"], raises=False)
+    assert (result.status, result.name) == ("failed", "padding")
+    assert isinstance(result.error, ConformanceError)
+
+
+def test_what_backends_agree_needs_is_said_without_advice_on_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody chose a backend."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (result,) = check_strategy(Rejection(), only=["backends_agree"])
+    assert result.status == "skipped"
+    assert result.message == "Triton needs a GPU, or TRITON_INTERPRET=1, and the device is cpu"
+
+
+class OfTorch(Rejection):
+    """A strategy whose rule only torch's tensors can carry out."""
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        """Return the weight of each entry."""
+        return torch.relu(p - q)
+
+
+def test_a_rule_that_no_kernel_can_hold_fails_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (result,) = check_strategy(OfTorch(), only=["backends_agree"], raises=False)
+    assert "rule 'OfTorch.residual': expected calls of acceptlib.ops" in result.message
+    assert check_strategy(OfTorch(backend="torch"), only=["backends_agree"])[0].status == "skipped"
+
+
+class Raising(AcceptanceStrategy):
+    """A strategy with a mistake in its `verify`."""
+
+    name = "raising"
+    traits = Rejection.traits
+
+    def verify(self, *_: Any, **__: Any) -> VerifyResult:  # type: ignore[override]
+        msg = "no rows today"
+        raise SystemExit(msg)
+
+
+def test_what_a_strategy_raises_on_the_backend_asked_for_fails_its_checks() -> None:
+    """And not the command that checks others too."""
+    results = check_strategy(Raising(), backend="triton", only=["padding", "counts"], raises=False)
+    assert {result.message for result in results} == {"SystemExit: no rows today"}
+
+
+class NanResidual(Rejection):
+    """A residual that is no number, so that nothing is drawn."""
+
+    name = "nan-residual"
+
+    @rule
+    def residual(p: Any, q: Any) -> Any:
+        return (p - q) / 0.0
+
+
+class NanAcceptance(Rejection):
+    """An acceptance that is no number."""
+
+    name = "nan-acceptance"
+
+    @rule
+    def accept(target_prob: Any) -> Any:
+        return target_prob * math.nan
+
+
+@pytest.mark.parametrize(
+    ("strategy", "check", "message"),
+    [
+        (NanAcceptance(), "acceptance_is_probability", "rows 'random': expected accept in [0, 1], got nan"),
+        (NanResidual(), "drawn_token_is_possible", "request 0, u = 0.0, bits = 0: emitted [], p = ["),
+    ],
+    ids=["acceptance", "draw"],
+)
+def test_messages_where_a_rule_returns_nan(strategy: AcceptanceStrategy, check: str, message: str) -> None:
+    (result,) = check_strategy(strategy, only=[check], raises=False)
+    assert result.message.startswith(message), result.message
+
+
+def test_expected_failures_are_reported_and_must_fail() -> None:
+    padding = MUTANTS["pads-with-zero"].make()
+    (result,) = check_strategy(padding, only=["padding"], expected_failures={"padding": "0 is our padding"})
+    assert (result.status, result.message) == ("expected_failure", "0 is our padding")
+    with pytest.raises(ConformanceError, match=r"expected to fail \(0 is our padding\), but it passed"):
+        check_strategy(Rejection(), only=["padding"], expected_failures={"padding": "0 is our padding"})
+
+
+@pytest.mark.parametrize("strategy", ["rejection", Rejection, None])
+def test_what_is_no_strategy(strategy: Any) -> None:
+    with pytest.raises(InputError, match=r"strategy: expected what acceptlib\.create returns, got"):
+        check_strategy(strategy)
+
+
+def test_command_checks_a_strategy_once() -> None:
+    result = run("check", "rejection", "speculative", "rejection", "--only", "padding", "--format", "json")
+    assert [record["strategy"] for record in json.loads(result.stdout)] == ["rejection"]
+
+
+def test_one_name_is_one_check() -> None:
+    (result,) = check_strategy(Rejection(), only="neighbours")
+    assert result.name == "neighbours"
+
+
+@pytest.mark.parametrize("argument", ["only", "expected_failures"])
+def test_unknown_check_is_an_error_with_a_suggestion(argument: str) -> None:
+    with pytest.raises(InputError, match=r"Unknown check 'pading'\. Did you mean 'padding'"):
+        check_strategy(Rejection(), **{argument: {"pading": "no reason"}})
+
+
+def test_a_check_for_others_exists() -> None:
+    for name, whose in (
+        ("greedy_sequence", "greedy strategies"),
+        ("declared_bound", "lossy strategies"),
+        ("update_state", "strategies with Traits.state"),
+    ):
+        with pytest.raises(InputError, match=rf"^Check '{name}' is for {whose} alone\. Available here: lossless_law, "):
+            check_strategy(Rejection(), only=[name])
+
+
+def test_expected_failures_may_name_what_is_not_run() -> None:
+    (result,) = check_strategy(Rejection(), only=["padding"], expected_failures={"counts": "ours count otherwise"})
+    assert result.status == "passed"
+
+
+def test_checks_are_plain_functions() -> None:
+    """They run by themselves, and raise."""
+    for check in checks_for(acceptlib.create("lenience"))[:6]:
+        check.function(Subject(acceptlib.create("lenience")))
+    with pytest.raises(ConformanceError):
+        checks_for(Rejection())[0].function(Subject(RecoversFromTarget()))
+    fly = Subject(acceptlib.create("fly"))
+    bound = next(check for check in checks_for(fly.strategy) if check.name == "declared_bound")
+    with pytest.raises(Skipped, match="declares no bound"):
+        bound.function(fly)
+
+
+def test_traits_of_the_instance_choose_the_checks() -> None:
+    class Sometimes(Rejection):
+        name = "sometimes"
+
+        def resolve_traits(self) -> Traits:
+            return Traits(guarantee="lossy", bound="none")
+
+    assert checks_for(Sometimes())[0].name == "promise"
+
+
+# The command
+
+
+def test_command_prints_a_table() -> None:
+    lines = run("check", "lenience", "--only", "padding,graph_capture,declared_bound").stdout.splitlines()
+    assert lines[0].split() == ["strategy", "check", "result", "seconds", "property,", "or", "what", "is", "wrong"]
+    results = [line.split(maxsplit=4)[1:3] + line.split(maxsplit=4)[4:] for line in lines[2:5]]
+    assert [result[:2] for result in results] == [
+        ["declared_bound", "passed"],
+        ["padding", "passed"],
+        ["graph_capture", "skipped"],
+    ]
+    assert results[2][2] == "CUDA graphs need a GPU, and the device is cpu"
+    assert lines[-1].startswith("2 passed, 0 failed, 1 skipped in ")
+
+
+def test_command_takes_options_and_several_strategies() -> None:
+    out = run("check", "lenience", "-o", "lenience=0.3", "--only", "padding", "--format", "json").stdout
+    assert [(row["strategy"], row["check"], row["status"]) for row in json.loads(out)] == [
+        ("lenience", "padding", "passed")
+    ]
+    out = run("check", "--only", "counts", "--format", "csv").stdout
+    assert [line.split(",")[0] for line in out.splitlines()[1:]] == acceptlib.available()
+
+
+def test_command_runs_a_check_for_those_that_have_it() -> None:
+    """What one has to prove is not unknown because another has not, and it is said that this one need not."""
+    for names in (["greedy", "rejection"], ["rejection", "greedy"]):
+        rows = json.loads(run("check", *names, "--only", "lossless_law,counts", "--format", "json").stdout)
+        found = {(row["strategy"], row["check"]): (row["status"], row["message"]) for row in rows}
+        assert found == {
+            ("rejection", "lossless_law"): ("passed", ""),
+            ("rejection", "counts"): ("passed", ""),
+            ("greedy", "counts"): ("passed", ""),
+            ("greedy", "lossless_law"): ("skipped", "it is for lossless strategies alone"),
+        }
+    said = run("check", "greedy", "--only", "lossless_law", code=2).stderr
+    assert said.startswith(
+        "Error: Check 'lossless_law' is for lossless strategies alone. Available here: greedy_sequence, "
+    )
+
+
+def test_command_exits_with_1_on_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rejection, "residual", None)
+    result = run("check", "rejection", "--only", "lossless_law", code=1)
+    assert "joint law" in result.stdout
+    assert "0 passed, 1 failed" in result.stdout
+
+
+def test_command_says_once_that_the_initial_state_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rejection, "traits", Traits(guarantee="lossless", state=("phase",)))
+    arguments = ("check", "rejection", "greedy", "--only", "padding,counts", "--format", "json")
+    rows = json.loads(run(*arguments, code=1).stdout)
+    assert [(row["strategy"], row["check"], row["status"]) for row in rows] == [
+        ("rejection", "initial_state", "failed"),
+        ("greedy", "counts", "passed"),
+        ("greedy", "padding", "passed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rejecton"], "Did you mean 'rejection'"),
+        (["rejection", "--backend", "cuda"], "Unknown backend 'cuda'"),
+        (["rejection", "--backend", "triton"], "backend='triton' cannot run on cpu"),
+        (["rejection", "--only", "paddin"], "Did you mean 'padding'"),
+        (["rejection", "-o", "speed=1"], "has no option 'speed'"),
+        (["rejection", "--device", "abacus"], "--device: expected cpu, cuda or cuda:N, got 'abacus'"),
+        (["rejection", "--device", "meta"], "--device: expected cpu, cuda or cuda:N, got 'meta'"),
+        (["rejection", "--device", "cuda:99"], "cuda:99 does not exist"),
+    ],
+    ids=["name", "backend", "cannot-run", "check", "option", "device", "no-values", "no-such-gpu"],
+)
+def test_command_refuses_what_it_cannot_do(arguments: list[str], message: str) -> None:
+    result = run("check", *arguments, code=2)
+    assert message in result.stderr
+    assert result.stderr.startswith("Error: ")
