@@ -79,6 +79,7 @@ class _Step:
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
+        # Some requests' rows at a time, of which those that stop there draw before others' take their place.
         self.holds = inputs.num_requests > 1 and self._walks()
         self.missing = np.ones(inputs.num_requests, bool)
         self.emitted = [np.zeros(inputs.num_requests, dtype) for dtype in (np.int64, np.int64, np.float32)]
