@@ -14,6 +14,7 @@ from unittest import mock
 
 import quick_interpreter
 import torch
+import triton_calls
 import triton_engine_cases as cases
 from triton.runtime.interpreter import GridExecutor
 
@@ -70,7 +71,7 @@ def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
 def in_workspace(strategy: AcceptanceStrategy, form: str) -> str:
     """Return what is wrong with a call in exactly the workspace that the strategy allocates for its sizes."""
     num_requests, most, vocab_size = sizes = SIZES
-    arguments = cases.calls(sizes)[form]
+    arguments = triton_calls.calls(sizes)[form]
     expected = cases.run(torch_engine.verify, strategy, arguments)
     for tunings.SIZES in cases.EVERY_SIZE:
         workspace, misuse = guarded(strategy.workspace(num_requests, most, vocab_size, "cpu"))
@@ -93,7 +94,7 @@ def too_small(strategy: AcceptanceStrategy, part: str) -> str:
         "device": (Workspace(counters=fits.counters.to("meta"), words=fits.words.to("meta")), "on meta"),
     }[part]
     try:
-        cases.run(engine.verify, strategy, {**cases.calls(SIZES)["padded"], "workspace": workspace})
+        cases.run(engine.verify, strategy, {**triton_calls.calls(SIZES)["padded"], "workspace": workspace})
     except InputError as error:
         message = str(error)
     else:
@@ -131,7 +132,7 @@ def lists_of_others(strategy: AcceptanceStrategy) -> str:
 def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path) -> str:
     """Return what is wrong with a call whose rows lie far apart, in files of which only what is touched exists."""
     _, most, _ = SIZES
-    arguments = dict(cases.calls(SIZES)[layout])
+    arguments = dict(triton_calls.calls(SIZES)[layout])
     for model in ("target_probs", "draft_probs"):
         rows = arguments[model]
         assert isinstance(rows, torch.Tensor)
@@ -183,7 +184,7 @@ def main(_mode: str, path: str) -> None:
     # Small blocks, so that small vocabularies have several too.
     engine.BLOCK = 32
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=32) for tuning in tunings.TUNINGS))
-    strategies = cases.strategies()
+    strategies = triton_calls.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found[LISTS] = lists_of_others(strategies["rejection"])
     found[REMEMBERED] = remembered("rejection")

@@ -32,6 +32,7 @@ from acceptlib.testing.batches import Request, lay_out, ordinary
 pytest.importorskip("triton", reason="without Triton there are no fused kernels")
 
 import memory_interpreted as memory
+import triton_calls
 import triton_engine_cases as cases
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
@@ -126,7 +127,7 @@ def test_no_fake_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["rejection", "relaxed"])
 def test_results_made_in_inference_mode_are_written_outside_of_it(name: str) -> None:
-    strategy, device = cases.strategies()[name], torch.device("cpu")
+    strategy, device = triton_calls.strategies()[name], torch.device("cpu")
     sizes = (2, 3, 11)
     with torch.inference_mode():
         out = VerifyResult.empty(*sizes[:2], device, logprobs=True)
@@ -166,10 +167,10 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged-logits"])
-@pytest.mark.parametrize("name", cases.strategies())
+@pytest.mark.parametrize("name", triton_calls.strategies())
 def test_nothing_is_allocated(name: str, form: str) -> None:
     """Beside the kernels a call with `out` and a workspace makes views of tensors, and copies state into them."""
-    strategy, sizes, device = cases.strategies()[name], (5, 3, 1000), torch.device("meta")
+    strategy, sizes, device = triton_calls.strategies()[name], (5, 3, 1000), torch.device("meta")
     arguments = nowhere(strategy, *sizes, form)
     arguments["out"] = VerifyResult.empty(*sizes[:2], device)
     arguments["workspace"] = engine.workspace(strategy.plan, *sizes, device)
@@ -326,10 +327,10 @@ def nowhere(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_si
 
 
 @pytest.mark.parametrize("form", ["padded", "ragged-logits", "far-apart"])
-@pytest.mark.parametrize("name", cases.strategies())
+@pytest.mark.parametrize("name", triton_calls.strategies())
 def test_a_variant_a_size_whatever_the_batch(name: str, form: str) -> None:
     """One for batches of each size, for each stage and place in the sequence of stages."""
-    strategy = cases.strategies()[name]
+    strategy = triton_calls.strategies()[name]
     most_variants = 2 if form == "padded" else len(tunings.SIZES) + 1  # of probabilities, small or large
     if "next_residual_mass" in strategy.plan.reads:
         most_variants = 3  # and small ones of two kinds
@@ -435,7 +436,7 @@ def assert_same(found: VerifyResult, expected: VerifyResult) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_compiled_equals_eager(name: str, backend: str) -> None:
     key, arguments = calls(4)[name]
-    strategy = cases.strategies()[key]
+    strategy = triton_calls.strategies()[key]
     arguments = {"rng": streams(4)} | arguments
     expected = strategy.verify(**copy.deepcopy(arguments))
     found = compiled(strategy, backend=backend)(arguments)
@@ -513,7 +514,7 @@ def operands(strategy: AcceptanceStrategy, arguments: dict[str, Any]) -> dict[st
 def test_operator(name: str) -> None:
     """What is written is declared, the fake implementation agrees, and it survives functionalisation."""
     key, arguments = calls(2)[name]
-    strategy = cases.strategies()[key]
+    strategy = triton_calls.strategies()[key]
     torch.library.opcheck(torch.ops.acceptlib.verify.default, (), operands(strategy, {"rng": streams(2)} | arguments))
 
 

@@ -27,6 +27,7 @@ pytest.importorskip("triton", reason="without Triton there are no fused kernels"
 import fcntl
 
 import memory_interpreted as memory
+import triton_calls
 import triton_engine_cases as cases
 from triton import knobs
 
@@ -51,7 +52,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 
 def create(name: str) -> AcceptanceStrategy:
     """Return a strategy that runs in the fused kernels or raises."""
-    strategy = cases.strategies()[name]
+    strategy = triton_calls.strategies()[name]
     strategy.backend = "triton"
     return strategy
 
@@ -513,7 +514,7 @@ def test_lists_change_nothing(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("strides", memory.STRIDES)
 def test_rows_far_apart(strides: str, name: str, has_memory: Callable[[int], None]) -> None:
     count, most, _ = memory.SIZES
-    call: dict[str, Any] = cases.calls(memory.SIZES)["padded"]
+    call: dict[str, Any] = triton_calls.calls(memory.SIZES)["padded"]
     ids = call["ids"].cuda()
     rows = {key: value.to("cuda", torch.bfloat16) for key, value in call.items() if key != "ids"}
     strategy, distances = create(name), memory.STRIDES[strides](most)

@@ -21,6 +21,7 @@ import quick_interpreter
 import torch
 import triton
 import triton.language as tl
+import triton_calls
 import triton_engine_cases as cases
 
 import acceptlib
@@ -34,7 +35,7 @@ from acceptlib.ops import Value
 
 def law_rows() -> dict[str, torch.Tensor]:
     """Return rows [V] of logits by what they are like."""
-    vocab_size = cases.FILTERED_SHAPE[2]
+    vocab_size = triton_calls.FILTERED_SHAPE[2]
     generator = torch.Generator().manual_seed(1)
     normal = torch.randn(vocab_size, generator=generator)
     return {
@@ -206,7 +207,7 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
         mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))),
         mock.patch.object(engine, "can_wait", return_value=by_block),
     ):
-        cases.run(engine.verify, cases.strategies()["rejection"], given_call)
+        cases.run(engine.verify, triton_calls.strategies()["rejection"], given_call)
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
     words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0) + len(rows) * num_blocks, dtype=torch.int64)
