@@ -1,13 +1,13 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and what its modules share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+import pytest
 import torch
 
-if TYPE_CHECKING:
-    import pytest
+from acceptlib import checks
 
 # Tests run several at a time, and their tensors are small: more threads than cores would only wait for each other.
 torch.set_num_threads(1)
@@ -27,3 +27,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         modes.add(mode)
     half = len(rest) // 2
     items[:] = [*first[::2], *rest[:half], *first[1::2], *rest[half:]]
+
+
+@pytest.fixture(scope="session")
+def target() -> Any:
+    """Return a tiny model."""
+    from transformers_support import make_model  # noqa: PLC0415 - transformers is slow to import
+
+    return make_model(0)
+
+
+@pytest.fixture(scope="session")
+def draft(target: Any) -> Any:
+    """Return its draft."""
+    from transformers_support import perturbed  # noqa: PLC0415 - as above
+
+    return perturbed(target, 0.02)
+
+
+@pytest.fixture(scope="session")
+def pair() -> Any:
+    """Return the bundled models."""
+    from acceptlib.cli import models  # noqa: PLC0415 - as above
+
+    return models.load(None, None)
+
+
+@pytest.fixture
+def loaded(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have commands find the bundled models loaded."""
+    from acceptlib.cli import models  # noqa: PLC0415 - as above
+
+    monkeypatch.setattr(models, "load", lambda _target, _draft: pair)
+    return pair
+
+
+@pytest.fixture
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have good calls remembered, whatever other tests do about it."""
+    monkeypatch.setattr(checks, "_CHECKED", {})

@@ -18,11 +18,7 @@ from acceptlib.errors import InputError
 from acceptlib.ops import Value
 from acceptlib.result import Status
 
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have good calls remembered, whatever other tests do about it."""
-    monkeypatch.setattr(checks, "_CHECKED", {})
+pytestmark = pytest.mark.usefixtures("remembered")
 
 
 def plain_call(layout: str = "ragged") -> dict[str, Any]:

@@ -12,17 +12,12 @@ import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, SamplingParams, Traits, checks, ops, row_sum, rule
+from acceptlib import AcceptanceStrategy, SamplingParams, Traits, ops, row_sum, rule
 from acceptlib.errors import StatusError
 from acceptlib.ops import Value
 from acceptlib.result import EXPLANATIONS, Status
 
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have good calls remembered, whatever other tests do about it."""
-    monkeypatch.setattr(checks, "_CHECKED", {})
-
+pytestmark = pytest.mark.usefixtures("remembered")
 
 # Bad rows
 

@@ -29,17 +29,6 @@ from acceptlib.sampling import SamplingParams
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
 
 
-@pytest.fixture(scope="module")
-def pair() -> Any:
-    return models.load(None, None)
-
-
-@pytest.fixture
-def loaded(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(models, "load", lambda _target, _draft: pair)
-    return pair
-
-
 class TestLookingUp:
     def test_version(self) -> None:
         assert re.fullmatch(r"acceptlib \d+\.\d+\.\d+\S*\n", run("--version").stdout)

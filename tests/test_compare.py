@@ -18,7 +18,7 @@ from cli_support import fails, run
 
 import acceptlib
 from acceptlib import plots, registry
-from acceptlib.cli import compare, comparison, models
+from acceptlib.cli import compare, comparison
 from acceptlib.cli import format as tables
 from acceptlib.strategies.rejection import Rejection
 
@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
 TINY = ["--prompts", "1", "--max-new-tokens", "8", "--num-draft-tokens", "2"]
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(scope="module")
-def pair() -> Any:
-    return models.load(None, None)
-
-
-@pytest.fixture
-def loaded(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(models, "load", lambda _target, _draft: pair)
-    return pair
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import support
 import torch
 import transformers
 from transformers.generation import utils
-from transformers_support import PROMPT, make_model, perturbed
+from transformers_support import PROMPT
 
 import acceptlib
 from acceptlib import exact
@@ -19,16 +19,6 @@ from acceptlib.errors import InputError, StatusError, UnknownStrategyError
 from acceptlib.testing.simulation import FALSE_ALARM_Z, world
 
 ORIGINAL = utils._speculative_sampling
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return make_model(0)
-
-
-@pytest.fixture(scope="module")
-def draft(target: Any) -> Any:
-    return perturbed(target, 0.02)
 
 
 def assisted(target: Any, draft: Any, **options: Any) -> Any:

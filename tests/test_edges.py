@@ -13,16 +13,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
-from acceptlib import Rng, SamplingParams, Uniforms, checks
+from acceptlib import Rng, SamplingParams, Uniforms
 from acceptlib.errors import StatusError
 from acceptlib.result import Status
 
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have good calls remembered, whatever other tests do about it."""
-    monkeypatch.setattr(checks, "_CHECKED", {})
-
+pytestmark = pytest.mark.usefixtures("remembered")
 
 # Nothing left, nothing drafted
 

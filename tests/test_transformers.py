@@ -16,26 +16,11 @@ from transformers_support import GREEDY, PROMPT, generate, make_model, perturbed
 
 import acceptlib
 from acceptlib.demo import prompts
-from acceptlib.demo.pair import ModelPair, load_pair
+from acceptlib.demo.pair import ModelPair
 from acceptlib.integrations.transformers import SpeculativeDecoder, Step, custom_generate
 from acceptlib.sampling import SamplingParams
 
 Texts = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return make_model(0)
-
-
-@pytest.fixture(scope="module")
-def draft(target: Any) -> Any:
-    return perturbed(target, 0.02)
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return load_pair()
 
 
 @pytest.fixture(scope="module")

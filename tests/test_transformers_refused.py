@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers_support import GREEDY, PROMPT, generate, make_model, perturbed
+from transformers_support import GREEDY, PROMPT, generate, perturbed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy
@@ -28,16 +28,6 @@ CACHE = next(
     name for name in integration.CACHES if name in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
 )
 """What this version of transformers calls a cache."""
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return make_model(0)
-
-
-@pytest.fixture(scope="module")
-def draft(target: Any) -> Any:
-    return perturbed(target, 0.02)
 
 
 # Generation

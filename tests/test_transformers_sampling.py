@@ -10,10 +10,10 @@ import pytest
 import torch
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers_support import GREEDY, PROMPT, generate, make_model, perturbed
+from transformers_support import GREEDY, PROMPT, generate, make_model
 
 from acceptlib import exact
-from acceptlib.demo.pair import ModelPair, load_pair
+from acceptlib.demo.pair import ModelPair
 from acceptlib.exact import oracle
 from acceptlib.integrations import transformers as integration
 from acceptlib.integrations.transformers import SpeculativeDecoder, Step
@@ -21,21 +21,6 @@ from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
 
 FALSE_ALARM_Z = 5.998  # one-sided normal quantile of 1e-9
-
-
-@pytest.fixture(scope="module")
-def target() -> Any:
-    return make_model(0)
-
-
-@pytest.fixture(scope="module")
-def draft(target: Any) -> Any:
-    return perturbed(target, 0.02)
-
-
-@pytest.fixture(scope="module")
-def pair() -> ModelPair:
-    return load_pair()
 
 
 # Sampling
