@@ -1,11 +1,13 @@
-"""What sizes of the kernels are tried beside each other, without a GPU to try them on."""
+"""What the scripts for a GPU do, without one: records, and sizes of the kernels tried beside each other."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 import acceptlib
-from acceptlib.benchmarks import timing
+from acceptlib.benchmarks import measure, timing
 from acceptlib.benchmarks.workloads import Workload
 from acceptlib.errors import InputError
 
@@ -82,3 +84,29 @@ def test_other_tokens_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu.PATHS, "logits", dataclasses.replace(gpu.PATHS["logits"], strategy=other))
     with pytest.raises(RuntimeError, match="'' gives other tokens than ''"):
         tune.times("logits", SMALL, [tune.AS_IT_IS, tune.AS_IT_IS], torch.device("cpu"))
+
+
+def test_a_record_has_every_workload_but_the_first_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = itertools.count(1)
+
+    def measured(workload: Workload, *_: Any) -> Iterator[measure.Row]:
+        row = measure.Row.of(workload, "rejection")
+        row.microseconds = float(next(count))
+        yield row
+
+    monkeypatch.setattr(measure, "run", measured)
+    monkeypatch.setattr(measure, "record", lambda rows, _device: {"rows": [row.record() for row in rows]})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", str(path), "--paths", "logits;logits, block", "--shapes", "1x3,8x3"])
+    gpu.main()
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert [(row["path"], row["B"], row["microseconds"], row["goal"]) for row in rows] == [
+        ("logits", 1, 2.0, 1.8),
+        ("logits", 8, 3.0, 1.5),
+        ("logits, block", 1, 4.0, 1.8),
+        ("logits, block", 8, 5.0, 1.8),
+    ]
+    assert "left out: rejection: 1.0" in capsys.readouterr().err
