@@ -79,8 +79,9 @@ class _Step:
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
+        self.walks = self._walks()
         # Some requests' rows at a time, of which those that stop there draw before others' take their place.
-        self.holds = inputs.num_requests > 1 and self._walks()
+        self.holds = self.walks and inputs.num_requests > 1
         self.missing = np.ones(inputs.num_requests, bool)
         self.emitted = [np.zeros(inputs.num_requests, dtype) for dtype in (np.int64, np.int64, np.float32)]
 
@@ -136,7 +137,7 @@ class _Step:
         num_requests, most = layout.shape
         # A softmax gives each thread a row. One request alone goes on by as many as run at once.
         step = torch.get_num_threads() if num_requests == 1 else 1
-        if not self.holds and (step >= most or not self._walks()):
+        if not self.walks or (step >= most and not self.holds):
             yield slice(None)
             return
         for start in range(0, most, step):
