@@ -67,7 +67,11 @@ FILTERED = {
     "bad-draft-parameters": ("typical",),  # which reads no draft
     "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
 }
-EVERY_SIZE = (tunings.Sizes(1, 1, 1 << 30), tunings.Sizes(medium=1), tunings.Sizes(medium=1, large=0))
+EVERY_SIZE = (
+    tunings.Sizes(smaller=1, small=1, masses=1, medium=1 << 30),
+    tunings.Sizes(medium=1),
+    tunings.Sizes(medium=1, large=0),
+)
 """With which every batch is small, medium, or large."""
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),

@@ -133,7 +133,8 @@ class Sizes(NamedTuple):
 
     Attributes:
         smaller: Blocks of stopping rows. Asked for batches of logits where no mass decides.
-        small: The same. Asked for batches of logits, and where a mass decides.
+        small: The same.
+        masses: The same. Asked where a mass decides.
         medium: The same, for every batch.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
@@ -141,6 +142,7 @@ class Sizes(NamedTuple):
 
     smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
     small: int = 133  # more blocks than half the programs that run at a time
+    masses: int = 193  # more blocks of `SMALLER_MASSES`, two for one of these, than its programs run at a time
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     large: int = 2048
 
@@ -160,7 +162,7 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     """
     small = num_blocks < SIZES.medium
     if rules["mass_scalar"] >= 0:
-        few = TUNINGS.smaller_masses if num_blocks < SIZES.small else TUNINGS.small_masses
+        few = TUNINGS.smaller_masses if num_blocks < SIZES.masses else TUNINGS.small_masses
         return few if small else TUNINGS.large_masses
     if not target.is_logits:
         return TUNINGS.small_probs if small else TUNINGS.large_probs
