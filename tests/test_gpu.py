@@ -498,14 +498,16 @@ def has_memory() -> Iterator[Callable[[int], None]]:
         torch.cuda.empty_cache()
 
 
-@pytest.mark.parametrize("sizes", cases.EVERY_SIZE[1:])
+@pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 def test_lists_change_nothing(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches read whole rows, larger ones up to 256 listed sub-blocks of them."""
-    ks = torch.tensor([1, 5, 24, 25, 50, 200, 248, 249, 400, 4000, 0], device="cuda")
+    """Up to 256 entries are listed of a row, or half as many with a tile of 8; of others the whole row is weighed."""
+    monkeypatch.setattr(tunings, "SIZES", sizes)
+    ks = torch.tensor([1, 5, 24, 50, 120, 128, 129, 200, 248, 256, 257, 400, 4000, 0], device="cuda")
     filters = SamplingParams(temperature=0.9, top_k=ks)
     call, found = batch(len(ks), "logits", vocab_size=LONG) | {"sampling": filters, "draft_sampling": filters}, []
-    for each in (cases.EVERY_SIZE[0], sizes):
-        monkeypatch.setattr(tunings, "SIZES", each)
+    for tile in (engine.TILE, 8):
+        monkeypatch.setattr(engine, "TILE", tile)
+        checks._CHECKED.clear()
         found.append(create("rejection").verify(**call, rng=streams(len(ks))))
     assert same(*found)
 

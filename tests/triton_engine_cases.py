@@ -32,7 +32,7 @@ from acceptlib.checks import Arguments
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import call as engine_call
-from acceptlib.engine.triton import engine, floors, forms, launching, listed, memory, stages, tunings
+from acceptlib.engine.triton import engine, floors, forms, launching, memory, stages, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton.launching import Launch, dispatch
 from acceptlib.inputs import Inputs, prepare
@@ -212,7 +212,6 @@ def shrink() -> None:
     """Have small blocks, so that small vocabularies have several too, and memory whose contents help nobody."""
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=128) for tuning in tunings.TUNINGS))
-    listed.WEIGHED = tl.constexpr(1)
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     launching.dispatch = dispatch_twice
@@ -356,8 +355,7 @@ def main(mode: str, path: str) -> None:
         if sizes == FILTERED_SHAPE:
             shrink_further()
         for call, arguments in calls(sizes).items():
-            # Of a row's four sub-blocks top-k lists all, min-p alone only those that hold what is kept.
-            engine_call.MOST_LISTED = 1 if call == "min-p" else 4
+            engine_call.MOST_LISTED = 4  # entries, which some rows have and others have not
             for name, strategy in strategies().items():
                 if goes_through(name, sizes, call):
                     # A medium batch has little that a small or a large one has not.

@@ -29,7 +29,6 @@ from acceptlib.engine.triton.search import (
     list_of,
     list_sub_blocks,
     mass_to_keep,
-    maxima_of,
     number_of,
     rank_few,
     sample,
@@ -99,10 +98,10 @@ def bin_of(x, maximum, factor, bounds):
 
 
 @triton.jit
-def lay_out(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+def lay_out(row, sub_blocks, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store where a row's bins are, all of them empty, and list what reaches them, for `collect` and `finish`."""
     maximum, factor = row.maximum, row.factor
-    index, maxima = maxima_of(row, CALL)
+    index, maxima = sub_blocks
     start = tl.full((), 0.0, tl.float32)
     bounds = Bounds(start, depth_of_mass(maxima, target, maximum, factor), start + 1)
     number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
@@ -155,7 +154,8 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
     hidden = tl.full((), 0, tl.int64)
     count = tl.full((), 0, tl.int32)
     for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
-        entry = sub_blocks_from(row, start, number, AT_ONCE, CALL)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        sub_block = sub_blocks_from(row, start, number, AT_ONCE, CALL)
+        entry = laws.entries_of(sub_block[:, None], tl.arange(0, WIDTH)[None, :], CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         mass = mass_of(x, maximum, factor)
         heavy = (maximum - x) * factor <= HEAVY
@@ -254,7 +254,7 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
         sub_block = tl.where(num_sub_blocks <= CALL.tile * LISTED, sub_block, lane)
         for start in range(first * AT_ONCE, number_of(row, num_sub_blocks, CALL), step * AT_ONCE):
             # In pairs the other way round: of four loaded at once all would be carried to the layout of atomics.
-            entry = sub_block[:, None] * WIDTH + (tl.arange(0, WIDTH) ^ 1)[None, :]
+            entry = laws.entries_of(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], CALL)
             x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
             sub_block = sub_blocks_from(row, start + step * AT_ONCE, num_sub_blocks, AT_ONCE, CALL)
             mass = mass_of(x, maximum, row.factor)

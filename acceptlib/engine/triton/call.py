@@ -10,7 +10,7 @@ from typing import Any
 from acceptlib.engine.triton import laws, search
 
 MOST_LISTED = 256
-"""Sub-blocks that a draw goes through, at most. Few rows under top-k or min-p have as many."""
+"""Entries that a draw goes through, at most. Few rows under top-k or min-p keep as many."""
 
 
 @functools.cache
@@ -145,15 +145,15 @@ class Call:
 
     @cached_property
     def lists(self) -> bool:
-        """Whether a draw goes through what is listed of a row alone, where that is little: slower for few requests."""
+        """Whether a draw goes through what is listed of a row alone, where that is little."""
         few = self.filtered[0] and not self.collects[0]
         known = self.within_target and self.mass_scalar < 0 and not self.given_probs
-        return few and known and self.draws and self.loops
+        return few and known and self.draws
 
     @property
     def most_listed(self) -> int:
-        """Sub-blocks that such a draw goes through, at most."""
-        return min(MOST_LISTED, self.tile * search.LISTED.value)
+        """Entries that such a draw goes through, at most: the list has room for twice as many."""
+        return min(MOST_LISTED, self.tile * laws.WIDTH.value // 2)
 
     @cached_property
     def joins(self) -> bool:

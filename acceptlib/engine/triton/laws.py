@@ -31,6 +31,9 @@ from acceptlib.engine.triton.sums import (
 WIDTH = tl.constexpr(32)
 """Entries of a sub-block, of which filtered rows keep the largest."""
 
+TOGETHER = tl.constexpr(4)
+"""Neighbours among them. Such runs lie all over the block, so that one thread holds a sub-block where it is reduced."""
+
 LAW_WORDS = tl.constexpr(8)
 """Words of the `Record` of a filtered row."""
 
@@ -89,7 +92,7 @@ class Record(NamedTuple):
         above_ptr: The mass of entries that lie above all bins, int64.
         total_ptr: That of all entries.
         num_binned_ptr: How many sub-blocks reach the bins.
-        num_listed_ptr: How many sub-blocks are listed that hold what is kept; -1 if not all are.
+        num_listed_ptr: How many entries are listed that hold all that is kept; -1 if not all that is kept is listed.
     """
 
     maximum_ptr: tl.tensor
@@ -118,7 +121,8 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
-        maxima = tl.reduce(tl.reshape(x, [sub_blocks, WIDTH]), 1, larger)
+        runs = tl.reduce(tl.reshape(x, [WIDTH // TOGETHER, sub_blocks, TOGETHER]), 2, larger)
+        maxima = tl.reduce(runs, 0, larger)
         place = block * sub_blocks + tl.arange(0, sub_blocks)
         tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
         maximum = tl.reduce(maxima, 0, larger)
@@ -178,6 +182,18 @@ def sub_maxima(model, position):
     """Return where the maxima of a filtered row's sub-blocks are."""
     words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
     return (words_ptr + LAW_WORDS).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def entries_of(sub_block, number, CALL: tl.constexpr):
+    """Return entries of a row by their sub-blocks and their numbers in these; negative ones of sub-block -1.
+
+    It is spelt so that a compiler sees which are neighbours.
+    """
+    within = sub_block & (CALL.block // WIDTH - 1)
+    runs: tl.constexpr = WIDTH // TOGETHER
+    run = number // TOGETHER * (CALL.block // runs) + number % TOGETHER
+    return (sub_block - within) * WIDTH + within * TOGETHER + run
 
 
 @triton.jit
@@ -252,7 +268,8 @@ def one(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     if CALL.filtered[MODEL]:
         return parts
     else:
-        return combine(model, parts, CALL, MODEL)
+        maximum, total = combine(model, parts, CALL, MODEL)
+        return law_of(model, parts, maximum, total, CALL, MODEL)
 
 
 @triton.jit
@@ -282,7 +299,7 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
 
 @triton.jit
 def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the law of rows without a filter from `load_blocks`; see `law_of`."""
+    """Return the maxima of rows and the sums of their exponentials from `load_blocks`, for `law_of`."""
     maximum = tl.zeros((parts.maxima.shape[0],), tl.float32)
     total = tl.zeros(maximum.shape, tl.int64)
     if CALL.logits[MODEL] or CALL.best[MODEL]:
@@ -290,7 +307,7 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     if CALL.logits[MODEL]:
         terms = terms_of(parts, maximum, factor_of(model, CALL, MODEL), CALL, MODEL)
         total = in_thirds(terms, 1) if CALL.thirds else tl.sum(terms, 1)
-    return law_of(model, parts, maximum, total, CALL, MODEL)
+    return maximum, total
 
 
 @triton.jit

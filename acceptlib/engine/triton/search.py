@@ -114,11 +114,11 @@ def list_of(model, position, num_blocks, CALL: tl.constexpr):
 
 
 @triton.jit
-def maxima_of(row, CALL: tl.constexpr):
+def maxima_of(position, num_blocks, model, CALL: tl.constexpr):
     """Return the numbers of a row's sub-blocks and their maxima, [n, m] in the order of `a_row_each`."""
     index = a_row_each(CALL.max_sub_blocks)
-    maxima_ptr = laws.sub_maxima(row.model, row.position) + index
-    inside = index < row.num_blocks * (CALL.block // WIDTH)
+    maxima_ptr = laws.sub_maxima(model, position) + index
+    inside = index < num_blocks * (CALL.block // WIDTH)
     return index, tl.load(maxima_ptr, mask=inside, other=float("-inf"), cache_modifier=".cg")
 
 

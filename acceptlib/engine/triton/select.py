@@ -80,7 +80,10 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     factor = rows.factor_of(model, CALL, MODEL)
     lane = tl.zeros((1,), tl.int32)
     parts = laws.load_blocks(model, lane + position, lane == 0, num_blocks, CALL, MODEL)
-    law = laws.combine(model, parts, CALL, MODEL)
+    # On their way while the law is combined, if registers are left for them.
+    early = () if CALL.lazy else maxima_of(position, num_blocks, model, CALL)
+    maximum, sums = laws.combine(model, parts, CALL, MODEL)
+    law = laws.law_of(model, parts, maximum, sums, CALL, MODEL)
     maximum, normaliser = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0)
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float64)
@@ -93,7 +96,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if CALL.top_ps[MODEL]:
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
-        total = tl.maximum(tl.sum(laws.rescaled(parts.maxima, parts.sums, law.maximum, factor)), 1) >> SUM_SHIFT
+        total = tl.maximum(tl.sum(sums, 0), 1) >> SUM_SHIFT
         target = mass_to_keep(top_p, total)
     if CALL.min_ps[MODEL]:
         least = rows.floor_of(model)
@@ -103,11 +106,12 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
         row = Reduced(position, num_blocks, model, maximum, factor)
         filters = Filters(top_k, top_p, target, least)
+        sub_blocks = maxima_of(position, num_blocks, model, CALL) if CALL.lazy else early
         if CALL.collects[MODEL] & (least == 0):
             cut += float("nan")  # until it is found
-            bins.lay_out(row, target, total, CALL, MODEL)
+            bins.lay_out(row, sub_blocks, target, total, CALL, MODEL)
         else:
-            low, num_sub_blocks = candidates(row, filters, CALL, MODEL)
+            low, num_sub_blocks = candidates(row, sub_blocks, filters, CALL, MODEL)
             if CALL.top_ks[MODEL] or CALL.top_ps[MODEL]:
                 few = num_sub_blocks <= CALL.tile * LISTED
                 count = tl.full((), 0, tl.int32)
@@ -126,8 +130,9 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                 else:
                     cut, first, normaliser = search_row(row, low, count, few, total, filters, CALL, MODEL)
             else:
-                cut, normaliser = weigh_kept(row, num_sub_blocks, least, CALL, MODEL)
-            number = tl.where(num_sub_blocks <= CALL.most_listed, num_sub_blocks, -1)
+                cut, normaliser, count = weigh_kept(row, num_sub_blocks, least, CALL, MODEL)
+                few = count >= 0
+            number = tl.where(few & (count <= CALL.most_listed), count, -1)
     record = laws.record_of(model, position)
     tl.store(record.maximum_ptr, maximum)
     tl.store(record.normaliser_ptr, normaliser)
@@ -138,14 +143,14 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
 
 
 @triton.jit
-def candidates(row, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
+def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return a bound that everything kept reaches, and how many sub-blocks do; list them, as many as there is room for.
 
     All that top-k keeps does where top-p needs its mass.
     """
     maximum, factor = row.maximum, row.factor
     top_k, top_p, target, least = filters
-    index, maxima = maxima_of(row, CALL)
+    index, maxima = sub_blocks
     key = key_of(maxima)
     low = tl.full((), LOWEST, tl.int64)
     if CALL.top_ks[MODEL]:
@@ -177,7 +182,7 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
     for start in range(0, num_sub_blocks, at_once):
         lane = start + number // WIDTH
         sub_block = tl.load(listed.sub_blocks_ptr + lane, mask=lane < num_sub_blocks, other=-1)
-        entry = sub_block * WIDTH + number % WIDTH
+        entry = laws.entries_of(sub_block, number % WIDTH, CALL)
         key = key_of(rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL))
         reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
         place, found = places_of(reaches)
@@ -214,18 +219,24 @@ def bound_of_count(key, top_k, maximum):
 
 @triton.jit
 def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the smallest logit that min-p keeps, and 1 / sum of what it keeps.
+    """Return the smallest logit that min-p keeps, 1 / sum of what it keeps, and how many entries that are; list them.
 
     It goes through the sub-blocks that reach the bound, or through all where there was no room to list these.
     """
     position, model, maximum, factor = row.position, row.model, row.maximum, row.factor
     cut = tl.full((), float("inf"), tl.float32)
     kept = tl.full((), 0, tl.int64)
+    count = tl.full((), 0, tl.int32)
+    words_ptr = list_of(model, position, row.num_blocks, CALL).words_ptr
     for start in range(0, number_of(row, num_sub_blocks, CALL), WEIGHED):
         sub_block = sub_blocks_from(row, start, num_sub_blocks, WEIGHED, CALL)
-        entry = sub_block[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        entry = laws.entries_of(sub_block[:, None], tl.arange(0, WIDTH)[None, :], CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         keeps = tl.exp2((x - maximum) * factor) >= least
         cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))
         kept += tl.sum(tl.where(keeps, mass_of(x, maximum, factor), 0))
-    return cut, inverse_of(kept)
+        place, number = places_of(keeps)
+        place += count
+        tl.store(words_ptr + place, word_of(key_of(x), entry), mask=keeps & (place < CALL.most_listed))
+        count += number
+    return cut, inverse_of(kept), count

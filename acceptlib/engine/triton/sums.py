@@ -142,7 +142,7 @@ def mass_of(x, maximum, factor):
 @triton.jit
 def inverse_of(mass):
     """Return the normaliser of rows of which a mass is kept."""
-    return (tl.full((), MASS_SCALE, tl.float64) / mass.to(tl.float64)).to(tl.float32)
+    return tl.div_rn(tl.full((), MASS_SCALE, tl.float32), mass.to(tl.float32))
 
 
 @triton.jit
