@@ -411,8 +411,8 @@ def filtered(
     other = acceptlib.SamplingParams(top_p=0.8)
     of_mass = acceptlib.SamplingParams(temperature=0.9, top_p=1 - request * 0.3)
     forbidden = ((target_mask[..., None] >> torch.arange(32)) & 1).flatten(-2)[..., :vocab_size] == 0
-    # Nothing is kept of the first sub-block, r is the lowest or the highest, one request has nothing left, and one as
-    # much in several sub-blocks.
+    # Nothing is kept of the first entries, r is the lowest or the highest, one request has nothing left, and one as
+    # much in several places.
     behind = logits - 20.0 * (torch.arange(vocab_size) < 40)
     behind[1, :, [70, 75, 90, 97, 99]] = 20.0
     beside = behind[:, :most].clone()
@@ -434,7 +434,7 @@ def filtered(
             "ids": torch.where(request[:, None] < 2, 0, behind[:, :most].argmax(-1)),
             "target_logits": behind,
             "draft_logits": beside,
-            "sampling": acceptlib.SamplingParams(top_k=5),
+            "sampling": acceptlib.SamplingParams(top_k=4),  # no more than sub-blocks, so that few entries are listed
             "uniforms": outermost,
         },
         "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
