@@ -70,7 +70,8 @@ def summary(record: Record) -> str:
             lines.append([path, what, *cells])
     header = ["from", "times the", *(f"{num_requests}, {length}" for num_requests, length in shapes)]
     machine = f"{record['machine']}, commit `{record['commit'][:12]}`"
-    return f"{machine}: {reached} of {total} goals reached, the others in bold.\n\n{_table(header, lines)}\n\n"
+    rest = ", the others in bold" if reached < total else ""
+    return f"{machine}: {reached} of {total} goals reached{rest}.\n\n{_table(header, lines)}\n\n"
 
 
 def _ratio(row: Record, kind: str, rows: list[Record]) -> float:
