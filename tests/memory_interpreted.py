@@ -30,7 +30,7 @@ FORMS = ("padded", "ragged-logits")
 STAGES = ("rejection", "block", "fly", "typical", "relaxed", "entropy-scaled")
 """Strategies that between them use every part of a workspace."""
 RUBBISH = (5 << 32) + 5
-"""Of a word, and of its halves: a small number, as how many sub-blocks are listed."""
+"""Of a word, and of its halves: a small number, as how many entries are listed."""
 GUARD = 32
 """Elements behind a workspace that nothing may touch."""
 

@@ -500,7 +500,7 @@ def has_memory() -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 def test_lists_change_nothing(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to 256 entries are listed of a row, or half as many with a tile of 8; of others the whole row is weighed."""
+    """A draw goes through up to 256 listed entries, half as many with a tile of 8, or through the row."""
     monkeypatch.setattr(tunings, "SIZES", sizes)
     ks = torch.tensor([1, 5, 24, 50, 120, 128, 129, 200, 248, 256, 257, 400, 4000, 0], device="cuda")
     filters = SamplingParams(temperature=0.9, top_k=ks)

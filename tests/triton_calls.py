@@ -434,7 +434,7 @@ def filtered(
             "ids": torch.where(request[:, None] < 2, 0, behind[:, :most].argmax(-1)),
             "target_logits": behind,
             "draft_logits": beside,
-            "sampling": acceptlib.SamplingParams(top_k=4),  # no more than sub-blocks, so that few entries are listed
+            "sampling": acceptlib.SamplingParams(top_k=4),  # a row has as many sub-blocks, so few entries are listed
             "uniforms": outermost,
         },
         "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},

@@ -355,7 +355,7 @@ def main(mode: str, path: str) -> None:
         if sizes == FILTERED_SHAPE:
             shrink_further()
         for call, arguments in calls(sizes).items():
-            engine_call.MOST_LISTED = 16  # entries: some rows have more
+            engine_call.MOST_LISTED = 16  # entries: of some rows more are listed
             for name, strategy in strategies().items():
                 if goes_through(name, sizes, call):
                     # A medium batch has little that a small or a large one has not.

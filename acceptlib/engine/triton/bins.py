@@ -155,7 +155,7 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
     count = tl.full((), 0, tl.int32)
     for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
         sub_block = sub_blocks_from(row, start, number, AT_ONCE, CALL)
-        entry = laws.entries_of(sub_block[:, None], tl.arange(0, WIDTH)[None, :], CALL)
+        entry = laws.entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         mass = mass_of(x, maximum, factor)
         heavy = (maximum - x) * factor <= HEAVY
@@ -254,7 +254,7 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
         sub_block = tl.where(num_sub_blocks <= CALL.tile * LISTED, sub_block, lane)
         for start in range(first * AT_ONCE, number_of(row, num_sub_blocks, CALL), step * AT_ONCE):
             # In pairs the other way round: of four loaded at once all would be carried to the layout of atomics.
-            entry = laws.entries_of(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], CALL)
+            entry = laws.entries_in(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], model, CALL)
             x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
             sub_block = sub_blocks_from(row, start + step * AT_ONCE, num_sub_blocks, AT_ONCE, CALL)
             mass = mass_of(x, maximum, row.factor)

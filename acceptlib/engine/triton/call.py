@@ -10,7 +10,7 @@ from typing import Any
 from acceptlib.engine.triton import laws, search
 
 MOST_LISTED = 256
-"""Entries that a draw goes through, at most. Few rows under top-k or min-p keep as many."""
+"""Entries that a draw goes through, at most. Of few rows under top-k or min-p as many are listed."""
 
 
 @functools.cache
@@ -152,7 +152,7 @@ class Call:
 
     @property
     def most_listed(self) -> int:
-        """Entries that such a draw goes through, at most: the list has room for twice as many."""
+        """Entries that such a draw goes through, at most. Behind them the list has room for their weights."""
         return min(MOST_LISTED, self.tile * laws.WIDTH.value // 2)
 
     @cached_property

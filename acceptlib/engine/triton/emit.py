@@ -97,12 +97,12 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         row, parts = draw.open_known(stop, length, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
     else:
-        sub_blocks = ()
+        few = ()
         if CALL.lists:
-            sub_blocks = listed.load(stop, fault, request, CALL)
-        row = weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL)
+            few = listed.load(stop, fault, request, CALL)
+        row = weigh_row(stop, length, grid, kept, few, request, partials_ptr, CALL)
         if partials.finishes(grid, request, CALL):
-            found = sub_blocks if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)
+            found = few if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)
             finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL)
 
 
@@ -228,11 +228,11 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL: tl.constexpr):
+def weigh_row(stop, length, grid, kept, few, request, partials_ptr, CALL: tl.constexpr):
     """Store the partial results of some blocks of one row, unless it is to be drawn from a list; return the row."""
     program, num_programs, num_blocks = grid
     if CALL.lists:
-        program = tl.where(sub_blocks.number < 0, program, num_blocks)  # beyond the row
+        program = tl.where(few.number < 0, program, num_blocks)  # beyond the row
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_both(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
@@ -245,7 +245,7 @@ def weigh_row(stop, length, grid, kept, sub_blocks, request, partials_ptr, CALL:
     if CALL.awaits:
         idle = idle | (program == num_programs)
     if CALL.lists:
-        idle = idle | (sub_blocks.number >= 0)
+        idle = idle | (few.number >= 0)
     w_mass = tl.zeros((CALL.emit_block // 4,), tl.float32)
     p_mass = w_mass
     q_mass = w_mass

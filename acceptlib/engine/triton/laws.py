@@ -31,8 +31,9 @@ from acceptlib.engine.triton.sums import (
 WIDTH = tl.constexpr(32)
 """Entries of a sub-block, of which filtered rows keep the largest."""
 
-TOGETHER = tl.constexpr(4)
-"""Neighbours among them. Such runs lie all over the block, so that one thread holds a sub-block where it is reduced."""
+LOADED_BITS = tl.constexpr(128)
+"""Of a row, by one thread at once, at most. Runs of as many, all over its block, make up a sub-block: what one thread
+has loaded of the block, so that it finds the largest by itself."""
 
 LAW_WORDS = tl.constexpr(8)
 """Words of the `Record` of a filtered row."""
@@ -121,8 +122,8 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
-        runs = tl.reduce(tl.reshape(x, [WIDTH // TOGETHER, sub_blocks, TOGETHER]), 2, larger)
-        maxima = tl.reduce(runs, 0, larger)
+        run: tl.constexpr = LOADED_BITS // model.rows_ptr.dtype.element_ty.primitive_bitwidth
+        maxima = tl.reduce(tl.reduce(tl.reshape(x, [WIDTH // run, sub_blocks, run]), 2, larger), 0, larger)
         place = block * sub_blocks + tl.arange(0, sub_blocks)
         tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
         maximum = tl.reduce(maxima, 0, larger)
@@ -185,15 +186,15 @@ def sub_maxima(model, position):
 
 
 @triton.jit
-def entries_of(sub_block, number, CALL: tl.constexpr):
+def entries_in(sub_block, number, model, CALL: tl.constexpr):
     """Return entries of a row by their sub-blocks and their numbers in these; negative ones of sub-block -1.
 
     It is spelt so that a compiler sees which are neighbours.
     """
+    run: tl.constexpr = LOADED_BITS // model.rows_ptr.dtype.element_ty.primitive_bitwidth
     within = sub_block & (CALL.block // WIDTH - 1)
-    runs: tl.constexpr = WIDTH // TOGETHER
-    run = number // TOGETHER * (CALL.block // runs) + number % TOGETHER
-    return (sub_block - within) * WIDTH + within * TOGETHER + run
+    place = number // run * (CALL.block // WIDTH * run) + number % run
+    return (sub_block - within) * WIDTH + within * run + place
 
 
 @triton.jit

@@ -124,7 +124,7 @@ def maxima_of(position, num_blocks, model, CALL: tl.constexpr):
 
 @triton.jit
 def a_row_each(SIZE: tl.constexpr):
-    """Return numbers below SIZE, [n, m], so that threads hold whole rows, and neighbours what comes next in memory.
+    """Return numbers below SIZE, [n, m], so that threads hold whole rows, and neighbours the next numbers.
 
     What a thread lists of its rows it then counts by itself, and stores from where it is. (So it is under Triton 3.6.)
     """

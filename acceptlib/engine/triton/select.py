@@ -3,8 +3,9 @@
 Every block of a row leaves the maxima of its sub-blocks of WIDTH entries. Whatever is kept reaches a bound that these
 maxima alone give (the k-th largest of them is no larger than the k-th largest entry), so that few sub-blocks can hold
 any of it: their entries that reach the bound are listed. As a rule there are few: each of them is compared with each,
-which ranks them all at once. Where there are more, `search` finds the cut among them. Under min-p alone, whose cut
-follows from the maximum, they only have to be weighed; in large batches the last program that reduces a row does so.
+which ranks them all at once. Where there are more, `search` finds the cut among them. Under min-p alone the cut follows
+from the maximum: what it keeps is weighed and listed, in large batches by the last program that reduces the row. These
+lists are what draws go through (`listed`).
 
 Under top-p alone many entries may be kept: many programs then list those that the cut may be among (`bins`).
 """
@@ -129,10 +130,10 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                         cut, first, normaliser = rank_few(row, words_ptr, count, none, filters, most, "", CALL, MODEL)
                 else:
                     cut, first, normaliser = search_row(row, low, count, few, total, filters, CALL, MODEL)
+                count = tl.where(few, count, -1)
             else:
                 cut, normaliser, count = weigh_kept(row, num_sub_blocks, least, CALL, MODEL)
-                few = count >= 0
-            number = tl.where(few & (count <= CALL.most_listed), count, -1)
+            number = tl.where(count <= CALL.most_listed, count, -1)
     record = laws.record_of(model, position)
     tl.store(record.maximum_ptr, maximum)
     tl.store(record.normaliser_ptr, normaliser)
@@ -182,7 +183,7 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
     for start in range(0, num_sub_blocks, at_once):
         lane = start + number // WIDTH
         sub_block = tl.load(listed.sub_blocks_ptr + lane, mask=lane < num_sub_blocks, other=-1)
-        entry = laws.entries_of(sub_block, number % WIDTH, CALL)
+        entry = laws.entries_in(sub_block, number % WIDTH, model, CALL)
         key = key_of(rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL))
         reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
         place, found = places_of(reaches)
@@ -230,7 +231,7 @@ def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constex
     words_ptr = list_of(model, position, row.num_blocks, CALL).words_ptr
     for start in range(0, number_of(row, num_sub_blocks, CALL), WEIGHED):
         sub_block = sub_blocks_from(row, start, num_sub_blocks, WEIGHED, CALL)
-        entry = laws.entries_of(sub_block[:, None], tl.arange(0, WIDTH)[None, :], CALL)
+        entry = laws.entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         keeps = tl.exp2((x - maximum) * factor) >= least
         cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))

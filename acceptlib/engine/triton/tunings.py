@@ -142,7 +142,7 @@ class Sizes(NamedTuple):
 
     smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
     small: int = 133  # more blocks than half the programs that run at a time
-    masses: int = 193  # more blocks of `SMALLER_MASSES`, two for one of these, than its programs run at a time
+    masses: int = 193  # seven requests', whose programs in `SMALLER_MASSES` do not all run at a time
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     large: int = 2048
 
