@@ -27,7 +27,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, floors, partials, search, select, sums
+from acceptlib.engine.triton import bins, engine, floors, partials, records, search, select, sums
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -174,7 +174,7 @@ MIXED = (
 )
 """The same of both, of which a row may have either."""
 
-LISTED = (search.LISTED.value, 1)
+LISTED = (records.LISTED.value, 1)
 """Sub-blocks that a list has room for, for each of a tile: as it is, and so few that not all that is kept fit."""
 
 

@@ -17,16 +17,15 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine import constants
-from acceptlib.engine.triton import counters, laws, rows
-from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of
+from acceptlib.engine.triton import counters, rows
+from acceptlib.engine.triton.laws import LOWEST, key_of
+from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 from acceptlib.engine.triton.search import (
     COMPARED,
-    LISTED,
     Filters,
     Reduced,
     left_out_of_sample,
-    list_of,
     list_sub_blocks,
     mass_to_keep,
     number_of,
@@ -117,7 +116,7 @@ def lay_out(row, sub_blocks, target, total, CALL: tl.constexpr, MODEL: tl.conste
     each = tl.arange(0, BINS)
     tl.store(bins.sums_ptr + each, tl.zeros((BINS,), tl.int64))
     tl.store(bins.counts_ptr + each, tl.zeros((BINS,), tl.int32))
-    record = laws.record_of(row.model, row.position)
+    record = record_of(row.model, row.position)
     tl.store(record.start_ptr, bounds.start)
     tl.store(record.end_ptr, bounds.end)
     tl.store(record.bend_ptr, bounds.bend)
@@ -155,7 +154,7 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
     count = tl.full((), 0, tl.int32)
     for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
         sub_block = sub_blocks_from(row, start, number, AT_ONCE, CALL)
-        entry = laws.entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
+        entry = entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         mass = mass_of(x, maximum, factor)
         heavy = (maximum - x) * factor <= HEAVY
@@ -224,7 +223,7 @@ def collect_rows(position, count, program, request, CALL: tl.constexpr):
 @triton.jit
 def load_laid_out(position, exists, first, num_blocks, model, CALL: tl.constexpr):
     """Load what there is of a row, on its way while the stop is looked at."""
-    record = laws.record_of(model, position)
+    record = record_of(model, position)
     lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
     list_ptr = list_of(model, position, num_blocks, CALL).sub_blocks_ptr
     room = tl.where(exists, CALL.tile * LISTED, 0)
@@ -254,7 +253,7 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
         sub_block = tl.where(num_sub_blocks <= CALL.tile * LISTED, sub_block, lane)
         for start in range(first * AT_ONCE, number_of(row, num_sub_blocks, CALL), step * AT_ONCE):
             # In pairs the other way round: of four loaded at once all would be carried to the layout of atomics.
-            entry = laws.entries_in(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], model, CALL)
+            entry = entries_in(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], model, CALL)
             x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
             sub_block = sub_blocks_from(row, start + step * AT_ONCE, num_sub_blocks, AT_ONCE, CALL)
             mass = mass_of(x, maximum, row.factor)
@@ -268,13 +267,13 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
             word = word_of(key_of(x), entry)
             tl.store(bins.words_ptr + number * CALL.tile + place, word, mask=listed & (place < CALL.tile))
         if bounds.start > 0:
-            tl.atomic_add(laws.record_of(model, position).above_ptr, above, sem="relaxed")
+            tl.atomic_add(record_of(model, position).above_ptr, above, sem="relaxed")
 
 
 @triton.jit
 def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a row if it is not known yet."""
-    record = laws.record_of(model, position)
+    record = record_of(model, position)
     cut = tl.load(record.cut_ptr, cache_modifier=".cg")
     if cut != cut:
         row = Reduced(

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from acceptlib.engine.triton import laws, search
+from acceptlib.engine.triton import records
 
 MOST_LISTED = 256
 """Entries that a draw goes through, at most. Of few rows under top-k or min-p as many are listed."""
@@ -153,7 +153,7 @@ class Call:
     @property
     def most_listed(self) -> int:
         """Entries that such a draw goes through, at most. Behind them the list has room for their weights."""
-        return min(MOST_LISTED, self.tile * laws.WIDTH.value // 2)
+        return min(MOST_LISTED, self.tile * records.WIDTH.value // 2)
 
     @cached_property
     def joins(self) -> bool:
@@ -204,14 +204,14 @@ class Call:
 
     @property
     def tile_words(self) -> int:
-        """Words of a filtered row's law, and of what is listed of it; see `search.list_of`."""
-        width = laws.WIDTH.value
-        return laws.LAW_WORDS.value + self.tile * search.LISTED.value // 2 + self.tile * width + width + width // 2
+        """Words of a filtered row's law, and of what is listed of it; see `records.list_of`."""
+        width = records.WIDTH.value
+        return records.LAW_WORDS.value + self.tile * records.LISTED.value // 2 + self.tile * width + width + width // 2
 
     @property
     def block_words(self) -> int:
         """Words of the maxima of a block's sub-blocks."""
-        return self.block // laws.WIDTH.value // 2
+        return self.block // records.WIDTH.value // 2
 
     @property
     def needs_sums(self) -> bool:

@@ -7,8 +7,8 @@ import torch
 
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.laws import WIDTH
 from acceptlib.engine.triton.plans import Rules
+from acceptlib.engine.triton.records import WIDTH
 from acceptlib.inputs import Rows
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton.records import WIDTH, in_runs, record_of, sub_maxima
 from acceptlib.engine.triton.rows import DRAFT, KEEP, LARGEST_INT32, LOG2_E, TARGET, factor_of, floor_of, load_raw
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
@@ -27,16 +28,6 @@ from acceptlib.engine.triton.sums import (
     sum_exp,
     sum_exp_and_bits,
 )
-
-WIDTH = tl.constexpr(32)
-"""Entries of a sub-block, of which filtered rows keep the largest."""
-
-LOADED_BITS = tl.constexpr(128)
-"""Of a row, by one thread at once, at most. Runs of as many, all over its block, make up a sub-block: what one thread
-has loaded of the block, so that it finds the largest by itself."""
-
-LAW_WORDS = tl.constexpr(8)
-"""Words of the `Record` of a filtered row."""
 
 LOWEST = tl.constexpr(-2139095041)
 """The key of minus infinity."""
@@ -83,33 +74,6 @@ class CutLaw(NamedTuple):
     first_kept: tl.tensor
 
 
-class Record(NamedTuple):
-    """Where the law of a filtered row is, and what it is found by.
-
-    Attributes:
-        maximum_ptr, normaliser_ptr, argmax_ptr, cut_ptr, first_kept_ptr: See `CutLaw`; the cut is NaN until it is
-            found.
-        start_ptr, end_ptr, bend_ptr: See `bins.Bounds`.
-        above_ptr: The mass of entries that lie above all bins, int64.
-        total_ptr: That of all entries.
-        num_binned_ptr: How many sub-blocks reach the bins.
-        num_listed_ptr: How many entries are listed that hold all that is kept; -1 if not all that is kept is listed.
-    """
-
-    maximum_ptr: tl.tensor
-    normaliser_ptr: tl.tensor
-    argmax_ptr: tl.tensor
-    cut_ptr: tl.tensor
-    first_kept_ptr: tl.tensor
-    start_ptr: tl.tensor
-    end_ptr: tl.tensor
-    bend_ptr: tl.tensor
-    above_ptr: tl.tensor
-    total_ptr: tl.tensor
-    num_binned_ptr: tl.tensor
-    num_listed_ptr: tl.tensor
-
-
 class Pair(NamedTuple):
     """The laws of the target's rows and of the draft's; without a draft the second is the first."""
 
@@ -122,8 +86,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
-        run: tl.constexpr = LOADED_BITS // model.rows_ptr.dtype.element_ty.primitive_bitwidth
-        maxima = tl.reduce(tl.reduce(tl.reshape(x, [WIDTH // run, sub_blocks, run]), 2, larger), 0, larger)
+        maxima = tl.reduce(tl.reduce(in_runs(x, model, CALL), 2, larger), 0, larger)
         place = block * sub_blocks + tl.arange(0, sub_blocks)
         tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
         maximum = tl.reduce(maxima, 0, larger)
@@ -155,46 +118,6 @@ def store_best(x, maximum, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl
         if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
             best = tl.min(tl.where(x == maximum, entry, model.width), 0)
             tl.store(model.best_ptr + at, tl.minimum(best, model.width - 1), mask=mask)
-
-
-@triton.jit
-def record_of(model, position):
-    """Return where filtered rows at positions, a number or [n], have their laws."""
-    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    numbers_ptr, ids_ptr = words_ptr.to(tl.pointer_type(tl.float32)), words_ptr.to(tl.pointer_type(tl.int32))
-    return Record(
-        maximum_ptr=numbers_ptr,
-        normaliser_ptr=numbers_ptr + 1,
-        argmax_ptr=ids_ptr + 2,
-        cut_ptr=numbers_ptr + 3,
-        first_kept_ptr=ids_ptr + 4,
-        start_ptr=numbers_ptr + 5,
-        end_ptr=numbers_ptr + 6,
-        bend_ptr=numbers_ptr + 7,
-        above_ptr=words_ptr + 4,
-        total_ptr=words_ptr + 5,
-        num_binned_ptr=ids_ptr + 12,
-        num_listed_ptr=ids_ptr + 13,
-    )
-
-
-@triton.jit
-def sub_maxima(model, position):
-    """Return where the maxima of a filtered row's sub-blocks are."""
-    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    return (words_ptr + LAW_WORDS).to(tl.pointer_type(tl.float32))
-
-
-@triton.jit
-def entries_in(sub_block, number, model, CALL: tl.constexpr):
-    """Return entries of a row by their sub-blocks and their numbers in these; negative ones of sub-block -1.
-
-    It is spelt so that a compiler sees which are neighbours.
-    """
-    run: tl.constexpr = LOADED_BITS // model.rows_ptr.dtype.element_ty.primitive_bitwidth
-    within = sub_block & (CALL.block // WIDTH - 1)
-    place = number // run * (CALL.block // WIDTH * run) + number % run
-    return (sub_block - within) * WIDTH + within * run + place
 
 
 @triton.jit

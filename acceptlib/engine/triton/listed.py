@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import draw, laws, reduce, rows
+from acceptlib.engine.triton.records import list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, UNNORMALIZED_ROW
-from acceptlib.engine.triton.search import ABREAST, list_of
+from acceptlib.engine.triton.search import ABREAST
 from acceptlib.engine.triton.sums import fixed
 
 
@@ -28,7 +29,7 @@ class Listed(NamedTuple):
 def load(stop, fault, request, CALL: tl.constexpr):
     """Return what is listed of the target's row at the stop; nothing if bad counts may make it another request's."""
     words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr + tl.arange(0, CALL.most_listed)
-    number = tl.load(laws.record_of(request.target, stop).num_listed_ptr, cache_modifier=".cg")
+    number = tl.load(record_of(request.target, stop).num_listed_ptr, cache_modifier=".cg")
     return Listed(tl.load(words_ptr, cache_modifier=".cg"), tl.where(fault == 0, number, -1))
 
 

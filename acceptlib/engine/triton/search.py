@@ -11,13 +11,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import laws, rows
+from acceptlib.engine.triton import rows
 from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of, logit_of
+from acceptlib.engine.triton.laws import LOWEST, key_of, logit_of
+from acceptlib.engine.triton.records import LISTED, WIDTH, list_of, sub_maxima
 from acceptlib.engine.triton.sums import inverse_of, mass_of
-
-LISTED = tl.constexpr(8)
-"""Sub-blocks that a list has room for, for each of a tile, beside WIDTH entries."""
 
 COMPARED = tl.constexpr(32)
 """Entries of which each is compared with each in one turn, at most: most bins have no more."""
@@ -58,15 +56,6 @@ class Filters(NamedTuple):
     least: tl.tensor
 
 
-class List(NamedTuple):
-    """Where what is listed of a row is: numbers of sub-blocks, words of entries, and the sums and counts of bins."""
-
-    sub_blocks_ptr: tl.tensor
-    words_ptr: tl.tensor
-    sums_ptr: tl.tensor
-    counts_ptr: tl.tensor
-
-
 class Tile(NamedTuple):
     """Entries of a row in registers: keys, masses and numbers; and the mass of what is larger than all of them."""
 
@@ -104,20 +93,10 @@ def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: 
 
 
 @triton.jit
-def list_of(model, position, num_blocks, CALL: tl.constexpr):
-    """Return where what is listed of a row is, behind its sub-blocks' maxima."""
-    sub_blocks_ptr = laws.sub_maxima(model, position) + num_blocks * (CALL.block // WIDTH)
-    words_ptr = (sub_blocks_ptr + CALL.tile * LISTED).to(tl.pointer_type(tl.int64))
-    sums_ptr = words_ptr + CALL.tile * WIDTH
-    counts_ptr = (sums_ptr + WIDTH).to(tl.pointer_type(tl.int32))
-    return List(sub_blocks_ptr.to(tl.pointer_type(tl.int32)), words_ptr, sums_ptr, counts_ptr)
-
-
-@triton.jit
 def maxima_of(position, num_blocks, model, CALL: tl.constexpr):
     """Return the numbers of a row's sub-blocks and their maxima, [n, m] in the order of `a_row_each`."""
     index = a_row_each(CALL.max_sub_blocks)
-    maxima_ptr = laws.sub_maxima(model, position) + index
+    maxima_ptr = sub_maxima(model, position) + index
     inside = index < num_blocks * (CALL.block // WIDTH)
     return index, tl.load(maxima_ptr, mask=inside, other=float("-inf"), cache_modifier=".cg")
 

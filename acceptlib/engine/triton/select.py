@@ -16,14 +16,13 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import bins, counters, laws, rows
-from acceptlib.engine.triton.laws import LOWEST, WIDTH, key_of
+from acceptlib.engine.triton.laws import LOWEST, key_of
+from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.search import (
-    LISTED,
     Filters,
     Reduced,
     a_row_each,
-    list_of,
     list_sub_blocks,
     mass_to_keep,
     maxima_of,
@@ -134,7 +133,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
             else:
                 cut, normaliser, count = weigh_kept(row, num_sub_blocks, least, CALL, MODEL)
             number = tl.where(count <= CALL.most_listed, count, -1)
-    record = laws.record_of(model, position)
+    record = record_of(model, position)
     tl.store(record.maximum_ptr, maximum)
     tl.store(record.normaliser_ptr, normaliser)
     tl.store(record.argmax_ptr, tl.sum(law.argmax, 0))
@@ -183,7 +182,7 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
     for start in range(0, num_sub_blocks, at_once):
         lane = start + number // WIDTH
         sub_block = tl.load(listed.sub_blocks_ptr + lane, mask=lane < num_sub_blocks, other=-1)
-        entry = laws.entries_in(sub_block, number % WIDTH, model, CALL)
+        entry = entries_in(sub_block, number % WIDTH, model, CALL)
         key = key_of(rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL))
         reaches = (key >= low.to(tl.int32)) & (key > LOWEST)
         place, found = places_of(reaches)
@@ -231,7 +230,7 @@ def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constex
     words_ptr = list_of(model, position, row.num_blocks, CALL).words_ptr
     for start in range(0, number_of(row, num_sub_blocks, CALL), WEIGHED):
         sub_block = sub_blocks_from(row, start, num_sub_blocks, WEIGHED, CALL)
-        entry = laws.entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
+        entry = entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         keeps = tl.exp2((x - maximum) * factor) >= least
         cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))
