@@ -219,7 +219,7 @@ def bound_of_count(key, top_k, maximum):
 
 @triton.jit
 def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the smallest logit that min-p keeps, 1 / sum of what it keeps, and how many entries that are; list them.
+    """Return the smallest logit that min-p keeps, 1 / sum of what it keeps, and how many entries are listed of that.
 
     It goes through the sub-blocks that reach the bound, or through all where there was no room to list these.
     """
@@ -235,8 +235,9 @@ def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constex
         keeps = tl.exp2((x - maximum) * factor) >= least
         cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))
         kept += tl.sum(tl.where(keeps, mass_of(x, maximum, factor), 0))
-        place, number = places_of(keeps)
-        place += count
-        tl.store(words_ptr + place, word_of(key_of(x), entry), mask=keeps & (place < CALL.most_listed))
-        count += number
+        if CALL.lists and MODEL == TARGET:  # for draws, which read no other list
+            place, number = places_of(keeps)
+            place += count
+            tl.store(words_ptr + place, word_of(key_of(x), entry), mask=keeps & (place < CALL.most_listed))
+            count += number
     return cut, inverse_of(kept), count
