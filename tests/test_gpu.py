@@ -278,14 +278,10 @@ def test_sums_that_are_waited_for(name: str, count: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("filters_draft", [True, False])
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize("name", ["rejection", "block", "typical"])
-def test_maxima_that_are_waited_for(
+def test_runs_that_are_listed(
     name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, filters_draft: bool, lends: bool
 ) -> None:
-    """Of long rows under min-p: cuts found by one program a row keep the same; in calls of two sizes and in replays.
-
-    Of one request the words that are waited for are an odd number; behind them in a graph's memory lie those of another
-    call, of 64 bits.
-    """
+    """Of long rows under min-p: maxima of sub-blocks say the same; in calls of two sizes and in replays."""
     temperature = torch.linspace(0, 1.5, count + 1, device="cuda")
     least = torch.linspace(0, 0.2, count + 1, device="cuda").flip(0)
     steps = [Step(name, some, "logits", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
@@ -295,25 +291,22 @@ def test_maxima_that_are_waited_for(
         unfiltered = dataclasses.replace(sampling, min_p=None)
         step.arguments |= {"sampling": sampling, "draft_sampling": None if filters_draft else unfiltered}
     found = []
-    for waits in (False, True):
+    for lists in (False, True):
         monkeypatch.setattr(launching, "KERNELS", {})
         monkeypatch.setattr(checks, "_CHECKED", {})
-        if not waits:
-            monkeypatch.setattr(engine, "can_wait", lambda *_: False)
+        if not lists:
+            all_tunings = tunings.Tunings(*(tuning._replace(runs=False) for tuning in tunings.TUNINGS))
+            monkeypatch.setattr(tunings, "TUNINGS", all_tunings)
         found.append([step.from_the_start(20) for step in steps])
-        assert {key[0].floors for key in launching.KERNELS} == {waits}
+        assert {key[0].lists_runs for key in launching.KERNELS} == {lists}
         monkeypatch.undo()
     for one, other in zip(*found, strict=True):
         assert torch.equal(torch.stack(one), torch.stack(other))
-    of_probs = Step("rejection", 1, "probs", vocab_size=LONG, lends=False)
-    [tokens] = of_probs.from_the_start(1)
-    graphs = [step.capture() for step in (*steps, of_probs)]
+    graphs = [step.capture() for step in steps]
     for turns in zip(*found[0], strict=True):
-        for step, graph, tokens_of_turn in zip(steps, graphs, turns, strict=False):
+        for step, graph, tokens_of_turn in zip(steps, graphs, turns, strict=True):
             graph.replay()
             assert torch.equal(step.out.output_token_ids, tokens_of_turn)
-    graphs[-1].replay()
-    assert torch.equal(of_probs.out.output_token_ids, tokens)
 
 
 # Memory and waiting

@@ -176,25 +176,21 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     with mock.patch.object(engine, "launch", cases.each(interrupted)), pytest.raises(KeyboardInterrupt):
         engine.verify(plan, inputs)
     assert launched[0].awaits == (form == "target_probs")
-    blocks = [-(-vocab_size // size) for size in (launched[0].block, launched[0].emit_block)]
-    used = engine.counters(launched[0], 1, 2, *blocks)
+    used = engine.counters(launched[0], 1, 2, -(-vocab_size // launched[0].emit_block))
     assert used % 2 == 0
     assert not workspace.counters[:used].any()
     assert used <= len(workspace.counters)
 
 
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
-def test_a_workspace_is_enough_for_smaller_batches(
-    num_requests: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of fewer requests or entries, some of which wait for sums or maxima in memory of the workspace's."""
-    monkeypatch.setattr(engine, "can_wait", lambda *_: True)
+def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size: int) -> None:
+    """Of fewer requests or entries, some of which wait for sums in memory of the workspace's, or list runs in it."""
     plan = acceptlib.create("rejection").plan
     workspace = engine.workspace(plan, 100, 2, 150000, torch.device("cpu"))
     rows, ids = torch.empty(num_requests, 2, vocab_size), torch.zeros(num_requests, 1, dtype=torch.int64)
     inputs = cases.inputs(ids, rng=0, target_probs=rows, draft_probs=rows[:, 1:], workspace=workspace)
-    waiting = acceptlib.SamplingParams(min_p=0.1)
-    too = cases.inputs(ids, rng=0, target_logits=rows, draft_logits=rows[:, 1:], sampling=waiting, workspace=workspace)
+    listing = acceptlib.SamplingParams(min_p=0.1)
+    too = cases.inputs(ids, rng=0, target_logits=rows, draft_logits=rows[:, 1:], sampling=listing, workspace=workspace)
     with mock.patch.object(engine, "launch"), mock.patch.object(engine, "resident_programs", return_value=660):
         engine.verify(plan, inputs)  # or raises
         engine.verify(plan, too)

@@ -29,21 +29,10 @@ def of_probs(vocab_size: int) -> dict[str, object]:
     return {"target_probs": torch.full((1, 2, vocab_size), 1 / vocab_size)}
 
 
-def under_min_p(vocab_size: int) -> dict[str, object]:
-    """Return a call of one request, whose rows' programs may wait for each other."""
-    rows = torch.zeros(1, 2, vocab_size)
-    return {"target_logits": rows, "draft_logits": rows[:, 1:], "sampling": acceptlib.SamplingParams(min_p=0.1)}
-
-
 @pytest.mark.parametrize("target", ["cuda:80", cases.EVERYTHING])
-@pytest.mark.parametrize(
-    ("call", "num_loops"), [(of_probs(1 << 17), 2), (of_probs(9000), 0), (under_min_p(1 << 19), 2), (under_min_p(9), 2)]
-)
-def test_warps_that_wait_see_the_same_words(
-    call: dict[str, object], num_loops: int, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("call", "num_loops"), [(of_probs(1 << 17), 2), (of_probs(9000), 0)])
+def test_warps_that_wait_see_the_same_words(call: dict[str, object], num_loops: int, target: str) -> None:
     """Each turn of a loop that waits has a barrier: a warp that left it alone would clear what another waits for."""
-    monkeypatch.setattr(engine, "can_wait", lambda *_: True)
     call["ids"] = torch.zeros(1, 1, dtype=torch.int64)
     (_, asm), *rest = cases.codes(acceptlib.create("rejection"), target, call)
     assert not any("ld.volatile" in other["ptx"] for _, other in rest)
@@ -56,45 +45,37 @@ def test_warps_that_wait_see_the_same_words(
     assert all("bar.sync" in turn for turn in waiting)
 
 
+@pytest.mark.parametrize("filters_draft", [True, False])
 @pytest.mark.parametrize(
-    ("num_blocks", "num_requests", "name", "sizes", "waits"),
+    ("num_requests", "given", "lists_runs", "stages"),
     [
-        (32, 1, "rejection", tunings.SIZES, True),
-        (32, 8, "block", tunings.SIZES, True),
-        (32, 9, "rejection", tunings.SIZES, False),  # which is not small
-        (66, 1, "rejection", tunings.SIZES, True),
-        (67, 1, "rejection", tunings.SIZES, False),  # of which not enough rows have all programs run at a time
-        (35, 64, "block", cases.EVERY_SIZE[0], False),  # whose programs have two blocks each, were it small
+        (8, {"min_p": 0.1}, True, ["reduce", "select", "emit"]),
+        (9, {"min_p": 0.1}, False, ["reduce", "select", "emit"]),  # which is not small
+        (256, {"min_p": 0.1}, False, ["reduce", "emit"]),  # of which a row's last program finds what is kept
+        (1, {"min_p": 0.1, "top_k": 5}, False, ["reduce", "select", "emit"]),
     ],
 )
-def test_programs_of_a_row_wait_where_many_rows_run(
-    num_blocks: int,
+def test_blocks_of_small_batches_list_runs_under_min_p_alone(
     num_requests: int,
-    name: str,
-    sizes: tunings.Sizes,
-    waits: bool,  # noqa: FBT001
+    given: dict[str, float],
+    stages: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    filters_draft: bool,
+    lists_runs: bool,
 ) -> None:
-    """Each has one block, for it must not wait for what it would store later."""
-    monkeypatch.setattr(tunings, "SIZES", sizes)
-    device = mock.Mock(type="cuda")
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(
-        engine, "resident_programs", lambda _, warps, registers: 132 * (65536 // (32 * warps * registers))
-    )
-    can_wait = engine.can_wait
-    monkeypatch.setattr(engine, "can_wait", lambda _, warps, blocks: can_wait(device, warps, blocks))
+    """Of a model without a filter rows are read with the others, for little is left to do meanwhile."""
+    rows = torch.zeros(1, 1, 32 * engine.BLOCK).expand(num_requests, 8, -1)
     launched: list[Any] = []
     monkeypatch.setattr(engine, "launch", cases.each(lambda *launch: launched.append(launch)))
-    call = under_min_p(num_blocks * engine.BLOCK)
-    repeated = {
-        name: value.expand(num_requests, -1, -1) for name, value in call.items() if isinstance(value, torch.Tensor)
-    }
-    ids = torch.zeros(num_requests, 1, dtype=torch.int64)
-    engine.verify(acceptlib.create(name).plan, cases.inputs(ids, rng=0, **{**call, **repeated}))
-    (key, grid, *_), *_ = launched
-    assert key[0].floors == waits
-    assert not waits or grid[0] == 2 * num_blocks
+    sampling = acceptlib.SamplingParams(**given)
+    call = {"target_logits": rows, "draft_logits": rows[:, 1:], "sampling": sampling}
+    call["draft_sampling"] = sampling if filters_draft else acceptlib.SamplingParams()
+    ids = torch.zeros(num_requests, 7, dtype=torch.int64)
+    engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call))
+    assert {key.call.lists_runs for key, *_ in launched} == {lists_runs}
+    late = [] if filters_draft or lists_runs or "select" not in stages else ["reduce"]
+    assert [key.stage for key, *_ in launched] == [*stages[:-1], *late, "emit"]
 
 
 @pytest.mark.parametrize(

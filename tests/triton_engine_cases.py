@@ -19,7 +19,6 @@ from unittest import mock
 import quick_interpreter
 import torch
 import triton
-import triton.language as tl
 from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -32,9 +31,9 @@ from acceptlib.checks import Arguments
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import call as engine_call
-from acceptlib.engine.triton import engine, floors, forms, launching, memory, stages, tunings
+from acceptlib.engine.triton import engine, forms, memory, stages, tunings
 from acceptlib.engine.triton import kernel as kernels
-from acceptlib.engine.triton.launching import Launch, dispatch
+from acceptlib.engine.triton.launching import Launch
 from acceptlib.inputs import Inputs, prepare
 
 SHAPES = {
@@ -214,7 +213,6 @@ def shrink() -> None:
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=128) for tuning in tunings.TUNINGS))
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
-    launching.dispatch = dispatch_twice
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     memory._scratch = poisoned
 
@@ -222,20 +220,6 @@ def shrink() -> None:
 def shrink_further() -> None:
     """Have rows of several blocks, not all of which fit into a tile."""
     engine.BLOCK, engine.TILE = 64, 2
-
-
-@triton.jit
-def no_maximum(_words_ptr: Any, _num_blocks: Any, _call: tl.constexpr) -> Any:
-    """Stand for `floors.wait` where no other program has had its turn."""
-    return tl.full((), 0.0, tl.float32)
-
-
-def dispatch_twice(stage: Launch, *arguments: Any) -> None:
-    """Launch a stage: first without waiting, if its programs wait for each other, for they take turns here."""
-    if stage.key.call.floors and stage.key.stage == "reduce":
-        with mock.patch.object(floors, "wait", no_maximum):
-            dispatch(stage, *arguments)
-    dispatch(stage, *arguments)
 
 
 def poisoned(device: torch.device, _stream: int, _thread: int, counters_bits: int, words_bits: int) -> Workspace:
@@ -362,9 +346,6 @@ def main(mode: str, path: str) -> None:
                     thorough = sizes == ONE_BLOCK or (name == "rejection" and call in MEDIUM)
                     some = EVERY_SIZE if thorough else EVERY_SIZE[::2]
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
-                    if call.startswith("min-p"):
-                        with mock.patch.object(engine, "can_wait", return_value=True):
-                            results[f"{name}-{call}"] += compare(strategy, arguments, some[:1])
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
         forms.LEAST_PARTS = 1  # what longer rows have compiles too

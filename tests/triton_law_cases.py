@@ -27,7 +27,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, floors, partials, records, search, select, sums
+from acceptlib.engine.triton import bins, engine, min_p, partials, records, search, select, sums, tunings
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -175,7 +175,8 @@ MIXED = (
 """The same of both, of which a row may have either."""
 
 LISTED = (records.LISTED.value, 1)
-"""Sub-blocks that a list has room for, for each of a tile: as it is, and so few that not all that is kept fit."""
+"""Sub-blocks that a list has room for, for each of a tile, and runs for each block: some, and so few that not all that
+is kept fit."""
 
 
 def filtered(laws: tuple[tuple[float | None, ...], ...]) -> acceptlib.SamplingParams:
@@ -187,30 +188,27 @@ def filtered(laws: tuple[tuple[float | None, ...], ...]) -> acceptlib.SamplingPa
     )
 
 
-def compare_floors(logits: torch.Tensor) -> str:
-    """Return what `compare_laws` does under min-p alone, whoever finds what is kept."""
-    return compare_laws(logits, MIN_PS, by_block=True) or compare_laws(logits, MIN_PS)
+def compare_min_p(logits: torch.Tensor) -> str:
+    """Return what `compare_laws` does under min-p alone, whether blocks list runs or leave maxima of sub-blocks."""
+    for tunings.SIZES in cases.EVERY_SIZE[:2]:
+        if difference := compare_laws(logits, MIN_PS):
+            return difference
+    return ""
 
 
-def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...], *, by_block: bool = False) -> str:
-    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs.
-
-    What min-p alone keeps is found block by block or by one program a row.
-    """
+def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...]) -> str:
+    """Return an empty string if the kernels and the torch engine keep the same of a row [V], else what differs."""
     sampling = filtered(laws)
     rows = logits.expand(len(laws), -1).contiguous()
     expected = process.law(rows, sampling)
     launched: list[tuple[Any, ...]] = []
     ids = torch.zeros(len(rows), 0, dtype=torch.int64)
     given_call = {"ids": ids, "target_logits": rows[:, None], "sampling": sampling}
-    with (
-        mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))),
-        mock.patch.object(engine, "can_wait", return_value=by_block),
-    ):
+    with mock.patch.object(engine, "launch", cases.each(lambda *launch: launched.append(launch))):
         cases.run(engine.verify, triton_calls.strategies()["rejection"], given_call)
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
-    words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0) + len(rows) * num_blocks, dtype=torch.int64)
+    words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
     given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     parameters = (rows if value is None else value for value in given)  # what is not given is not read
     law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
@@ -281,22 +279,15 @@ def law_kernel(
         CALL=CALL,
         MODEL=kernel_rows.TARGET,
     )
-    # Words that all are there before any is waited for, where laws of cuts would be.
-    waited_ptr = (workspace_ptr + 2 * num_rows * num_blocks + number * num_blocks).to(tl.pointer_type(tl.int32))
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-        if CALL.floors:
-            floors.announce(x, waited_ptr + block, zero == 0)
+        if CALL.lists_runs:
+            min_p.store_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
         else:
             kernel_laws.store_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
-    if CALL.floors:
-        for block in range(num_blocks):
-            entry = block * CALL.block + tl.arange(0, CALL.block)
-            x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
-            floors.weigh_block(
-                x, entry, model, zero, block, num_blocks, waited_ptr, zero == 0, CALL, kernel_rows.TARGET
-            )
+    if CALL.lists_runs:
+        min_p.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     else:
         select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
     if CALL.num_collected:
@@ -472,7 +463,7 @@ def run_laws() -> dict[str, str]:
     }
     for listed in LISTED:
         with listing(listed):
-            results |= {f"min-p-{listed}-{kind}": compare_floors(logits) for kind, logits in law_rows().items()}
+            results |= {f"min-p-{listed}-{kind}": compare_min_p(logits) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     return results | {name: compare() for name, compare in SUMS.items()}
 
@@ -494,6 +485,7 @@ def listing(listed: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (bins, search, select):
             stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
+        stack.enter_context(mock.patch.object(min_p, "HELD", tl.constexpr(listed)))
         yield
 
 

@@ -13,6 +13,10 @@ MOST_LISTED = 256
 """Entries that a draw goes through, at most. Of few rows under top-k or min-p as many are listed."""
 
 
+LISTED_AHEAD = 64
+"""Of these, or of runs, that are loaded before the stop is known."""
+
+
 @functools.cache
 def _sources() -> str:
     """Return what tells versions of this package's code apart."""
@@ -46,7 +50,7 @@ class Call:
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
-        lazy, loops, blocks_ahead, thirds, in_order, floors, emit_parts: See `forms.Tuning`.
+        lazy, loops, blocks_ahead, thirds, in_order, runs, emit_parts: See `forms.Tuning`.
     """
 
     accept: Any
@@ -111,7 +115,7 @@ class Call:
     emit_run: int
     thirds: bool
     in_order: bool
-    floors: bool
+    runs: bool
     max_emit_blocks: int
     tile: int
     max_sub_blocks: int
@@ -123,15 +127,12 @@ class Call:
 
     @cached_property
     def filtered(self) -> tuple[bool, bool]:
-        """Whether what top-k, top-p and min-p keep of a model's rows is found as a cut, by one program a row."""
-        target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
-        return target and not self.floors, draft and not self.floors
+        """Whether top-k, top-p and min-p keep a part of a model's rows: a cut, found by one program a row, says which.
 
-    @cached_property
-    def floored(self) -> tuple[bool, bool]:
-        """Whether it is found block by block instead, relative to the row's maximum: see `floors`."""
-        target, draft = self.min_ps
-        return target and self.floors, draft and self.floors
+        Where lists are gone through for the target's rows, it finds the laws of the draft's too, which has no cut then.
+        """
+        target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
+        return target, draft or (self.lists_runs and target and self.logits[1])
 
     @cached_property
     def filters(self) -> bool:
@@ -155,10 +156,30 @@ class Call:
         """Entries that such a draw goes through, at most. Behind them the list has room for their weights."""
         return min(MOST_LISTED, self.tile * records.WIDTH.value // 2)
 
+    @property
+    def listed_run(self) -> int:
+        """Neighbours of which one is listed for all: a list has the first of its runs, or entries one by one."""
+        return records.RUN.value if self.lists_runs else 1
+
+    @property
+    def listed_ahead(self) -> int:
+        """Words of each list that are on their way before it is known which one is drawn from."""
+        return min(LISTED_AHEAD, self.most_listed // self.listed_run)
+
+    @cached_property
+    def min_p_alone(self) -> bool:
+        """Whether rows have no other filter."""
+        return any(self.min_ps) and not any(self.top_ks + self.top_ps)
+
+    @property
+    def lists_runs(self) -> bool:
+        """Whether what is kept of rows is found from lists of their blocks: see `min_p`."""
+        return self.runs and self.min_p_alone
+
     @cached_property
     def joins(self) -> bool:
         """Whether a row's last program to reduce it finds what is kept of it, which is quick for min-p alone."""
-        return self.lazy and any(self.min_ps) and not any(self.top_ks + self.top_ps)
+        return self.lazy and self.min_p_alone
 
     @property
     def selects(self) -> bool:
@@ -167,8 +188,12 @@ class Call:
 
     @property
     def splits(self) -> bool:
-        """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others."""
-        return self.selects and not self.lazy and self.num_filtered < self.num_reduced
+        """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others.
+
+        Where lists have that, there is little to find.
+        """
+        found = self.selects and not (self.lazy or self.lists_runs)
+        return found and self.num_filtered < self.num_reduced
 
     @cached_property
     def num_filtered(self) -> int:
@@ -210,8 +235,8 @@ class Call:
 
     @property
     def block_words(self) -> int:
-        """Words of the maxima of a block's sub-blocks."""
-        return self.block // records.WIDTH.value // 2
+        """Words that a block of a filtered row leaves: of the maxima of its sub-blocks, or of what is listed of it."""
+        return records.HELD.value if self.lists_runs else self.block // records.WIDTH.value // 2
 
     @property
     def needs_sums(self) -> bool:
@@ -261,8 +286,7 @@ class Call:
     def draws_by_law(self) -> bool:
         """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
-        plain = self.logits[0] and not (self.filtered[0] or self.floored[0])
-        return self.draws and keeps and self.mass_scalar < 0 and plain
+        return self.draws and keeps and self.mass_scalar < 0 and self.logits[0] and not self.filtered[0]
 
     @property
     def counts_rows(self) -> bool:

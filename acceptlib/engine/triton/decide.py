@@ -56,7 +56,6 @@ class Counters(NamedTuple):
     stop_ptr: tl.tensor
     rows_ptr: tl.tensor
     sums_ptr: tl.tensor
-    maxima_ptr: tl.tensor
 
 
 class Request(NamedTuple):

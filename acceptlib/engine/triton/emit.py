@@ -90,8 +90,11 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         length = decide.length_of(request, count)
         stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
         passed = length
-        kept = ()
+        kept, ahead = (), ()
     else:
+        ahead = ()
+        if CALL.lists:
+            ahead = listed.load_ahead(count, request, CALL)
         stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
     if CALL.draws_by_law:
         row, parts = draw.open_known(stop, length, request, CALL)
@@ -99,9 +102,9 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     else:
         few = ()
         if CALL.lists:
-            few = listed.load(stop, fault, request, CALL)
+            few = listed.load(stop, length, count, fault, ahead, request, CALL)
         row = weigh_row(stop, length, grid, kept, few, request, partials_ptr, CALL)
-        if partials.finishes(grid, request, CALL):
+        if partials.finishes(grid, few, request, CALL):
             found = few if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)
             finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL)
 
@@ -388,8 +391,6 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     tl.debug_barrier()  # every warp has read them
     tl.store(request.counters.arrived_ptr, 0)
     tl.store(request.counters.stop_ptr, 0)
-    if CALL.floors:
-        counters.clear(request.counters.maxima_ptr, (2 * request.most + 1) * request.num_blocks, 256)
     if CALL.counts_rows:
         counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS, 64)
 

@@ -1,7 +1,6 @@
 """The Triton engine: what it can run, and how a call is sized for its batch and run in stages."""
 
 import bisect
-import dataclasses
 import functools
 import itertools
 from operator import attrgetter
@@ -29,12 +28,6 @@ BLOCK = 4096
 
 REGISTERS = 1 << 16
 """Of a multiprocessor."""
-
-WAITING_REGISTERS = 168
-"""Registers of threads of programs that wait for their row's maximum, at most."""
-
-WAITING_ROWS = 6
-"""Rows, at least, of which all programs run at a time where programs wait: so many streams may have one unfinished."""
 
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
@@ -113,9 +106,6 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         tuning = tunings.TUNINGS.large_probs  # programs that wait must not be all that run
     blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_requests * num_blocks) if tuning.loops else 1
     per_row = -(-num_blocks // blocks_each)
-    # A program that waits must not have what others wait for still before it.
-    alone = per_row == num_blocks
-    tuning = tuning._replace(floors=tuning.floors and alone and can_wait(device, tuning.reduce_warps, num_blocks))
     num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
     call = compiled_for(
         rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
@@ -144,7 +134,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
     overlap = any(waits) and _overlaps(device)
     sizes_of = {  # programs, warps and registers
-        "reduce": (per_row, tuning.reduce_warps, WAITING_REGISTERS if call.floors else tuning.reduce_registers),
+        "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
         "select": (call.num_filtered, select_warps, select_registers),
         "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
@@ -163,7 +153,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = Key(call, stage.name, stage.rows, first=not wait, late=stage.late, overlap=overlap)
         launches.append(Launch(key, grid, warps, registers, stage.first))
-    num_counters = counters(call, num_requests, most, num_requests * num_blocks, num_requests * num_emit_blocks)
+    num_counters = counters(call, num_requests, most, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
 
 
@@ -326,12 +316,6 @@ def resident_programs(device: torch.device, warps: int, registers: int) -> int:
     return processors * (REGISTERS // (32 * warps * registers))
 
 
-def can_wait(device: torch.device, warps: int, num_blocks: int) -> bool:
-    """Return whether programs of a row of some blocks, one a block, may wait for each other."""
-    starts_in_order = device.type == "cuda" and torch.version.hip is None
-    return starts_in_order and WAITING_ROWS * num_blocks <= resident_programs(device, warps, WAITING_REGISTERS)
-
-
 def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
     """Return how many programs share a request's blocks, so that the last of them ends early.
 
@@ -352,14 +336,13 @@ def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks:
     return end + len(call.state) * num_requests
 
 
-def counters(call: Call, num_requests: int, most: int, num_blocks: int, num_emit_blocks: int) -> int:
+def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> int:
     """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two.
 
     The number is even, for the next one's words of 64 bits may come behind them.
     """
     counts: int = num_counts.fn(num_requests, most, ROW_COUNTS.value)
-    waited = 6 * num_emit_blocks * call.emit_parts * call.awaits + (2 * most + 1) * num_blocks * call.floors
-    return (counts + waited + 1) // 2 * 2
+    return (counts + 6 * num_emit_blocks * call.emit_parts * call.awaits + 1) // 2 * 2
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
@@ -391,11 +374,9 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         emit_bits = (num_emit_blocks - 1).bit_length()
         call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
-        # Batches of which programs wait are small; under min-p alone it is for maxima.
-        most_blocks = tunings.SIZES.medium * BLOCK // tuning.emit_block
-        blocks = [min(num_requests * number, most_blocks) for number in (num_blocks, num_emit_blocks)]
-        call = dataclasses.replace(call, floors=tuning.floors and can_wait(device, tuning.reduce_warps, 1))
-        num_counters = max(num_counters, counters(call, num_requests, most, *blocks))
+        # Batches of which programs wait are small.
+        num_emit_blocks = min(num_requests * num_emit_blocks, tunings.SIZES.medium * BLOCK // tuning.emit_block)
+        num_counters = max(num_counters, counters(call, num_requests, most, num_emit_blocks))
     return Workspace.allocate(num_counters, num_words, device)
 
 

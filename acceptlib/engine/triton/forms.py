@@ -33,10 +33,10 @@ class Tuning(NamedTuple):
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_blocks: Blocks of stopping rows from which on a program that reduces rows goes through two blocks, and four.
         blocks_ahead: Blocks that are on their way while such a program reduces one.
-        floors: Whether programs that reduce rows under min-p alone wait for the row's maximum, where they may, to find
-            what is kept of a block. Else one program a row finds a cut.
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
             programs count who is last.
+        runs: Whether programs that reduce rows under min-p alone list runs that may hold what is kept, which is more to
+            do for them, and less for the program that finds it.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
         patience: What `Sizes.large` is multiplied by where it says whether a batch is large enough to be run so.
     """
@@ -54,7 +54,7 @@ class Tuning(NamedTuple):
     lazy: bool
     thirds: bool = False
     in_order: bool = False
-    floors: bool = False
+    runs: bool = False
     row_blocks: tuple[int, int] = (2048, 4096)
     blocks_ahead: int = 0
     shares: int = 1
@@ -169,8 +169,7 @@ def compiled_for(
     sums = rules["sums"][:-1] if entropy else rules["sums"]
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
-    floors = tuning.floors and any(min_ps) and not any(top_ks + top_ps)
-    filtered = any(map(any, filters)) and not floors
+    filtered = any(map(any, filters))
     part = tuning.emit_block // tuning.emit_parts
     return Call(
         **{**rules, "sums": sums},
@@ -210,7 +209,7 @@ def compiled_for(
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
         in_order=tuning.in_order and tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS and torch.version.hip is None,
-        floors=floors,
+        runs=tuning.runs,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,
         max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,

@@ -4,8 +4,7 @@ From logits, a row's law is its maximum, its normaliser and, where asked for, it
 and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. Sums are
 integers, of fours added up in one order, so neither the layout of a program nor the order of blocks changes a bit.
 
-A row's law is also a cut where its model is filtered: `select` finds it once a row, and stores it. Under min-p alone
-`floors` sums up what is kept of each block instead, relative to the row's maximum, in small batches.
+A row's law is also a cut where its model is filtered: `select` finds it once a row, or `min_p`, and stores it.
 """
 
 # ruff: noqa: N803, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
@@ -24,7 +23,6 @@ from acceptlib.engine.triton.sums import (
     add_three,
     add_two,
     in_thirds,
-    inverse_of,
     sum_exp,
     sum_exp_and_bits,
 )
@@ -100,7 +98,10 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
         factor = factor_of(model, CALL, MODEL)
         # A greedy request needs no sum, but in all but large batches the branch takes longer. It stays where a strategy
         # asks for argmaxes: its requests may all be greedy.
-        if (factor > 0) | (not (CALL.lazy or CALL.best[MODEL])):
+        wanted = (factor > 0) | (not (CALL.lazy or CALL.best[MODEL]))
+        if CALL.filtered[MODEL] and CALL.min_p_alone:  # of what is kept there is another sum
+            wanted = wanted & (floor_of(model) == 0)
+        if wanted:
             if CALL.entropy and MODEL == TARGET:
                 total, bits = sum_exp_and_bits(x, maximum, factor)
                 tl.store(model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw, bits, mask=mask)
@@ -173,8 +174,8 @@ def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
     """
     if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.filters or CALL.lazy or CALL.thirds):
         maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
-        terms = terms_of(target_parts, maximum, factor_of(target, CALL, TARGET), CALL, TARGET)
-        draft_terms = terms_of(draft_parts, draft_maximum, factor_of(draft, CALL, DRAFT), CALL, DRAFT)
+        terms = rescaled(target_parts.maxima, target_parts.sums, maximum, factor_of(target, CALL, TARGET))
+        draft_terms = rescaled(draft_parts.maxima, draft_parts.sums, draft_maximum, factor_of(draft, CALL, DRAFT))
         total, draft_total = tl.reduce((terms, draft_terms), 1, add_two)
         target_law = law_of(target, target_parts, maximum, total, CALL, TARGET)
         return Pair(target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT))
@@ -229,7 +230,7 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maximum = largest_of(parts.maxima)
     if CALL.logits[MODEL]:
-        terms = terms_of(parts, maximum, factor_of(model, CALL, MODEL), CALL, MODEL)
+        terms = rescaled(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL))
         total = in_thirds(terms, 1) if CALL.thirds else tl.sum(terms, 1)
     return maximum, total
 
@@ -239,9 +240,7 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
     """Return the law of rows without a filter, given their maxima and the sums of their exponentials."""
     total = tl.maximum(total, 1)
     normaliser = tl.zeros_like(maximum)
-    if CALL.floored[MODEL]:
-        normaliser = inverse_of(total)
-    elif CALL.logits[MODEL]:
+    if CALL.logits[MODEL]:
         normaliser = (normaliser + SUM_SCALE) / total.to(tl.float32)
     argmax = tl.zeros(maximum.shape, tl.int32)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
@@ -270,15 +269,6 @@ def entropy_of(parts, maximum, total, factor):
     mean = tl.sum(terms.to(tl.int64), 1).to(tl.float64) / total.to(tl.float64)
     entropy = tl.log(total.to(tl.float64) / SUM_SCALE) + mean * LN_2
     return tl.where(maximum == maximum, tl.where(factor == 0, 0.0, entropy), float("nan"))
-
-
-@triton.jit
-def terms_of(parts, maximum, factor, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what blocks add to the sums of their rows, relative to the maxima of these, [n, MAX_BLOCKS]."""
-    if CALL.floored[MODEL]:
-        return parts.sums
-    else:
-        return rescaled(parts.maxima, parts.sums, maximum, factor)
 
 
 @triton.jit
@@ -359,8 +349,6 @@ def prob(x, entry, model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
         factor = factor_of(model, CALL, MODEL)
         weight = tl.exp2((x - law.maximum) * factor)
         p = weight * law.normaliser
-        if CALL.floored[MODEL]:
-            p = tl.where(weight < floor_of(model), 0.0, p)
         if CALL.filtered[MODEL]:
             p = tl.where((x > law.cut) | ((x == law.cut) & (entry >= law.first_kept)), p, 0.0)
         if CALL.temperature[MODEL]:

@@ -1,7 +1,7 @@
 """A draw from what is listed of a filtered row.
 
-Where little is kept of the target's row, and nothing else has a weight, the entries that `select` listed are all that
-is looked at: by the request's last program, while the others leave.
+Where little is kept of the target's row, and nothing else has a weight, what `select` or `min_p` listed is all that is
+looked at: by one of the request's programs, while the others leave.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals
@@ -12,42 +12,139 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import draw, laws, reduce, rows
+from acceptlib.engine.triton.decide import LANES
 from acceptlib.engine.triton.records import list_of, record_of
-from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, UNNORMALIZED_ROW
+from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.search import ABREAST
 from acceptlib.engine.triton.sums import fixed
 
 
 class Listed(NamedTuple):
-    """Words of entries [most_listed] that hold all that is kept of a row, and how many there are; -1 if too many."""
+    """What is listed of a row.
 
-    words: tl.tensor
+    Attributes:
+        raw: Entries [most_listed] that hold all that is kept of the row, as they are given; those of a run in order.
+        number: How many there are; -1 if too many.
+        suffices: Whether all of the request's rows have lists, wherever it stops. The first program finishes it then,
+            and does not wait for others: it changes what they may still decide by, but not this.
+    """
+
+    raw: reduce.Block
     number: tl.tensor
+    suffices: tl.tensor
+
+
+class Ahead(NamedTuple):
+    """What is listed of the target's first rows: numbers [LANES], -1 for too many, and words [LANES, n] at first."""
+
+    numbers: tl.tensor
+    words: tl.tensor
 
 
 @triton.jit
-def load(stop, fault, request, CALL: tl.constexpr):
+def load_ahead(count, request, CALL: tl.constexpr):
+    """Return what may be needed of lists, to be on its way while the stop is found."""
+    position = tl.arange(0, LANES)
+    exists = position < (count + 1 if CALL.has_bonus_rows else count)
+    place = tl.arange(0, CALL.listed_ahead)[None, :]
+    words_ptr = list_of(request.target, position, request.num_blocks, CALL).words_ptr[:, None] + place
+    numbers_ptr = record_of(request.target, position).num_listed_ptr
+    numbers = tl.load(numbers_ptr, mask=exists, other=0, cache_modifier=".cg")
+    return Ahead(numbers, tl.load(words_ptr, mask=exists[:, None], other=0, cache_modifier=".cg"))
+
+
+@triton.jit
+def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     """Return what is listed of the target's row at the stop; nothing if bad counts may make it another request's."""
-    words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr + tl.arange(0, CALL.most_listed)
-    number = tl.load(record_of(request.target, stop).num_listed_ptr, cache_modifier=".cg")
-    return Listed(tl.load(words_ptr, cache_modifier=".cg"), tl.where(fault == 0, number, -1))
+    lane = tl.arange(0, CALL.most_listed)
+    words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr + lane // CALL.listed_run
+    number_ptr = record_of(request.target, stop).num_listed_ptr
+    num_rows = count + 1 if CALL.has_bonus_rows else count
+    if CALL.decided:  # rows beyond the stop have not been read
+        number = tl.load(number_ptr, mask=stop < num_rows, other=0, cache_modifier=".cg")
+        words = tl.load(words_ptr, cache_modifier=".cg")
+        suffices = fault != fault
+    else:
+        chosen = tl.arange(0, LANES) == stop
+        fewest = tl.min(ahead.numbers, 0)
+        number = tl.sum(tl.where(chosen, ahead.numbers, 0), 0)
+        words = spread(tl.sum(tl.where(chosen[:, None], ahead.words, 0), 0), CALL)
+        for base in range(LANES, num_rows, LANES):
+            position = base + tl.arange(0, LANES)
+            numbers_ptr = record_of(request.target, position).num_listed_ptr
+            numbers = tl.load(numbers_ptr, mask=position < num_rows, other=0, cache_modifier=".cg")
+            fewest = tl.minimum(fewest, tl.min(numbers, 0))
+        if (stop >= LANES) | (number > CALL.listed_ahead):
+            number = tl.load(number_ptr, mask=stop < num_rows, other=0, cache_modifier=".cg")
+            words = tl.load(words_ptr, cache_modifier=".cg")
+        suffices = (fault == 0) & (fewest >= 0)
+    # Where there is no row, nothing is drawn; bad counts may make it another request's.
+    number = tl.where(fault == 0, number * CALL.listed_run, -1)
+    held = lane < number
+    entry = tl.where(held, entries_at(lane, words, CALL), request.vocab_size)
+    if CALL.listed_run > 1:
+        x = rows.load(request.target, stop, entry, held, float("-inf"), CALL, TARGET)
+    else:
+        x = tl.where(held, laws.logit_of((words >> 32).to(tl.int32)), float("-inf"))
+    y = x
+    if CALL.has_draft:
+        y = rows.load(request.draft, stop, entry, held & (stop < length), float("-inf"), CALL, DRAFT)
+    return Listed(reduce.Block(entry, x, y), number, suffices)
+
+
+@triton.jit
+def spread(words, CALL: tl.constexpr):
+    """Return the first words of a list where they are among [most_listed]; those of a run are the same."""
+    length: tl.constexpr = words.shape[0]
+    if CALL.listed_run > 1:
+        found = tl.broadcast_to(words[:, None], [length, CALL.listed_run])
+    else:
+        found = tl.broadcast_to(words[None, :], [CALL.most_listed // length, length])
+    return tl.reshape(found, [CALL.most_listed])
+
+
+@triton.jit
+def entries_at(place, words, CALL: tl.constexpr):
+    """Return the entries at places of a list whose words are given."""
+    return words.to(tl.int32) * CALL.listed_run + place % CALL.listed_run
+
+
+@triton.jit
+def before_in_runs(entry, parts, CALL: tl.constexpr):
+    """Return what parts [most_listed] of entries of a list of runs come to before each of them in the row."""
+    num_runs: tl.constexpr = CALL.most_listed // CALL.listed_run
+    first = tl.min(tl.reshape(entry, [num_runs, CALL.listed_run]), 1)
+    within = tl.reshape(parts, [num_runs, CALL.listed_run])
+    sums = tl.sum(within, 1)
+    before = tl.sum(tl.where(first[None, :] < first[:, None], sums[None, :], 0), 1)
+    return tl.reshape(before[:, None] + tl.cumsum(within, 1) - within, [CALL.most_listed])
+
+
+@triton.jit
+def before_each(stop, entry, parts, number, request, CALL: tl.constexpr):
+    """Return the same of a list of entries."""
+    most: tl.constexpr = CALL.most_listed
+    words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr
+    parts_ptr = words_ptr + most
+    tl.store(parts_ptr + tl.arange(0, most), parts)
+    tl.debug_barrier()
+    before = tl.zeros((most, ABREAST), tl.int64)
+    for start in range(0, number, ABREAST):
+        other = start + tl.arange(0, ABREAST)
+        others = tl.load(words_ptr + other).to(tl.int32)
+        their_parts = tl.load(parts_ptr + other, mask=other < number, other=0)
+        before += tl.where(others[None, :] < entry[:, None], their_parts[None, :], 0)
+    return tl.sum(before, 1)
 
 
 @triton.jit
 def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
     """Return the token at the stopping row, and the row's `Status`.
 
-    It is the first whose running sum exceeds r. The list is in no order, so each entry is compared with each.
+    It is the first whose running sum exceeds r. A list is in no order, so each entry or run is compared with each.
     """
     law = row.target_law
-    lane = tl.arange(0, CALL.most_listed)
-    held = lane < listed.number
-    entry = tl.where(held, listed.words.to(tl.int32), request.vocab_size)
-    x = tl.where(held, laws.logit_of((listed.words >> 32).to(tl.int32)), float("-inf"))
-    y = x
-    if CALL.has_draft:
-        y = rows.load(request.draft, stop, entry, held & (row.token >= 0), float("-inf"), CALL, DRAFT)
-    raw = reduce.Block(entry, x, y)
+    raw, entry = listed.raw, listed.raw.entry
     from_target = kind.is_bonus
     _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
     parts = fixed(weights)
@@ -61,18 +158,10 @@ def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
             total = tl.sum(parts, 0)
     mass = tl.sum(weights, 0)
     r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-    words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr
-    parts_ptr = words_ptr + CALL.most_listed
-    tl.store(parts_ptr + lane, parts)
-    tl.debug_barrier()
-    most: tl.constexpr = CALL.most_listed
-    before = tl.zeros((most, ABREAST), tl.int64)
-    for start in range(0, listed.number, ABREAST):
-        other = start + tl.arange(0, ABREAST)
-        others = tl.load(words_ptr + other).to(tl.int32)
-        their_parts = tl.load(parts_ptr + other, mask=other < listed.number, other=0)
-        before += tl.where(others[None, :] < entry[:, None], their_parts[None, :], 0)
-    before = tl.sum(before, 1)
+    if CALL.listed_run > 1:
+        before = before_in_runs(entry, parts, CALL)
+    else:
+        before = before_each(stop, entry, parts, listed.number, request, CALL)
     token = tl.max(tl.where((before <= r) & (r - before < parts), entry, 0), 0)
     if CALL.residual is not None and CALL.recovered == "argmax":
         best = tl.min(tl.where(weights == tl.max(weights, 0), entry, request.vocab_size), 0)

@@ -124,10 +124,14 @@ def _float32(bits, words):
 
 
 @triton.jit
-def finishes(grid, request, CALL: tl.constexpr):
-    """Return whether this program is the one that finishes the request."""
+def finishes(grid, few, request, CALL: tl.constexpr):
+    """Return whether this program is the one that finishes the request: the first, where nobody weighs a row."""
     if CALL.awaits:
         last = grid.program == grid.num_programs
+    elif CALL.lists:
+        last = few.suffices & (grid.program == 0)
+        if few.suffices == 0:
+            last = counters.arrive(request.counters.arrived_ptr, grid.num_programs)
     else:
         last = counters.arrive(request.counters.arrived_ptr, grid.num_programs)
     return last

@@ -20,6 +20,12 @@ LOADED_BITS = tl.constexpr(128)
 LISTED = tl.constexpr(8)
 """Sub-blocks that a list has room for, for each of a tile, beside WIDTH entries."""
 
+HELD = tl.constexpr(32)
+"""Runs of a block that are listed under min-p alone, at most."""
+
+RUN = tl.constexpr(4)
+"""Neighbours of a run there, which one thread has loaded."""
+
 LAW_WORDS = tl.constexpr(8)
 """Words of the `Record` of a filtered row."""
 
@@ -34,7 +40,8 @@ class Record(NamedTuple):
         above_ptr: The mass of entries that lie above all bins, int64.
         total_ptr: That of all entries.
         num_binned_ptr: How many sub-blocks reach the bins.
-        num_listed_ptr: How many entries are listed that hold all that is kept; -1 if not all that is kept is listed.
+        num_listed_ptr: How many entries are listed that hold all that is kept, or runs under min-p alone; -1 if not all
+            that is kept is listed.
     """
 
     maximum_ptr: tl.tensor
@@ -89,6 +96,13 @@ def sub_maxima(model, position):
 
 
 @triton.jit
+def block_list(model, position, block):
+    """Return where runs are listed that hold any of what min-p may keep of a block: see `min_p.word_of`."""
+    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
+    return words_ptr + LAW_WORDS + block * HELD
+
+
+@triton.jit
 def in_runs(x, model, CALL: tl.constexpr):
     """Return a block [BLOCK] of a row by run, sub-block and entry of the run."""
     run: tl.constexpr = LOADED_BITS // model.rows_ptr.dtype.element_ty.primitive_bitwidth
@@ -109,9 +123,10 @@ def entries_in(sub_block, number, model, CALL: tl.constexpr):
 
 @triton.jit
 def list_of(model, position, num_blocks, CALL: tl.constexpr):
-    """Return where what is listed of a row is, behind its sub-blocks' maxima."""
-    sub_blocks_ptr = sub_maxima(model, position) + num_blocks * (CALL.block // WIDTH)
-    words_ptr = (sub_blocks_ptr + CALL.tile * LISTED).to(tl.pointer_type(tl.int64))
+    """Return where what is listed of a row is, behind what its blocks leave."""
+    law_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
+    sub_blocks_ptr = law_ptr + LAW_WORDS + num_blocks * CALL.block_words
+    words_ptr = sub_blocks_ptr + CALL.tile * LISTED // 2
     sums_ptr = words_ptr + CALL.tile * WIDTH
     counts_ptr = (sums_ptr + WIDTH).to(tl.pointer_type(tl.int32))
     return List(sub_blocks_ptr.to(tl.pointer_type(tl.int32)), words_ptr, sums_ptr, counts_ptr)

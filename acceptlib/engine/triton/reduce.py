@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, floors, laws, rows, select
+from acceptlib.engine.triton import counters, decide, laws, min_p, rows, select
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.sums import SUM_SCALE
@@ -81,10 +81,8 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
     x = rows.load_block(model, position, entries, exists, exists, float("-inf"), KEEP, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
-    if CALL.floored[MODEL]:
-        row = position if MODEL == TARGET else request.most + 1 + position
-        words_ptr = request.counters.maxima_ptr + row * num_blocks
-        floors.weigh_block(x, entries.each, model, position, block, num_blocks, words_ptr, exists, CALL, MODEL)
+    if CALL.lists_runs and CALL.filtered[MODEL]:
+        min_p.store_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
     else:
         laws.store_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:

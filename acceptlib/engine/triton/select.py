@@ -4,8 +4,8 @@ Every block of a row leaves the maxima of its sub-blocks of WIDTH entries. Whate
 maxima alone give (the k-th largest of them is no larger than the k-th largest entry), so that few sub-blocks can hold
 any of it: their entries that reach the bound are listed. As a rule there are few: each of them is compared with each,
 which ranks them all at once. Where there are more, `search` finds the cut among them. Under min-p alone the cut follows
-from the maximum: what it keeps is weighed and listed, in large batches by the last program that reduces the row. These
-lists are what draws go through (`listed`).
+from the maximum: what it keeps is weighed and listed, in large batches by the last program that reduces the row, and
+from other lists in small ones (`min_p`). These lists are what draws go through (`listed`).
 
 Under top-p alone many entries may be kept: many programs then list those that the cut may be among (`bins`).
 """
@@ -15,7 +15,7 @@ Under top-p alone many entries may be kept: many programs then list those that t
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, counters, laws, rows
+from acceptlib.engine.triton import bins, counters, laws, min_p, rows
 from acceptlib.engine.triton.laws import LOWEST, key_of
 from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
@@ -70,6 +70,8 @@ def select_row(position, num_blocks, model, STAGE: tl.constexpr, CALL: tl.conste
     """Find the law of one row in its stage."""
     if STAGE == "finish":
         bins.finish_row(position, num_blocks, model, CALL, MODEL)
+    elif CALL.lists_runs:
+        min_p.store_law(position, num_blocks, model, CALL, MODEL)
     else:
         store_law(position, num_blocks, model, CALL, MODEL)
 

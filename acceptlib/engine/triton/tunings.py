@@ -19,7 +19,7 @@ SMALL = Tuning(
     loops=False,
     decides_first=False,
     lazy=False,
-    floors=True,
+    runs=True,
 )
 """For latency: a batch that leaves the device with room to spare."""
 
@@ -170,6 +170,8 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     patience = max(large.patience, PARTS_PATIENCE) if _in_parts(rules, target, draft) else large.patience
     if num_spared >= SIZES.large * patience:
         return large
+    if small and (target.top_k or target.min_p):
+        return TUNINGS.small  # whose programs are few: where draws go through lists, one has anything to do
     if num_blocks < SIZES.smaller and small:
         return TUNINGS.smallest
     if num_blocks < SIZES.small and small:
