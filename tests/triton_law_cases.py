@@ -485,7 +485,8 @@ def listing(listed: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in (bins, search, select):
             stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
-        stack.enter_context(mock.patch.object(min_p, "HELD", tl.constexpr(listed)))
+        for module in (records, min_p):
+            stack.enter_context(mock.patch.object(module, "HELD", tl.constexpr(listed)))
         yield
 
 
