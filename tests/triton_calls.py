@@ -316,6 +316,13 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
     same = torch.cat((logits, logits)).flatten(0, 1)[:21]
     draft = same[torch.tensor([*range(8), *range(9, 18), 19])]
     draft[-1] = draft_logits[0, 0]
+    lanes: dict[str, object] = {
+        "ids": draft.argmax(1),
+        "target_logits": same,
+        "draft_logits": draft,
+        "cu_num_draft_tokens": torch.tensor([0, 8, 17, 18]),
+        "max_num_draft_tokens": 9,
+    }
     # The last request begins where the first one's rows are.
     overlapping: dict[str, object] = {
         "ids": first[:3].argmax(1),
@@ -344,14 +351,9 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
         # The second request's rows would lie far below the tensors.
         "counts-far-below": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, -(2**40), 2 - 2**40, 3])},
         "counts-behind-too-many": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, 4, 3, 3])},
-        "lanes": {
-            "ids": draft.argmax(1),
-            "target_logits": same,
-            "draft_logits": draft,
-            "cu_num_draft_tokens": torch.tensor([0, 8, 17, 18]),
-            "max_num_draft_tokens": 9,
-            "logprobs": True,
-        },
+        "lanes": {**lanes, "logprobs": True},
+        "lanes-min-p": {**lanes, "sampling": acceptlib.SamplingParams(min_p=0.01)},
+        "lanes-top-k": {**lanes, "sampling": acceptlib.SamplingParams(top_k=5)},
     }
 
 
@@ -439,6 +441,19 @@ def filtered(
         },
         "filtered-draft": {**shared, "draft_sampling": other, "logprobs": True},
         "min-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.1, temperature=0.8), "logprobs": True},
+        "min-p-given": {
+            **shared,
+            "target_logits": logits[:, :most],
+            "sampling": acceptlib.SamplingParams(min_p=0.02),
+            "bonus_token_ids": request,
+        },
+        "min-p-ragged": {
+            **ragged,
+            "ids": ids[kept],
+            "target_logits": logits[rows].half(),
+            "draft_logits": draft[kept].half(),
+            "sampling": acceptlib.SamplingParams(min_p=0.05, temperature=request * 0.8),
+        },
         "min-p-target": {
             **shared,
             "sampling": acceptlib.SamplingParams(min_p=0.1),

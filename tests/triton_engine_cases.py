@@ -31,7 +31,7 @@ from acceptlib.checks import Arguments
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import call as engine_call
-from acceptlib.engine.triton import engine, forms, memory, stages, tunings
+from acceptlib.engine.triton import engine, forms, memory, min_p, records, stages, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton.launching import Launch
 from acceptlib.inputs import Inputs, prepare
@@ -54,6 +54,8 @@ SPECIAL = (
     "counts-far-below",
     "counts-behind-too-many",
     "lanes",
+    "lanes-min-p",
+    "lanes-top-k",
 )
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
@@ -98,7 +100,7 @@ ELSEWHERE = ("rejection", "greedy", "typical", "block", "fly")
 # What else a kernel may hold, for one strategy; first what it is compiled for elsewhere too.
 COMPILED_TOO = ("logits", "passed", "bonus", "ragged-explicit", "ragged-given", "rooted")
 # Sampling parameters of one model's rows, the other's read beside: with top-k, and cuts found by stages of their own.
-COMPILED_FILTERED = (("rejection", "filtered-target"), ("rejection", "filtered-draft"))
+COMPILED_FILTERED = (("rejection", "filtered-target"), ("rejection", "filtered-draft"), ("rejection", "min-p"))
 # All of them on both models' rows; masses; draws by a law.
 COMPILED_MORE = (
     ("rejection", "filtered-constrained"),
@@ -218,8 +220,9 @@ def shrink() -> None:
 
 
 def shrink_further() -> None:
-    """Have rows of several blocks, not all of which fit into a tile."""
+    """Have rows of several blocks, not all of which fit into a tile, nor all of their runs into lists."""
     engine.BLOCK, engine.TILE = 64, 2
+    records.HELD = min_p.HELD = triton.language.constexpr(4)
 
 
 def poisoned(device: torch.device, _stream: int, _thread: int, counters_bits: int, words_bits: int) -> Workspace:

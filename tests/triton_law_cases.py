@@ -190,10 +190,11 @@ def filtered(laws: tuple[tuple[float | None, ...], ...]) -> acceptlib.SamplingPa
 
 def compare_min_p(logits: torch.Tensor) -> str:
     """Return what `compare_laws` does under min-p alone, whether blocks list runs or leave maxima of sub-blocks."""
-    for tunings.SIZES in cases.EVERY_SIZE[:2]:
-        if difference := compare_laws(logits, MIN_PS):
-            return difference
-    return ""
+    differences = []
+    for sizes in cases.EVERY_SIZE[:2]:
+        with mock.patch.object(tunings, "SIZES", sizes):
+            differences.append(compare_laws(logits, MIN_PS))
+    return "; ".join(filter(None, differences))
 
 
 def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...]) -> str:

@@ -158,7 +158,7 @@ class Call:
 
     @property
     def listed_run(self) -> int:
-        """Neighbours of which one is listed for all: a list has the first of its runs, or entries one by one."""
+        """Neighbours that a word of a list stands for: a run, or an entry by itself."""
         return records.RUN.value if self.lists_runs else 1
 
     @property
@@ -197,7 +197,7 @@ class Call:
 
     @cached_property
     def num_filtered(self) -> int:
-        """The number of models whose rows are filtered."""
+        """The number of models whose rows are searched for a cut."""
         return sum(self.filtered)
 
     @cached_property

@@ -10,6 +10,9 @@ from acceptlib.engine.triton import decide
 THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
 
+CLEARED = tl.constexpr(64)
+"""Words that are cleared at a time."""
+
 DECIDED_BY = tl.constexpr(0)
 SUMMED_BY = tl.constexpr(1)
 WEIGHED_BY = tl.constexpr(2)
@@ -41,10 +44,10 @@ def of_row(position, kind, request):
 
 
 @triton.jit
-def clear(words_ptr, number, WIDTH: tl.constexpr):
-    """Leave 0 in some words, WIDTH at a time."""
-    for base in range(0, number, WIDTH):
-        index = base + tl.arange(0, WIDTH)
+def clear(words_ptr, number):
+    """Leave 0 in some words."""
+    for base in range(0, number, CLEARED):
+        index = base + tl.arange(0, CLEARED)
         tl.store(words_ptr + index, 0, mask=index < number)
 
 

@@ -1,7 +1,8 @@
 """The last stage: one draw a request at its stopping row, and the result.
 
 Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
-program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result.
+program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result. Where a
+list holds all that may be drawn, one program goes through that (`listed`).
 
 The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
 at, from the last to the first, and a row's last program to arrive decides the position before it.
@@ -75,7 +76,7 @@ def emit(
     out,
     CALL: tl.constexpr,
 ):
-    """Reduce some blocks of the row that one request stops at, or may, and finish the request if the last to do so."""
+    """Reduce some blocks of the row that one request stops at, or may; finish the request if that is for this one."""
     if CALL.mass_scalar >= 0:
         emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL)
     else:
@@ -84,7 +85,7 @@ def emit(
 
 @triton.jit
 def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: tl.constexpr):
-    """Weigh the row at the stop, which is known before; finish the request if the last to do so."""
+    """Weigh the row at the stop, which is known before; finish the request if `partials.finishes` says so."""
     if CALL.decided:
         code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
         length = decide.length_of(request, count)
@@ -392,7 +393,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     tl.store(request.counters.arrived_ptr, 0)
     tl.store(request.counters.stop_ptr, 0)
     if CALL.counts_rows:
-        counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS, 64)
+        counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS)
 
 
 @triton.jit

@@ -349,6 +349,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
     rules = rules_of(plan)
     given = dict.fromkeys(PARAMETERS, torch.float32)
+    min_p_alone = {**given, "top_k": None, "top_p": None}
     rows = RowsForm(torch.float32, address=0, vocab_size=vocab_size, stride=1, aligned=True, is_logits=True, **given)
     form = Form(  # of what needs most
         device=device,
@@ -368,8 +369,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         adds_up=True,
     )
     num_blocks, num_words, num_counters = -(-vocab_size // BLOCK), 0, 0
-    for tuning, is_logits in itertools.product(tunings.TUNINGS, (True, False)):
-        rows = rows._replace(is_logits=is_logits)
+    for tuning, is_logits, filters in itertools.product(tunings.TUNINGS, (True, False), (given, min_p_alone)):
+        rows = rows._replace(is_logits=is_logits, **filters)
         num_emit_blocks = -(-vocab_size // tuning.emit_block)
         emit_bits = (num_emit_blocks - 1).bit_length()
         call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)

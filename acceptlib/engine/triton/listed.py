@@ -35,7 +35,7 @@ class Listed(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What is listed of the target's first rows: numbers [LANES], -1 for too many, and words [LANES, n] at first."""
+    """What is listed of the target's first rows: numbers [LANES], -1 where not all is, and first words [LANES, n]."""
 
     numbers: tl.tensor
     words: tl.tensor
@@ -60,7 +60,7 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr + lane // CALL.listed_run
     number_ptr = record_of(request.target, stop).num_listed_ptr
     num_rows = count + 1 if CALL.has_bonus_rows else count
-    if CALL.decided:  # rows beyond the stop have not been read
+    if CALL.decided:  # rows beyond the stop may not have been read
         number = tl.load(number_ptr, mask=stop < num_rows, other=0, cache_modifier=".cg")
         words = tl.load(words_ptr, cache_modifier=".cg")
         suffices = fault != fault
@@ -81,8 +81,9 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     # Where there is no row, nothing is drawn; bad counts may make it another request's.
     number = tl.where(fault == 0, number * CALL.listed_run, -1)
     held = lane < number
-    entry = tl.where(held, entries_at(lane, words, CALL), request.vocab_size)
-    if CALL.listed_run > 1:
+    entry = words.to(tl.int32) * CALL.listed_run + lane % CALL.listed_run
+    entry = tl.where(held, entry, request.vocab_size)
+    if CALL.lists_runs:
         x = rows.load(request.target, stop, entry, held, float("-inf"), CALL, TARGET)
     else:
         x = tl.where(held, laws.logit_of((words >> 32).to(tl.int32)), float("-inf"))
@@ -96,17 +97,11 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
 def spread(words, CALL: tl.constexpr):
     """Return the first words of a list where they are among [most_listed]; those of a run are the same."""
     length: tl.constexpr = words.shape[0]
-    if CALL.listed_run > 1:
+    if CALL.lists_runs:
         found = tl.broadcast_to(words[:, None], [length, CALL.listed_run])
     else:
         found = tl.broadcast_to(words[None, :], [CALL.most_listed // length, length])
     return tl.reshape(found, [CALL.most_listed])
-
-
-@triton.jit
-def entries_at(place, words, CALL: tl.constexpr):
-    """Return the entries at places of a list whose words are given."""
-    return words.to(tl.int32) * CALL.listed_run + place % CALL.listed_run
 
 
 @triton.jit
@@ -158,7 +153,7 @@ def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
             total = tl.sum(parts, 0)
     mass = tl.sum(weights, 0)
     r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-    if CALL.listed_run > 1:
+    if CALL.lists_runs:
         before = before_in_runs(entry, parts, CALL)
     else:
         before = before_each(stop, entry, parts, listed.number, request, CALL)

@@ -42,7 +42,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
         if least > 0:
             reaches = (largest >= bound_of(maximum, least, factor)) & (largest > float("-inf"))
             number = list_runs(largest, reaches, position, block, model, CALL)
-            found = word_of(second, number)
+            found = packed(second, number)
         else:
             found = sum_exp(x, maximum, factor)
         tl.store(model.sums_ptr + at, found)
@@ -68,9 +68,9 @@ def list_runs(largest, reaches, position, block, model, CALL: tl.constexpr):
     """List runs of a block that reach a bound, as many as there is room for; return how many do."""
     each: tl.constexpr = max(CALL.block // RUN // THREADS, 1)
     run = block * (CALL.block // RUN) + tl.arange(0, CALL.block // RUN)
-    # By thread: nothing moves.
+    # By thread, where it has loaded four neighbours at a time: nothing moves.
     flags = tl.trans(tl.reshape(reaches.to(tl.int32), [each, CALL.block // RUN // each]))
-    word = tl.trans(tl.reshape(word_of(largest, run), [each, CALL.block // RUN // each]))
+    word = tl.trans(tl.reshape(packed(largest, run), [each, CALL.block // RUN // each]))
     numbers = tl.sum(flags, 1)
     place = (tl.cumsum(numbers, 0) - numbers)[:, None] + before(flags)
     tl.store(block_list(model, position, block) + place, word, mask=(flags != 0) & (place < HELD))
@@ -102,13 +102,13 @@ def bound_of(maximum, least, factor):
 
 
 @triton.jit
-def word_of(x, number):
+def packed(x, number):
     """Return a logit and a number as a word."""
     return (x.to(tl.int32, bitcast=True).to(tl.int64) << 32) | number
 
 
 @triton.jit
-def logit_of(word):
+def logit_in(word):
     """Return the logit of a word."""
     return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
@@ -139,7 +139,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     filters = filters & (maximum == maximum)
     if filters:
         held = (place % HELD < number) & (number <= HELD)
-        keeps = held & (tl.exp2((logit_of(word) - maximum) * factor) >= least)
+        keeps = held & (tl.exp2((logit_in(word) - maximum) * factor) >= least)
         cut, kept, count = weigh_runs(row, word, keeps, CALL, MODEL)
         normaliser = inverse_of(kept)
     tl.store(record.maximum_ptr, maximum)
@@ -154,7 +154,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
 @triton.jit
 def weigh_again(row, parts, word, keeps, least, count, record, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store anew what is kept of a row of which lists do not have all: some of a run beside its largest, or blocks."""
-    number, second = tl.sum(parts.sums, 0).to(tl.int32), logit_of(tl.sum(parts.sums, 0))
+    number, second = tl.sum(parts.sums, 0).to(tl.int32), logit_in(tl.sum(parts.sums, 0))
     bound = bound_of(row.maximum, least, row.factor)
     reaches = tl.max(parts.maxima, 0) >= bound
     left = reaches & (number > HELD)
@@ -196,7 +196,7 @@ def store_kept(record, cut, normaliser, count, CALL: tl.constexpr):
 @triton.jit
 def weigh_runs(row, word, keeps, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the smallest logit of words [n, m] that are kept, their mass, and how many they are; list the target's."""
-    x = logit_of(word)
+    x = logit_in(word)
     cut = tl.min(tl.where(keeps, x, float("inf")), 1)
     kept = tl.sum(tl.where(keeps, mass_of(x, row.maximum, row.factor), 0), 1)
     cut, kept, count = tl.reduce((cut, kept, tl.sum(keeps.to(tl.int32), 1)), 0, _together)

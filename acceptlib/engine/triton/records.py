@@ -1,4 +1,6 @@
-"""Where the workspace has what is found of a filtered row: its law, the maxima of its sub-blocks, and lists.
+"""Where the workspace has what is found of a filtered row: its law, what its blocks leave, and lists.
+
+Under min-p alone in small batches blocks leave lists of runs (`min_p`), and else the maxima of sub-blocks.
 
 A sub-block is some entries of a block. They lie in runs all over it, so that one thread has loaded them where the block
 is reduced, and finds the largest by itself.
@@ -59,7 +61,7 @@ class Record(NamedTuple):
 
 
 class List(NamedTuple):
-    """Where what is listed of a row is: numbers of sub-blocks, words of entries, and the sums and counts of bins."""
+    """Where what is listed of a row is: numbers of sub-blocks, words of entries or runs, sums and counts of bins."""
 
     sub_blocks_ptr: tl.tensor
     words_ptr: tl.tensor
@@ -97,7 +99,7 @@ def sub_maxima(model, position):
 
 @triton.jit
 def block_list(model, position, block):
-    """Return where runs are listed that hold any of what min-p may keep of a block: see `min_p.word_of`."""
+    """Return where runs are listed that hold any of what min-p may keep of a block: see `min_p.packed`."""
     words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
     return words_ptr + LAW_WORDS + block * HELD
 

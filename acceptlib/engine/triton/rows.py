@@ -74,10 +74,10 @@ class Model(NamedTuple):
     """One model's rows of one request: pointers are at its first row.
 
     `temperature` and `min_p` have not been looked at yet: what does not depend on them is on its way before.
-    `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials, the maximum and the argmax of each block of
-    each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is what is reduced of the target
-    alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its entropy needs
-    (`CALL.entropy`).
+    `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
+    and the argmax of each block of each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is
+    what is reduced of the target alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its
+    entropy needs (`CALL.entropy`).
     """
 
     rows_ptr: tl.tensor

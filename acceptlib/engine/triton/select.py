@@ -165,8 +165,7 @@ def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr
                 reached = (maximum - maxima) * factor <= deep
                 low = tl.min(tl.min(tl.where(reached, key, LARGEST_INT32), 1), 0).to(tl.int64)
     if CALL.min_ps[MODEL]:
-        # A little lower, for what rounding there is.
-        bound = key_of(maximum + tl.div_rn(tl.log2(least) - 0.001, factor)).to(tl.int64)
+        bound = key_of(min_p.bound_of(maximum, least, factor)).to(tl.int64)
         if (top_k == 0) | (top_p == 1):
             low = tl.maximum(low, bound)
     reaches = (key >= low.to(tl.int32)) & (key > LOWEST)

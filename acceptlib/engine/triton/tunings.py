@@ -170,8 +170,8 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     patience = max(large.patience, PARTS_PATIENCE) if _in_parts(rules, target, draft) else large.patience
     if num_spared >= SIZES.large * patience:
         return large
-    if small and (target.top_k or target.min_p):
-        return TUNINGS.small  # whose programs are few: where draws go through lists, one has anything to do
+    if small and _draws_listed(rules, target, draft):
+        return TUNINGS.small  # whose programs are few, for one of them has anything to do
     if num_blocks < SIZES.smaller and small:
         return TUNINGS.smallest
     if num_blocks < SIZES.small and small:
@@ -194,6 +194,12 @@ def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
     if draws or rules["reads_target"]:
         return TUNINGS.large_one if filters or rules["entropy_scalar"] >= 0 else TUNINGS.large_one_ahead
     return TUNINGS.large_best
+
+
+def _draws_listed(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
+    """Return whether a draw goes through what is listed of a row, as long as that is little; see `Call.lists`."""
+    lists = target.top_k or (target.min_p and not target.top_p)
+    return bool(lists and rules["within_target"] and (draft is None or draft.is_logits))
 
 
 def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
