@@ -228,6 +228,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         found["logits-temperature"] = {**both_logits, "sampling": temperature}
         behind = cut.cummin(1).values < 0
         found |= {
+            **uneven(logits, draft_logits),
             "logits-half": {**both_logits, "target_logits": logits.half(), "draft_logits": draft_logits.bfloat16()},
             "logits-one-hot": {"ids": ids, "target_logits": logits, "sampling": temperature},
             "logits-and-probs": {"ids": ids, "target_logits": logits, "draft_probs": q},
@@ -295,6 +296,23 @@ def outside(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> dict[str, di
     return {
         "outside": {"ids": ids, "target_probs": p, "draft_probs": q},
         "outside-one-hot": {"ids": last, "target_probs": heavy},
+    }
+
+
+def uneven(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[str, object]]:
+    """Return calls whose requests have lists of some rows, and of others not: whether one program suffices shall not
+    hang on where it stops, of which those that come later have another idea.
+    """
+    logits = logits.clone()
+    logits[:, 1::2] = 0.0
+    many = {
+        "ids": draft_logits.argmax(-1).repeat(8, 1),
+        "target_logits": logits.repeat(8, 1, 1),
+        "draft_logits": 3.0 * draft_logits.repeat(8, 1, 1),  # so sure that not all first tokens are accepted
+    }
+    return {
+        "uneven-min-p": {**many, "sampling": acceptlib.SamplingParams(min_p=0.5)},
+        "uneven-top-k": {**many, "sampling": acceptlib.SamplingParams(top_k=3)},
     }
 
 
