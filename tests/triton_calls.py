@@ -303,14 +303,20 @@ def uneven(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[s
     """Return calls whose requests have lists of some rows, and of others not: whether one program suffices shall not
     hang on where it stops, of which those that come later have another idea.
     """
-    logits = logits.clone()
-    logits[:, 1::2] = 0.0
+    target, sure = logits.clone(), 3.0 * draft_logits  # so sure that not all tokens are accepted
+    target[:, 1::2] = 0.0
     many = {
-        "ids": draft_logits.argmax(-1).repeat(8, 1),
-        "target_logits": logits.repeat(8, 1, 1),
-        "draft_logits": 3.0 * draft_logits.repeat(8, 1, 1),  # so sure that not all first tokens are accepted
+        "ids": sure.argmax(-1).repeat(8, 1),
+        "target_logits": target.repeat(8, 1, 1),
+        "draft_logits": sure.repeat(8, 1, 1),
     }
+    # The ninth row alone has none, and no token is rejected before the eighth.
+    late = logits[:, :1].repeat(1, 10, 1)
+    late_draft = torch.cat((late[:, :7], sure[:, :1], sure[:, :1]), 1)
+    late[:, 8] = 0.0
+    behind = {"ids": late_draft.argmax(-1), "target_logits": late, "draft_logits": late_draft}
     return {
+        "uneven-late": {**behind, "sampling": acceptlib.SamplingParams(min_p=0.5)},
         "uneven-min-p": {**many, "sampling": acceptlib.SamplingParams(min_p=0.5)},
         "uneven-top-k": {**many, "sampling": acceptlib.SamplingParams(top_k=3)},
     }
