@@ -35,6 +35,7 @@ from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, launching, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton import memory as kept
+from acceptlib.engine.triton.call import Call
 from acceptlib.rng import CUDA_STEP
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -290,15 +291,33 @@ def test_runs_that_are_listed(
         sampling = SamplingParams(temperature=temperature[:some], min_p=least[:some])
         unfiltered = dataclasses.replace(sampling, min_p=None)
         step.arguments |= {"sampling": sampling, "draft_sampling": None if filters_draft else unfiltered}
+    assert_changes_nothing("runs", lambda call: call.lists_runs, steps, monkeypatch)
+
+
+@pytest.mark.parametrize("lends", [True, False])
+@pytest.mark.parametrize("count", [1, 6])
+@pytest.mark.parametrize("name", ["rejection", "lenience"])
+def test_sums_from_logits_that_are_waited_for(
+    name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, lends: bool
+) -> None:
+    """Of long rows, some greedy: a count of programs says the same; in calls of two sizes and in replays."""
+    steps = [Step(name, some, "logits", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
+    assert_changes_nothing("in_order", lambda call: call.awaits, steps, monkeypatch)
+
+
+def assert_changes_nothing(
+    field: str, is_used: Callable[[Call], bool], steps: list[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Take steps without and with what a field of all tunings turns on, and replay those with it."""
     found = []
-    for lists in (False, True):
+    for turned_on in (False, True):
         monkeypatch.setattr(launching, "KERNELS", {})
         monkeypatch.setattr(checks, "_CHECKED", {})
-        if not lists:
-            all_tunings = tunings.Tunings(*(tuning._replace(runs=False) for tuning in tunings.TUNINGS))
+        if not turned_on:
+            all_tunings = tunings.Tunings(*(tuning._replace(**{field: False}) for tuning in tunings.TUNINGS))
             monkeypatch.setattr(tunings, "TUNINGS", all_tunings)
         found.append([step.from_the_start(20) for step in steps])
-        assert {key[0].lists_runs for key in launching.KERNELS} == {lists}
+        assert {is_used(key[0]) for key in launching.KERNELS} == {turned_on}
         monkeypatch.undo()
     for one, other in zip(*found, strict=True):
         assert torch.equal(torch.stack(one), torch.stack(other))

@@ -69,7 +69,7 @@ FILTERED = {
     "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
 }
 EVERY_SIZE = (
-    tunings.Sizes(smaller=1, small=1, masses=1, medium=1 << 30),
+    tunings.Sizes(small=1, masses=1, medium=1 << 30),
     tunings.Sizes(medium=1),
     tunings.Sizes(medium=1, large=0),
 )

@@ -295,10 +295,11 @@ class Call:
 
     @cached_property
     def awaits(self) -> bool:
-        """Whether a program of the only stage waits for the sums that others find, as it needs nothing else of them."""
-        alone = not (any(self.reduces) or self.needs_sums or self.decided)
+        """Whether a program of the last stage waits for the sums that others find, as it needs nothing else of them."""
+        if not (self.in_order and self.draws) or self.draws_by_law or self.lists or self.decided:
+            return False
         needs_largest = self.residual is not None and self.recovered == "argmax"
-        return self.in_order and alone and self.draws and not needs_largest
+        return not needs_largest and self.mass_scalar < 0
 
     @property
     def given_probs(self) -> bool:

@@ -26,15 +26,23 @@ def needed(position, exists, request, CALL: tl.constexpr):
     """Return whether a row exists and is not beyond the stop."""
     if CALL.lazy:
         if position > 0:  # the first is never beyond it
-            exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
+            exists = exists & (recent(request.counters.stop_ptr) + position <= decide.FAR)
     return exists
+
+
+@triton.jit
+def recent(counter_ptr):
+    """Return what a counter that others raise held not long ago, by the nearest cache: see `latest`.
+
+    A row may be read that need not be; most programs beyond a stop learn so without a trip through what others read.
+    """
+    return tl.max(tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), cache_modifier=".ca"), 0)
 
 
 @triton.jit
 def latest(counter_ptr):
     """Return what a counter that others raise holds now, the same to all warps, so that they take the same branch."""
-    seen = tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True)
-    return tl.max(seen, 0)
+    return tl.max(tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True), 0)
 
 
 @triton.jit

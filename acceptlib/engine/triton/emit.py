@@ -224,9 +224,9 @@ def kind_of(stop, length, CALL: tl.constexpr):
     known = takes_best
     if CALL.residual is not None:
         known = takes_best & is_bonus
-    # The argmax of a row of the target is in its law: nothing is left to reduce, but to check sums.
+    # The argmax of a row of the target is in its law: nothing is left to reduce, unless sums are checked or waited for.
     idle = known
-    if CALL.given_probs and CALL.draws:
+    if (CALL.given_probs and CALL.draws) or CALL.awaits:
         idle = known & (stop < 0)
     return Kind(is_bonus, takes_best, known, idle)
 

@@ -103,7 +103,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     num_spared = num_requests * num_blocks * most if may_leave_rows(rules, form) else 0
     tuning = tunings.tuning_of(rules, num_requests * num_blocks, num_spared, target, draft)
     if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
-        tuning = tunings.TUNINGS.large_probs  # programs that wait must not be all that run
+        tuning = tuning._replace(in_order=False)  # programs that wait must not be all that run
     blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_requests * num_blocks) if tuning.loops else 1
     per_row = -(-num_blocks // blocks_each)
     num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
@@ -349,7 +349,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     """Return memory for every call of up to these sizes; see `AcceptanceStrategy.workspace`."""
     rules = rules_of(plan)
     given = dict.fromkeys(PARAMETERS, torch.float32)
-    min_p_alone = {**given, "top_k": None, "top_p": None}
+    unfiltered = {**given, "top_k": None, "top_p": None, "min_p": None}
+    min_p_alone = {**unfiltered, "min_p": torch.float32}
     rows = RowsForm(torch.float32, address=0, vocab_size=vocab_size, stride=1, aligned=True, is_logits=True, **given)
     form = Form(  # of what needs most
         device=device,
@@ -369,7 +370,9 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         adds_up=True,
     )
     num_blocks, num_words, num_counters = -(-vocab_size // BLOCK), 0, 0
-    for tuning, is_logits, filters in itertools.product(tunings.TUNINGS, (True, False), (given, min_p_alone)):
+    for tuning, is_logits, filters in itertools.product(
+        tunings.TUNINGS, (True, False), (given, min_p_alone, unfiltered)
+    ):
         rows = rows._replace(is_logits=is_logits, **filters)
         num_emit_blocks = -(-vocab_size // tuning.emit_block)
         emit_bits = (num_emit_blocks - 1).bit_length()

@@ -17,6 +17,12 @@ from acceptlib.engine.triton.binding import evaluate
 NUM_BITS = tl.constexpr(63)
 """Rows of a request that may be left out one by one; later ones are not."""
 
+ALL_BITS = tl.constexpr((1 << NUM_BITS.value) - 1)
+"""One for each of these."""
+
+LANE_BITS = tl.constexpr((1 << decide.LANES.value) - 1)
+"""One for each position that is looked at at a time."""
+
 
 class Known(NamedTuple):
     """Of the first LANES positions, u, the scalars but for a mass, and the laws of both models' rows."""
@@ -42,11 +48,11 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
     not fall as the mass grows, so what is accepted at none is accepted, and what is rejected at the largest is not.
     Where `CALL.keeps_laws`, `Known` comes with them.
     """
-    sound_length = length
+    all_sound = length >= 0
     first = length * 0
     last = length if not CALL.spares_masses else first
     bits = tl.full((), 0 if CALL.spares_masses else -1, tl.int64)
-    running = tl.full((), 1.0, tl.float64)
+    running = tl.full((decide.LANES,), 1.0, tl.float64)
     known = ()
     if CALL.keeps_laws:
         zero = tl.zeros((decide.LANES,), tl.float64)
@@ -55,14 +61,14 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
         position = base + tl.arange(0, decide.LANES)
         u, sound, found, pair = decide.look(position, fetched, length, request, CALL)
         sound, found = in_each_warp(sound, found)
-        before = position * 0.0 + running
+        before = running
         after = before
         if CALL.carry is not None:
             for i in range(base, tl.minimum(base + decide.LANES, length)):
                 before = tl.where(position >= i, running, before)
                 # For all lanes, though one is asked for: what does not hang on the carry is found once.
                 carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_value), tl.float64)
-                running = _lane(carried, position == i)
+                running = tl.gather(carried, position * 0 + (i - base), 0)
                 after = tl.where(position >= i, running, after)
         here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
         tl.store(here_ptr, before, mask=position < length)
@@ -79,16 +85,29 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
         if CALL.spares_masses:
             least = passes(u, found, before * 0.0, CALL)
             most = passes(u, found, before * 0.0 + rows.MASS_LIMIT, CALL)
-            sound_length = tl.minimum(sound_length, tl.min(tl.where(sound, length, position), 0))
-            within = position < sound_length
-            first = tl.maximum(first, tl.max(tl.where(within & least, position + 1, 0), 0))
-            wanted = within & (position < length - 1) & most & (least == 0)
-            last = tl.maximum(last, tl.max(tl.where(wanted, position + 1, 0), 0))
-            bit = tl.full((decide.LANES,), 1, tl.int64) << tl.minimum(position + 1, NUM_BITS - 1).to(tl.int64)
-            bits += tl.sum(tl.where(wanted & (position + 1 < NUM_BITS), bit, 0), 0)
+            wanted = (position < length - 1) & most & (least == 0)
+            # Bits of one sum, for warps take long to tell each other.
+            flags = (wanted.to(tl.int32) << decide.LANES) + least.to(tl.int32)
+            word = tl.sum(((flags << decide.LANES) + (sound == 0).to(tl.int32)) << (position - base), 0)
+            unsound, least_bits = word & LANE_BITS, (word >> decide.LANES) & LANE_BITS
+            wanted_bits = word >> 2 * decide.LANES
+            before_unsound = tl.where(all_sound, (unsound & -unsound) - 1, 0)  # all bits if there is none
+            all_sound = all_sound & (unsound == 0)
+            least_bits &= before_unsound
+            wanted_bits &= before_unsound
+            first = tl.where(least_bits != 0, base + bit_length(least_bits), first)
+            last = tl.where(wanted_bits != 0, base + bit_length(wanted_bits), last)
+            if base + 1 < NUM_BITS:
+                bits |= (wanted_bits.to(tl.int64) << (base + 1)) & ALL_BITS
         if base + decide.LANES < length:
             fetched = decide.fetch(position + decide.LANES, length, request, CALL)
     return Wanted(first, tl.maximum(first, last), bits), known
+
+
+@triton.jit
+def bit_length(bits):
+    """Return how many bits a number of few bits has up to the highest that is set, by the exponent of a float."""
+    return tl.maximum((bits.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
 
 
 @triton.jit

@@ -19,11 +19,12 @@ SMALL = Tuning(
     loops=False,
     decides_first=False,
     lazy=False,
+    in_order=True,
     runs=True,
 )
 """For latency: a batch that leaves the device with room to spare."""
 
-SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=88, emit_block=2048, emit_parts=4, thirds=True, in_order=True)
+SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=88, emit_block=2048, emit_parts=4, thirds=True)
 """The same from probabilities, which need no law of a row."""
 
 SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048, emit_parts=4, loops=True, thirds=True)
@@ -32,11 +33,8 @@ SMALL_MASSES = SMALL._replace(emit_warps=4, emit_registers=224, emit_block=2048,
 SMALLER_MASSES = SMALL_MASSES._replace(emit_registers=168, loops=False)
 """The same for requests so few that programs of one block each run at once."""
 
-SMALLER = SMALL._replace(emit_block=2048)
+SMALLER = SMALL._replace(emit_block=2048, emit_parts=4)
 """For requests so few that twice the programs of the last stage run at a time."""
-
-SMALLEST = SMALL._replace(emit_block=1024)
-"""For requests so few that otherwise some multiprocessors would have none of them."""
 
 LARGE = Tuning(
     reduce_warps=4,
@@ -51,7 +49,7 @@ LARGE = Tuning(
     decides_first=True,
     lazy=True,
     thirds=True,
-    row_blocks=(256, 2048),
+    row_blocks=(256, 4096),
 )
 """For throughput. So few programs run at a time that stops, found as rows are read, spare rows not yet begun."""
 
@@ -72,7 +70,7 @@ LARGE_ONE_AHEAD = LARGE_ONE._replace(blocks_ahead=2)
 LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
 """The same where argmaxes are all that is asked for."""
 
-LARGE_HALF = LARGE._replace(reduce_registers=64, emit_registers=96, row_blocks=(1024, 2048), patience=3.75)
+LARGE_HALF = LARGE._replace(reduce_registers=64, emit_registers=96, patience=2.25)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
 LARGE_MIN_P = LARGE_FILTERED._replace(reduce_registers=128, emit_parts=1, patience=1.75)
@@ -106,7 +104,6 @@ MEDIUM_HALF = MEDIUM._replace(
 class Tunings(NamedTuple):
     """One for each kind of batch; see the constants of these names."""
 
-    smallest: Tuning = SMALLEST
     smaller: Tuning = SMALLER
     small: Tuning = SMALL
     small_probs: Tuning = SMALL_PROBS
@@ -132,15 +129,13 @@ class Sizes(NamedTuple):
     """The fewest blocks, of BLOCK entries each, with which a batch is of a size.
 
     Attributes:
-        smaller: Blocks of stopping rows. Asked for batches of logits where no mass decides.
-        small: The same.
+        small: Blocks of stopping rows. Asked for batches of logits where no mass decides.
         masses: The same. Asked where a mass decides.
         medium: The same, for every batch.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
 
-    smaller: int = 64  # whose programs in `SMALLER` are nearly as many as multiprocessors
     small: int = 133  # more blocks than half the programs that run at a time
     masses: int = 193  # seven requests', whose programs in `SMALLER_MASSES` do not all run at a time
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
@@ -172,8 +167,6 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
         return large
     if small and _draws_listed(rules, target, draft):
         return TUNINGS.small  # whose programs are few, for one of them has anything to do
-    if num_blocks < SIZES.smaller and small:
-        return TUNINGS.smallest
     if num_blocks < SIZES.small and small:
         return TUNINGS.smaller
     if small:
