@@ -43,6 +43,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 GIB = 1 << 30
 K, V = 3, 9000  # three blocks
 LONG = 140_000
+FULL = 128_256  # of whose parts the threads of a program that waits have one each
 FORMS = ("probs", "logits", "ragged-logits", "one-hot")
 STRATEGIES = ("rejection", "block", "fly", "typical", "greedy", "relaxed")
 """Between them they launch every stage."""
@@ -294,15 +295,32 @@ def test_runs_that_are_listed(
     assert_changes_nothing("runs", lambda call: call.lists_runs, steps, monkeypatch)
 
 
-@pytest.mark.parametrize("lends", [True, False])
+@pytest.mark.parametrize("vocab_size", [FULL, LONG])
 @pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize("name", ["rejection", "lenience"])
+@pytest.mark.parametrize(("name", "top_p"), [("rejection", None), ("lenience", None), ("typical", 0.9)])
 def test_sums_from_logits_that_are_waited_for(
-    name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, lends: bool
+    name: str, top_p: float | None, count: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of long rows, some greedy: a count of programs says the same; in calls of two sizes and in replays."""
-    steps = [Step(name, some, "logits", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
+    steps = [Step(name, some, "logits", vocab_size=vocab_size) for some in (count, count + 1)]
+    for step in steps:
+        some = len(step.out.status)
+        kept = None if top_p is None else torch.full((some,), top_p, device="cuda")
+        step.arguments["sampling"] = dataclasses.replace(step.arguments["sampling"], top_p=kept)
     assert_changes_nothing("in_order", lambda call: call.awaits, steps, monkeypatch)
+
+
+def test_waiting_calls_of_other_forms_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From logits fewer words are waited for than from probabilities: each call leaves what the next one needs."""
+    monkeypatch.setattr(launching, "KERNELS", {})
+    steps = [Step("rejection", count, form, vocab_size=LONG) for count, form in ((6, "probs"), (1, "logits"))]
+    expected = [step.from_the_start(20) for step in steps]
+    steps[1].arguments["workspace"] = steps[0].arguments["workspace"]
+    for turns in zip(*expected, strict=True):
+        for step, tokens in zip(steps, turns, strict=True):
+            assert torch.equal(step(), tokens)
+            assert not step.arguments["workspace"].counters.any()
+    assert all(key[0].awaits for key in launching.KERNELS)
 
 
 def assert_changes_nothing(
@@ -318,6 +336,7 @@ def assert_changes_nothing(
             monkeypatch.setattr(tunings, "TUNINGS", all_tunings)
         found.append([step.from_the_start(20) for step in steps])
         assert {is_used(key[0]) for key in launching.KERNELS} == {turned_on}
+        assert not any(step.arguments["workspace"].counters.any() for step in steps if step.arguments["workspace"])
         monkeypatch.undo()
     for one, other in zip(*found, strict=True):
         assert torch.equal(torch.stack(one), torch.stack(other))

@@ -296,10 +296,14 @@ class Call:
     @cached_property
     def awaits(self) -> bool:
         """Whether a program of the last stage waits for the sums that others find, as it needs nothing else of them."""
-        if not (self.in_order and self.draws) or self.draws_by_law or self.lists or self.decided:
-            return False
+        elsewhere = self.draws_by_law or self.lists or self.decided or self.mass_scalar >= 0
         needs_largest = self.residual is not None and self.recovered == "argmax"
-        return not needs_largest and self.mass_scalar < 0
+        return self.in_order and self.draws and not (elsewhere or needs_largest or self.loops)
+
+    @property
+    def awaited_words(self) -> int:
+        """Words of a part that it waits for: its sum, and the masses that are checked."""
+        return 3 if self.given_probs else 2
 
     @property
     def given_probs(self) -> bool:

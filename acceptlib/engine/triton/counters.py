@@ -23,20 +23,25 @@ models, its law."""
 
 @triton.jit
 def needed(position, exists, request, CALL: tl.constexpr):
-    """Return whether a row exists and is not beyond the stop."""
+    """Return whether a row exists and is not beyond the stop, which the stages before have found."""
     if CALL.lazy:
         if position > 0:  # the first is never beyond it
-            exists = exists & (recent(request.counters.stop_ptr) + position <= decide.FAR)
+            exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
     return exists
 
 
 @triton.jit
-def recent(counter_ptr):
-    """Return what a counter that others raise held not long ago, by the nearest cache: see `latest`.
+def may_be_needed(position, exists, request, CALL: tl.constexpr):
+    """Return the same while the stop is being found, by what the nearest cache holds of it.
 
-    A row may be read that need not be; most programs beyond a stop learn so without a trip through what others read.
+    That may be some microseconds old, so that a row is read in vain. But most programs beyond a stop learn so without a
+    trip through what others read.
     """
-    return tl.max(tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), cache_modifier=".ca"), 0)
+    if CALL.lazy:
+        if position > 0:
+            stop_ptr = request.counters.stop_ptr + tl.zeros((THREADS,), tl.int32)
+            exists = exists & (tl.max(tl.load(stop_ptr, cache_modifier=".ca"), 0) + position <= decide.FAR)
+    return exists
 
 
 @triton.jit

@@ -102,14 +102,13 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     num_blocks = -(-max(target.vocab_size, draft.vocab_size if draft else 0) // BLOCK)
     num_spared = num_requests * num_blocks * most if may_leave_rows(rules, form) else 0
     tuning = tunings.tuning_of(rules, num_requests * num_blocks, num_spared, target, draft)
-    if tuning.in_order and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
-        tuning = tuning._replace(in_order=False)  # programs that wait must not be all that run
+    num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
+    if call.awaits and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
+        # Programs that wait must not be all that run.
+        tuning = tunings.TUNINGS.medium if target.is_logits else tunings.TUNINGS.large_probs
+        num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
     blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_requests * num_blocks) if tuning.loops else 1
     per_row = -(-num_blocks // blocks_each)
-    num_emit_blocks = -(-target.vocab_size // tuning.emit_block)
-    call = compiled_for(
-        rules, form, tuning, BLOCK, (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length(), TILE
-    )
     emit_registers = LIST_REGISTERS if call.lists else tuning.emit_registers
     resident = resident_programs(device, tuning.emit_warps, emit_registers)
     num_programs, shares = 1, 1
@@ -155,6 +154,13 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         launches.append(Launch(key, grid, warps, registers, stage.first))
     num_counters = counters(call, num_requests, most, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
+
+
+def _compiled_for(rules: Rules, form: Form, tuning: tunings.Tuning, num_blocks: int) -> tuple[int, Call]:
+    """Return how many blocks a row has in the last stage, and what the kernel is compiled for."""
+    num_emit_blocks = -(-form.target.vocab_size // tuning.emit_block)
+    bits = (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length()
+    return num_emit_blocks, compiled_for(rules, form, tuning, BLOCK, *bits, TILE)
 
 
 class Run(NamedTuple):
@@ -342,7 +348,8 @@ def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> 
     The number is even, for the next one's words of 64 bits may come behind them.
     """
     counts: int = num_counts.fn(num_requests, most, ROW_COUNTS.value)
-    return (counts + 6 * num_emit_blocks * call.emit_parts * call.awaits + 1) // 2 * 2
+    words_awaited = num_emit_blocks * call.emit_parts * call.awaited_words if call.awaits else 0
+    return (counts + 2 * words_awaited + 1) // 2 * 2
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:

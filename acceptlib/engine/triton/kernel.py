@@ -226,7 +226,7 @@ def verify_kernel(
     else:
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
-    # [B, 3, num_parts] int64 if `CALL.awaits`.
+    # [B, awaited_words, num_parts] int64 if `CALL.awaits`.
     waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens, ROW_COUNTS)
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
@@ -251,7 +251,8 @@ def verify_kernel(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
             rows_ptr=counters_ptr + 2 * num_requests + number * ROW_COUNTS * (max_num_draft_tokens + 1),
-            sums_ptr=waited_ptr.to(tl.pointer_type(tl.int64)) + number * 3 * num_emit_blocks * CALL.emit_parts,
+            sums_ptr=waited_ptr.to(tl.pointer_type(tl.int64))
+            + number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts,
         ),
     )
     prepared_ptr = workspace_ptr + layout.prepared + 3 * number

@@ -5,7 +5,7 @@ them counts. Where `CALL.awaits`, a program of its own waits for the numbers the
 after and that no number makes 0. It is the last of the request's in the grid: those that it waits for started before.
 """
 
-# ruff: noqa: N803 - jit functions; their constants are in capitals
+# ruff: noqa: N803, N806 - jit functions; their constants are in capitals
 
 from typing import NamedTuple
 
@@ -73,7 +73,8 @@ def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr)
         words_ptr = request.counters.sums_ptr + num_parts + place
         pairs, words = words_of(weights, p, q)
         tl.store(words_ptr, pairs)
-        tl.store(words_ptr + num_parts, words)
+        if CALL.given_probs:
+            tl.store(words_ptr + num_parts, words)
     else:
         masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + place
         tl.store(masses_ptr, weights)
@@ -175,7 +176,9 @@ def _load_masses(request, num_parts, CALL: tl.constexpr):
     words_ptr = request.counters.sums_ptr + num_parts + index
     # Beyond the parts there is 0.0.
     pairs = tl.load(words_ptr, mask=used, other=MASS_SIGN << 32, volatile=True)
-    words = tl.load(words_ptr + num_parts, mask=used, other=MASS_SIGN, volatile=True)
+    words = pairs
+    if CALL.given_probs:
+        words = tl.load(words_ptr + num_parts, mask=used, other=MASS_SIGN, volatile=True)
     return masses_of(pairs, words)
 
 
@@ -196,10 +199,14 @@ def total_masses(sums, grid, request, CALL: tl.constexpr):
         while missing > 0:
             used = index < num_parts
             pairs = tl.load(words_ptr + num_parts, mask=used, other=1, volatile=True)
-            words = tl.load(words_ptr + 2 * num_parts, mask=used, other=1, volatile=True)
+            words = pairs
+            if CALL.given_probs:
+                words = tl.load(words_ptr + 2 * num_parts, mask=used, other=1, volatile=True)
             missing = tl.sum(((pairs == 0) | (words == 0)).to(tl.int32), 0)
             if missing == 0:
                 weights, p, q = tl.reduce(_load_masses(request, num_parts, CALL), 0, add_three)
-        for i in tl.static_range(3):
+        # Every word has been seen, so that none is written any more.
+        WORDS: tl.constexpr = CALL.awaited_words
+        for i in tl.static_range(WORDS):
             tl.store(words_ptr + i * num_parts, index.to(tl.int64) * 0, mask=index < num_parts)
     return weights, p, q

@@ -45,7 +45,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
     room for half as many.
     """
-    if counters.needed(position, position <= count, request, CALL):
+    if counters.may_be_needed(position, position <= count, request, CALL):
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
         if CALL.reduces[TARGET] and ROWS != DRAFT:
             if program < step:
