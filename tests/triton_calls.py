@@ -10,6 +10,7 @@ from triton_cases import Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
+from acceptlib.engine.triton import decide
 from acceptlib.ops import Value
 
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
@@ -269,9 +270,12 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
     # The last tokens hardly stand, and one request does not have them.
     early = (torch.arange(most) < most * 2 // 3).expand_as(ids)
     accept = torch.where(early, 0.001, 0.999).double()
+    drafted = torch.where(early | (torch.arange(len(ids)) > 0)[:, None], ids, -1)
+    if most > decide.LANES.value:  # and before tokens that are looked at later, and would stand
+        drafted[1:, 2] = p.shape[-1]
     return {
         "by-mass": {
-            "ids": torch.where(early | (torch.arange(len(ids)) > 0)[:, None], ids, -1),
+            "ids": drafted,
             "target_probs": p,
             "draft_probs": torch.cat((p[:, : most // 7], q[:, most // 7 :]), 1),
             "uniforms": acceptlib.Uniforms(accept=accept, emit=emit),
