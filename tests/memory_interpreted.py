@@ -46,8 +46,10 @@ FAR = ("rows-apart/padded", "rows-apart/ragged", "rows-in-sum/padded", "rows-in-
 
 TOO_SMALL = ("too-small/counters", "too-small/words", "too-small/device")
 LISTS = "lists/bad-counts"
+LEFT_OUT = "left-out/rows"
 REMEMBERED = "remembered/values"
-CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR, LISTS, REMEMBERED]
+ONCE = [LISTS, LEFT_OUT, REMEMBERED]
+CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR, *ONCE]
 
 
 def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
@@ -129,6 +131,32 @@ def lists_of_others(strategy: AcceptanceStrategy) -> str:
     return f"{written} words are written" if written else "" if compiled_for.lists else "nothing is drawn from lists"
 
 
+def left_out(strategy: AcceptanceStrategy) -> str:
+    """Return what is wrong with what a large batch reads beyond a stop: nothing, once the stop is known."""
+    num_requests, most, vocab_size = SIZES
+    ids = torch.zeros(num_requests, most, dtype=torch.int64)
+    target = torch.zeros(num_requests, most + 1, vocab_size)
+    target[0, :, 0] = -20.0  # so that the first request rejects, and the others do not
+    workspace = strategy.workspace(num_requests, most, vocab_size, "cpu")
+    workspace.words.fill_(RUBBISH)
+    call = {
+        "ids": ids,
+        "target_logits": target,
+        "draft_logits": torch.zeros_like(target[:, 1:]),
+        "workspace": workspace,
+    }
+    *_, tunings.SIZES = cases.EVERY_SIZE
+    with mock.patch.object(engine, "launch", side_effect=engine.launch) as launch:
+        cases.run(engine.verify, strategy, call)
+    launches, _, numbers = launch.call_args.args
+    num_blocks, num_emit_blocks = numbers[-3:-1]
+    sizes = (num_requests * most, num_requests * most, num_requests, num_blocks, num_emit_blocks)
+    sums = workspace.words[layout_of.fn(*sizes, launches[-1].key.call).draft_partials :]
+    # The last block of a row is the last program's, behind the decision about the first position.
+    last = sums[: num_requests * most * num_blocks].view(num_requests, most, num_blocks)[:, 1:, -1] != RUBBISH
+    return "" if last.any(1).tolist() == [False, True, True] else f"rows of requests are read: {last.tolist()}"
+
+
 def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path) -> str:
     """Return what is wrong with a call whose rows lie far apart, in files of which only what is touched exists."""
     _, most, _ = SIZES
@@ -187,6 +215,7 @@ def main(_mode: str, path: str) -> None:
     strategies = triton_calls.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
     found[LISTS] = lists_of_others(strategies["rejection"])
+    found[LEFT_OUT] = left_out(strategies["rejection"])
     found[REMEMBERED] = remembered("rejection")
     found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}
     # The interpreter copies every storage onto itself after a call, and would touch all of it.
