@@ -22,25 +22,16 @@ models, its law."""
 
 
 @triton.jit
-def needed(position, exists, request, CALL: tl.constexpr):
-    """Return whether a row exists and is not beyond the stop, which the stages before have found."""
-    if CALL.lazy:
-        if position > 0:  # the first is never beyond it
-            exists = exists & (latest(request.counters.stop_ptr) + position <= decide.FAR)
-    return exists
+def needed(position, exists, request, CALL: tl.constexpr, FOUND: tl.constexpr):
+    """Return whether a row exists and is not beyond the stop, which is FOUND by the stages before, or being found.
 
-
-@triton.jit
-def may_be_needed(position, exists, request, CALL: tl.constexpr):
-    """Return the same while the stop is being found, by what the nearest cache holds of it.
-
-    That may be some microseconds old, so that a row is read in vain. But most programs beyond a stop learn so without a
-    trip through what others read.
+    While it is, what the nearest cache holds of it will do. That may be some microseconds old, so that a row is read in
+    vain. But most programs beyond a stop learn so without a trip through what others read.
     """
     if CALL.lazy:
-        if position > 0:
-            stop_ptr = request.counters.stop_ptr + tl.zeros((THREADS,), tl.int32)
-            exists = exists & (tl.max(tl.load(stop_ptr, cache_modifier=".ca"), 0) + position <= decide.FAR)
+        if position > 0:  # the first is never beyond it
+            stop_ptr = request.counters.stop_ptr
+            exists = exists & ((latest(stop_ptr) if FOUND else recent(stop_ptr)) + position <= decide.FAR)
     return exists
 
 
@@ -48,6 +39,12 @@ def may_be_needed(position, exists, request, CALL: tl.constexpr):
 def latest(counter_ptr):
     """Return what a counter that others raise holds now, the same to all warps, so that they take the same branch."""
     return tl.max(tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), volatile=True), 0)
+
+
+@triton.jit
+def recent(counter_ptr):
+    """Return what it held not long ago, likewise."""
+    return tl.max(tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), cache_modifier=".ca"), 0)
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
     room for half as many.
     """
-    if counters.may_be_needed(position, position <= count, request, CALL):
+    if counters.needed(position, position <= count, request, CALL, FOUND=False):
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
         if CALL.reduces[TARGET] and ROWS != DRAFT:
             if program < step:
@@ -104,7 +104,7 @@ def close_row(position, exists, step, count, request, model, CALL: tl.constexpr,
 @triton.jit
 def sum_rows(position, count, block, request, CALL: tl.constexpr):
     """Add up the strategy's row sums over one block; finish the row, and decide, if the last to do so."""
-    if counters.needed(position, position < count, request, CALL):
+    if counters.needed(position, position < count, request, CALL, FOUND=True):
         num_blocks = request.num_blocks
         partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
         size = request.num_positions * num_blocks

@@ -51,7 +51,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
 
     Rows under top-p alone are left to the stage `finish`, once their entries are in bins.
     """
-    if counters.needed(position, position <= count, request, CALL):
+    if counters.needed(position, position <= count, request, CALL, FOUND=True):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
         if wanted[TARGET]:
             if program == 0:
