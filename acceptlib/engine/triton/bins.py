@@ -32,7 +32,7 @@ from acceptlib.engine.triton.search import (
     rank_few,
     sample,
     search_row,
-    sub_blocks_from,
+    sub_blocks_at,
     word_of,
 )
 from acceptlib.engine.triton.sums import MASS_SCALE, mass_of
@@ -153,7 +153,7 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
     hidden = tl.full((), 0, tl.int64)
     count = tl.full((), 0, tl.int32)
     for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
-        sub_block = sub_blocks_from(row, start, number, AT_ONCE, CALL)
+        sub_block = sub_blocks_at(row, start + tl.arange(0, AT_ONCE), number, CALL)
         entry = entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         mass = mass_of(x, maximum, factor)
@@ -255,7 +255,7 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
             # In pairs the other way round: of four loaded at once all would be carried to the layout of atomics.
             entry = entries_in(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], model, CALL)
             x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
-            sub_block = sub_blocks_from(row, start + step * AT_ONCE, num_sub_blocks, AT_ONCE, CALL)
+            sub_block = sub_blocks_at(row, start + step * AT_ONCE + tl.arange(0, AT_ONCE), num_sub_blocks, CALL)
             mass = mass_of(x, maximum, row.factor)
             number = bin_of(x, maximum, row.factor, bounds)
             if bounds.start > 0:

@@ -104,7 +104,11 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         few = ()
         if CALL.lists:
             few = listed.load(stop, length, count, fault, ahead, request, CALL)
-        row = weigh_row(stop, length, grid, kept, few, request, partials_ptr, CALL)
+            row = kept_row(stop, length, kept, request, CALL)
+            if few.number < 0:
+                weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
+        else:
+            row = weigh_row(stop, length, grid, kept, request, partials_ptr, CALL)
         if partials.finishes(grid, few, request, CALL):
             found = few if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)
             finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL)
@@ -194,7 +198,7 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
             if number % tl.num_programs(2) == tl.program_id(2):
                 sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
-                    weigh_row(position, length, grid, known, (), request, sums_ptr, CALL)
+                    weigh_row(position, length, grid, known, request, sums_ptr, CALL)
                 if CALL.decided:
                     if (position > wanted.first) & (position < length):
                         if counters.arrive(counters.of_row(position, counters.WEIGHED_BY, request), grid.num_programs):
@@ -232,11 +236,9 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_row(stop, length, grid, kept, few, request, partials_ptr, CALL: tl.constexpr):
-    """Store the partial results of some blocks of one row, unless it is to be drawn from a list; return the row."""
+def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexpr):
+    """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
-    if CALL.lists:
-        program = tl.where(few.number < 0, program, num_blocks)  # beyond the row
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
     raw = reduce.load_both(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
@@ -248,8 +250,6 @@ def weigh_row(stop, length, grid, kept, few, request, partials_ptr, CALL: tl.con
         idle = idle & is_bonus
     if CALL.awaits:
         idle = idle | (program == num_programs)
-    if CALL.lists:
-        idle = idle | (few.number >= 0)
     w_mass = tl.zeros((CALL.emit_block // 4,), tl.float32)
     p_mass = w_mass
     q_mass = w_mass

@@ -16,7 +16,7 @@ from acceptlib.engine.triton.decide import LANES
 from acceptlib.engine.triton.records import list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.search import ABREAST
-from acceptlib.engine.triton.sums import fixed
+from acceptlib.engine.triton.sums import add_two, fixed
 
 
 class Listed(NamedTuple):
@@ -143,15 +143,14 @@ def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
     from_target = kind.is_bonus
     _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
     parts = fixed(weights)
-    total = tl.sum(parts, 0)
+    total, mass = tl.reduce((parts, weights), 0, add_two)
     if CALL.residual is not None:
         if (total == 0) & (from_target == 0):
             # Nothing is left of the residual: draw from p.
             from_target = from_target == 0
             _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
             parts = fixed(weights)
-            total = tl.sum(parts, 0)
-    mass = tl.sum(weights, 0)
+            total, mass = tl.reduce((parts, weights), 0, add_two)
     r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
     if CALL.lists_runs:
         before = before_in_runs(entry, parts, CALL)

@@ -22,7 +22,7 @@ THREADS = tl.constexpr(128)
 """Of a program that reduces rows in small batches: as many runs lie between two of a thread's."""
 
 LEVELS = tl.constexpr(12)
-"""At which numbers of a row are paired, at most."""
+"""At which `before` pairs the numbers of a row: there are no more than 2^12."""
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if filters:
         held = (place % HELD < number) & (number <= HELD)
         keeps = held & (tl.exp2((logit_in(word) - maximum) * factor) >= least)
-        cut, kept, count = weigh_runs(row, word, keeps, CALL, MODEL)
+        cut, kept, count = weigh(row, logit_in(word), word.to(tl.int32), keeps, count + 1, CALL, MODEL)
         normaliser = inverse_of(kept)
     tl.store(record.maximum_ptr, maximum)
     tl.store(record.argmax_ptr, tl.sum(law.argmax, 0))
@@ -194,25 +194,27 @@ def store_kept(record, cut, normaliser, count, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_runs(row, word, keeps, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the smallest logit of words [n, m] that are kept, their mass, and how many they are; list the target's."""
-    x = logit_in(word)
+def weigh(row, x, words, keeps, count, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the smallest of logits [n, m] that are kept, their mass, and how many are listed; `count` were before.
+
+    The target's are listed, by their words. Draws read no other list.
+    """
     cut = tl.min(tl.where(keeps, x, float("inf")), 1)
     kept = tl.sum(tl.where(keeps, mass_of(x, row.maximum, row.factor), 0), 1)
-    cut, kept, count = tl.reduce((cut, kept, tl.sum(keeps.to(tl.int32), 1)), 0, _together)
-    if CALL.lists and MODEL == TARGET:  # draws read no other list
-        list_kept(row, word.to(tl.int32), keeps.to(tl.int32), count * 0, CALL)
-    return cut, kept, count
+    cut, kept, number = tl.reduce((cut, kept, tl.sum(keeps.to(tl.int32), 1)), 0, _together)
+    if CALL.lists and MODEL == TARGET:
+        list_kept(row, words, keeps.to(tl.int32), count, CALL)
+    return cut, kept, count + number
 
 
 @triton.jit
-def list_kept(row, run, flags, count, CALL: tl.constexpr):
-    """List those of runs [n, m] that are flagged, behind those that are; return how many are by then."""
+def list_kept(row, words, flags, count, CALL: tl.constexpr):
+    """List those of words [n, m] that are flagged, behind `count` that are listed; return how many are by then."""
     numbers = tl.sum(flags, 1)
     place = count + (tl.cumsum(numbers, 0) - numbers)[:, None] + before(flags)
     words_ptr = list_of(row.model, row.position, row.num_blocks, CALL).words_ptr
     fits = place < CALL.most_listed // CALL.listed_run
-    tl.store(words_ptr + place, run.to(tl.int64), mask=(flags != 0) & fits)
+    tl.store(words_ptr + place, words.to(tl.int64), mask=(flags != 0) & fits)
     return count + tl.sum(numbers, 0)
 
 

@@ -125,18 +125,17 @@ def list_sub_blocks(row, index, reaches, CALL: tl.constexpr):
 
 @triton.jit
 def number_of(row, num_sub_blocks, CALL: tl.constexpr):
-    """Return how many sub-blocks `sub_blocks_from` has: those listed, or all if there was no room for these."""
+    """Return how many sub-blocks `sub_blocks_at` has: those listed, or all if there was no room for these."""
     return tl.where(num_sub_blocks <= CALL.tile * LISTED, num_sub_blocks, row.num_blocks * (CALL.block // WIDTH))
 
 
 @triton.jit
-def sub_blocks_from(row, start, num_sub_blocks, SIZE: tl.constexpr, CALL: tl.constexpr):
-    """Return SIZE sub-blocks from a place in the list on, -1 beyond its end."""
-    lane = start + tl.arange(0, SIZE)
+def sub_blocks_at(row, place, num_sub_blocks, CALL: tl.constexpr):
+    """Return the sub-blocks at places of the list, -1 beyond its end."""
     listed = num_sub_blocks <= CALL.tile * LISTED
     list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
-    inside = lane < tl.where(listed, num_sub_blocks, 0)
-    return tl.load(list_ptr + lane, mask=inside, other=tl.where(listed, -1, lane), cache_modifier=".cg")
+    inside = place < tl.where(listed, num_sub_blocks, 0)
+    return tl.load(list_ptr + place, mask=inside, other=tl.where(listed, -1, place), cache_modifier=".cg")
 
 
 @triton.jit

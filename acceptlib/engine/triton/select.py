@@ -30,10 +30,10 @@ from acceptlib.engine.triton.search import (
     places_of,
     rank_few,
     search_row,
-    sub_blocks_from,
+    sub_blocks_at,
     word_of,
 )
-from acceptlib.engine.triton.sums import SUM_SHIFT, inverse_of, mass_of
+from acceptlib.engine.triton.sums import SUM_SHIFT, inverse_of
 
 SPARE = tl.constexpr(8)
 """Sub-blocks that a bound may let through beside those that it has to, to be found sooner."""
@@ -84,12 +84,14 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     parts = laws.load_blocks(model, lane + position, lane == 0, num_blocks, CALL, MODEL)
     # On their way while the law is combined, if registers are left for them.
     early = () if CALL.lazy else maxima_of(position, num_blocks, model, CALL)
-    maximum, sums = laws.combine(model, parts, CALL, MODEL)
+    least = rows.floor_of(model) if CALL.min_ps[MODEL] else tl.full((), 0.0, tl.float32)
+    maximum, sums = laws.largest_of(parts.maxima), tl.zeros((1,), tl.int64)
+    if (not CALL.min_p_alone) | (least == 0):  # there are no sums of all entries otherwise
+        _, sums = laws.combine(model, parts, CALL, MODEL)
     law = laws.law_of(model, parts, maximum, sums, CALL, MODEL)
     maximum, normaliser = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0)
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float64)
-    least = tl.full((), 0.0, tl.float32)
     total = tl.full((), 1, tl.int64)
     target = total
     if CALL.top_ks[MODEL]:
@@ -100,8 +102,6 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
         total = tl.maximum(tl.sum(sums, 0), 1) >> SUM_SHIFT
         target = mass_to_keep(top_p, total)
-    if CALL.min_ps[MODEL]:
-        least = rows.floor_of(model)
     cut = tl.full((), float("-inf"), tl.float32)
     first = tl.full((), 0, tl.int64)
     number = tl.full((), -1, tl.int32)
@@ -228,17 +228,13 @@ def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constex
     cut = tl.full((), float("inf"), tl.float32)
     kept = tl.full((), 0, tl.int64)
     count = tl.full((), 0, tl.int32)
-    words_ptr = list_of(model, position, row.num_blocks, CALL).words_ptr
+    number = a_row_each(WEIGHED * WIDTH)
     for start in range(0, number_of(row, num_sub_blocks, CALL), WEIGHED):
-        sub_block = sub_blocks_from(row, start, num_sub_blocks, WEIGHED, CALL)
-        entry = entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
+        sub_block = sub_blocks_at(row, start + number // WIDTH, num_sub_blocks, CALL)
+        entry = entries_in(sub_block, number % WIDTH, model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
         keeps = tl.exp2((x - maximum) * factor) >= least
-        cut = tl.minimum(cut, tl.min(tl.where(keeps, x, float("inf"))))
-        kept += tl.sum(tl.where(keeps, mass_of(x, maximum, factor), 0))
-        if CALL.lists and MODEL == TARGET:  # for draws, which read no other list
-            place, number = places_of(keeps)
-            place += count
-            tl.store(words_ptr + place, word_of(key_of(x), entry), mask=keeps & (place < CALL.most_listed))
-            count += number
+        smallest, mass, count = min_p.weigh(row, x, word_of(key_of(x), entry), keeps, count, CALL, MODEL)
+        cut = tl.minimum(cut, smallest)
+        kept += mass
     return cut, inverse_of(kept), count
