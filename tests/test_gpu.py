@@ -531,12 +531,12 @@ def has_memory() -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 def test_lists_change_nothing(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draw goes through up to 256 listed entries, half as many with a tile of 8, or through the row."""
+    """A draw goes through up to 256 listed entries, half as many with a tile of 4, or through the row."""
     monkeypatch.setattr(tunings, "SIZES", sizes)
     ks = torch.tensor([1, 5, 24, 50, 120, 128, 129, 200, 248, 256, 257, 400, 4000, 0], device="cuda")
     filters = SamplingParams(temperature=0.9, top_k=ks)
     call, found = batch(len(ks), "logits", vocab_size=LONG) | {"sampling": filters, "draft_sampling": filters}, []
-    for tile in (engine.TILE, 8):
+    for tile in (engine.TILE, 4):
         monkeypatch.setattr(engine, "TILE", tile)
         checks._CHECKED.clear()
         found.append(create("rejection").verify(**call, rng=streams(len(ks))))

@@ -50,12 +50,13 @@ def test_warps_that_wait_see_the_same_words(call: dict[str, object], num_loops: 
     ("num_requests", "given", "lists_runs", "stages"),
     [
         (8, {"min_p": 0.1}, True, ["reduce", "select", "emit"]),
-        (9, {"min_p": 0.1}, False, ["reduce", "select", "emit"]),  # which is not small
+        (18, {"min_p": 0.1}, True, ["reduce", "select", "emit"]),
+        (19, {"min_p": 0.1}, False, ["reduce", "select", "emit"]),
         (256, {"min_p": 0.1}, False, ["reduce", "emit"]),  # of which a row's last program finds what is kept
         (1, {"min_p": 0.1, "top_k": 5}, False, ["reduce", "select", "emit"]),
     ],
 )
-def test_blocks_of_small_batches_list_runs_under_min_p_alone(
+def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
     num_requests: int,
     given: dict[str, float],
     stages: list[str],
@@ -65,13 +66,13 @@ def test_blocks_of_small_batches_list_runs_under_min_p_alone(
     lists_runs: bool,
 ) -> None:
     """Of a model without a filter rows are read with the others, for little is left to do meanwhile."""
-    rows = torch.zeros(1, 1, 32 * engine.BLOCK).expand(num_requests, 8, -1)
+    rows = torch.zeros(1, 1, 32 * engine.BLOCK).expand(num_requests, 4, -1)
     launched: list[Any] = []
     monkeypatch.setattr(engine, "launch", cases.each(lambda *launch: launched.append(launch)))
     sampling = acceptlib.SamplingParams(**given)
     call = {"target_logits": rows, "draft_logits": rows[:, 1:], "sampling": sampling}
     call["draft_sampling"] = sampling if filters_draft else acceptlib.SamplingParams()
-    ids = torch.zeros(num_requests, 7, dtype=torch.int64)
+    ids = torch.zeros(num_requests, 3, dtype=torch.int64)
     engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call))
     assert {key.call.lists_runs for key, *_ in launched} == {lists_runs}
     late = [] if filters_draft or lists_runs or "select" not in stages else ["reduce"]

@@ -153,8 +153,8 @@ class Call:
 
     @property
     def most_listed(self) -> int:
-        """Entries that such a draw goes through, at most. Behind them the list has room for their weights."""
-        return min(MOST_LISTED, self.tile * records.WIDTH.value // 2)
+        """Entries that such a draw goes through, at most."""
+        return min(MOST_LISTED, self.tile * records.WIDTH.value)
 
     @property
     def listed_run(self) -> int:

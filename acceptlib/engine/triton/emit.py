@@ -362,7 +362,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
             sums = partials.load_sums(partials_ptr, grid, request, CALL)
             token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, sums, CALL)
         else:
-            token, row_fault = listed.draw_listed(stop, kind, row, found, random.bits_of(request, CALL), request, CALL)
+            token, row_fault = listed.draw_listed(kind, row, found, random.bits_of(request, CALL), request, CALL)
     else:
         token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
     if CALL.has_bonus:
@@ -410,7 +410,9 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
         bits = random.bits_of(request, CALL)
         total = tl.sum(parts, 0)
         ends = parts
-        if CALL.awaits:  # the one program that waited has them sooner beside the total than after it
+        # Beside the total they are found sooner than after it, but in more registers.
+        beside: tl.constexpr = CALL.awaits or CALL.mass_scalar >= 0
+        if beside:
             ends = tl.cumsum(parts, 0)
         from_target = is_bonus
         if CALL.residual is not None:
@@ -424,11 +426,11 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                     part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
                     parts = tl.where(index == number, part, parts)
                     total += part
-                if CALL.awaits:
+                if beside:
                     ends = tl.cumsum(parts, 0)
         # Draw: the first entry whose running sum exceeds r.
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-        if not CALL.awaits:
+        if not beside:
             ends = tl.cumsum(parts, 0)
         below = (ends <= r) & used
         found = tl.minimum(tl.sum(below.to(tl.int32), 0), num_blocks * CALL.emit_parts - 1)

@@ -105,35 +105,28 @@ def spread(words, CALL: tl.constexpr):
 
 
 @triton.jit
-def before_in_runs(entry, parts, CALL: tl.constexpr):
-    """Return what parts [most_listed] of entries of a list of runs come to before each of them in the row."""
+def before_in_runs(entry, parts, number, CALL: tl.constexpr):
+    """Return what parts [most_listed] of `number` entries of a list of runs come to before each of them in the row."""
     num_runs: tl.constexpr = CALL.most_listed // CALL.listed_run
     first = tl.min(tl.reshape(entry, [num_runs, CALL.listed_run]), 1)
     within = tl.reshape(parts, [num_runs, CALL.listed_run])
-    sums = tl.sum(within, 1)
-    before = tl.sum(tl.where(first[None, :] < first[:, None], sums[None, :], 0), 1)
+    before = before_each(first, tl.sum(within, 1), number // CALL.listed_run)
     return tl.reshape(before[:, None] + tl.cumsum(within, 1) - within, [CALL.most_listed])
 
 
 @triton.jit
-def before_each(stop, entry, parts, number, request, CALL: tl.constexpr):
+def before_each(entry, parts, number):
     """Return the same of a list of entries."""
-    most: tl.constexpr = CALL.most_listed
-    words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr
-    parts_ptr = words_ptr + most
-    tl.store(parts_ptr + tl.arange(0, most), parts)
-    tl.debug_barrier()
-    before = tl.zeros((most, ABREAST), tl.int64)
+    before = tl.zeros((entry.shape[0], ABREAST), tl.int64)
     for start in range(0, number, ABREAST):
         other = start + tl.arange(0, ABREAST)
-        others = tl.load(words_ptr + other).to(tl.int32)
-        their_parts = tl.load(parts_ptr + other, mask=other < number, other=0)
+        others, their_parts = tl.gather(entry, other, 0), tl.gather(parts, other, 0)
         before += tl.where(others[None, :] < entry[:, None], their_parts[None, :], 0)
     return tl.sum(before, 1)
 
 
 @triton.jit
-def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
+def draw_listed(kind, row, listed, bits, request, CALL: tl.constexpr):
     """Return the token at the stopping row, and the row's `Status`.
 
     It is the first whose running sum exceeds r. A list is in no order, so each entry or run is compared with each.
@@ -153,9 +146,9 @@ def draw_listed(stop, kind, row, listed, bits, request, CALL: tl.constexpr):
             total, mass = tl.reduce((parts, weights), 0, add_two)
     r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
     if CALL.lists_runs:
-        before = before_in_runs(entry, parts, CALL)
+        before = before_in_runs(entry, parts, listed.number, CALL)
     else:
-        before = before_each(stop, entry, parts, listed.number, request, CALL)
+        before = before_each(entry, parts, listed.number)
     token = tl.max(tl.where((before <= r) & (r - before < parts), entry, 0), 0)
     if CALL.residual is not None and CALL.recovered == "argmax":
         best = tl.min(tl.where(weights == tl.max(weights, 0), entry, request.vocab_size), 0)

@@ -1,4 +1,4 @@
-"""What min-p alone keeps of a row in small batches: listed block by block, and found from these lists.
+"""What min-p alone keeps of a row in batches that are not large: listed block by block, and found from these lists.
 
 What is kept follows from the row's maximum, which no program knows from its block alone. But whatever is kept of the
 row would be kept of its block, and as a rule few runs of neighbours hold any of that: programs that reduce rows list
@@ -41,11 +41,11 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
     if mask & (factor > 0):
         if least > 0:
             reaches = (largest >= bound_of(maximum, least, factor)) & (largest > float("-inf"))
-            number = list_runs(largest, reaches, position, block, model, CALL)
-            found = packed(second, number)
+            ends = list_runs(largest, reaches, position, block, model, CALL)
+            lane = tl.arange(0, ends.shape[0])
+            tl.store(model.sums_ptr + at + lane * 0, packed(second, ends), mask=lane == ends.shape[0] - 1)
         else:
-            found = sum_exp(x, maximum, factor)
-        tl.store(model.sums_ptr + at, found)
+            tl.store(model.sums_ptr + at, sum_exp(x, maximum, factor))
 
 
 @triton.jit
@@ -65,16 +65,17 @@ def _larger_two(first, second, other_first, other_second):
 
 @triton.jit
 def list_runs(largest, reaches, position, block, model, CALL: tl.constexpr):
-    """List runs of a block that reach a bound, as many as there is room for; return how many do."""
+    """List runs of a block that reach a bound, as many as there is room for; return how many do up to each thread."""
     each: tl.constexpr = max(CALL.block // RUN // THREADS, 1)
     run = block * (CALL.block // RUN) + tl.arange(0, CALL.block // RUN)
     # By thread, where it has loaded four neighbours at a time: nothing moves.
     flags = tl.trans(tl.reshape(reaches.to(tl.int32), [each, CALL.block // RUN // each]))
     word = tl.trans(tl.reshape(packed(largest, run), [each, CALL.block // RUN // each]))
     numbers = tl.sum(flags, 1)
-    place = (tl.cumsum(numbers, 0) - numbers)[:, None] + before(flags)
+    ends = tl.cumsum(numbers, 0)
+    place = (ends - numbers)[:, None] + before(flags)
     tl.store(block_list(model, position, block) + place, word, mask=(flags != 0) & (place < HELD))
-    return tl.sum(numbers, 0)
+    return ends
 
 
 @triton.jit

@@ -175,8 +175,7 @@ def rank_few(
     place = tl.zeros((MOST, abreast), tl.int32)
     before = tl.zeros((MOST, abreast), tl.int64)
     for start in range(0, count, abreast):
-        index = start + tl.arange(0, abreast)
-        other = tl.load(words_ptr + index, mask=index < count, other=NOTHING, cache_modifier=CACHE)
+        other = tl.gather(word, start + tl.arange(0, abreast), 0)
         other_key = (other >> 32).to(tl.int32)
         place += (other_key[None, :] > key[:, None]).to(tl.int32)
         if CALL.top_ps[MODEL]:

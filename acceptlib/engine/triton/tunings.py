@@ -100,6 +100,9 @@ MEDIUM_HALF = MEDIUM._replace(
 )
 """The same for both models' rows of 16-bit numbers."""
 
+MEDIUM_MIN_P = MEDIUM._replace(reduce_registers=80, runs=True)
+"""The same under min-p alone, as long as what listing runs adds to reading rows is less than it spares afterwards."""
+
 
 class Tunings(NamedTuple):
     """One for each kind of batch; see the constants of these names."""
@@ -111,6 +114,7 @@ class Tunings(NamedTuple):
     smaller_masses: Tuning = SMALLER_MASSES
     medium: Tuning = MEDIUM
     medium_half: Tuning = MEDIUM_HALF
+    medium_min_p: Tuning = MEDIUM_MIN_P
     large: Tuning = LARGE
     large_filtered: Tuning = LARGE_FILTERED
     large_probs: Tuning = LARGE_PROBS
@@ -132,6 +136,7 @@ class Sizes(NamedTuple):
         small: Blocks of stopping rows. Asked for batches of logits where no mass decides.
         masses: The same. Asked where a mass decides.
         medium: The same, for every batch.
+        runs: The same. From here on min-p alone lists no runs in float32.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
@@ -139,6 +144,7 @@ class Sizes(NamedTuple):
     small: int = 133  # more blocks than half the programs that run at a time
     masses: int = 193  # seven requests', whose programs in `SMALLER_MASSES` do not all run at a time
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
+    runs: int = 577  # more than 18 requests
     large: int = 2048
 
 
@@ -171,6 +177,8 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
         return TUNINGS.smaller
     if small:
         return TUNINGS.small
+    if num_blocks < SIZES.runs and target.dtype == torch.float32 and _filters(target, draft) == {"min_p"}:
+        return TUNINGS.medium_min_p
     return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
 
 
