@@ -20,6 +20,12 @@ SUM_SCALE = tl.constexpr(constants.SUM_SCALE)
 SHARE = tl.constexpr(0.25)
 """Of the sum of four numbers up to 1, which is at most 1 again."""
 
+ROW_SUM_LIMIT = tl.constexpr(constants.ROW_SUM_LIMIT)
+
+MAGNITUDE_SHIFT = tl.constexpr(constants.MAGNITUDE_SHIFT)
+
+MAGNITUDE_LIMIT = tl.constexpr(constants.MAGNITUDE_LIMIT)
+
 NEGLIGIBLE = tl.constexpr(256.0)
 """Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
 
