@@ -14,6 +14,9 @@ RESERVED_COUNTERS = 1 << 22
 """Counters of a device for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
 would zero fresh ones in every replay, a kernel more."""
 
+ALIGNMENT = 8
+"""Bytes of a counter that is waited for."""
+
 
 def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
     """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
@@ -26,6 +29,13 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
                 f"{found[0]} and {found[1]} on {found[2]}. Allocate it with the strategy's own `workspace`, for as "
                 "many requests, drafted tokens and vocabulary entries as any call has. A ragged call may have no more "
                 "ids than requests times drafted tokens, if its rows are filtered."
+            )
+            raise InputError(msg)
+        if given.counters.data_ptr() % ALIGNMENT:
+            msg = (
+                f"workspace.counters: expected to begin at a multiple of {ALIGNMENT} bytes, for kernels read some of "
+                f"them as int64, got an address that leaves {given.counters.data_ptr() % ALIGNMENT}. A part of a "
+                "larger tensor begins at an even element."
             )
             raise InputError(msg)
         return given
