@@ -332,6 +332,22 @@ def test_threads_share_no_memory() -> None:
     assert kept() is kept()
 
 
+def test_calls_share_memory_of_every_size() -> None:
+    """Of counters and words alike there is as much as the call with most needs, rounded up."""
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
+    sizes = list(itertools.product((40, 3, 900), (50, 7000, 6)))
+    with ThreadPoolExecutor(1) as other:  # which has none yet
+        found = list(other.map(lambda size: memory.memory_for(inputs, *size), sizes))
+    for (num_counters, num_words), lent in zip(sizes, found, strict=True):
+        assert len(lent.counters) >= num_counters
+        assert len(lent.words) >= num_words
+        assert not lent.counters.any()
+    largest = found[-1]
+    assert (len(largest.counters), len(largest.words)) == (1024, 8192)
+    assert all(lent is largest for lent in found[sizes.index((900, 50)) :])
+    assert len({id(lent) for lent in found}) == 3  # and not one for each pair of sizes
+
+
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:
     probs, bounds = torch.full((1, 4), 0.25), torch.zeros(2, dtype=torch.int32)
     ragged = {"target_probs": probs, "cu_num_draft_tokens": bounds, "max_num_draft_tokens": 65535}

@@ -44,17 +44,48 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
             # It belongs to the graph: no other call may find it.
             return _captured(num_counters, num_words, device)
         stream = current_stream(device)
-    return _scratch(device, stream, threading.get_ident(), num_counters.bit_length(), num_words.bit_length())
+    return _scratch(device, stream, num_counters, num_words)
+
+
+class _Kept:
+    """Memory for calls that run one after the other.
+
+    Where they come to need more, what is too small is let go. No graph holds it, and whatever gets that memory next on
+    the stream runs behind the calls that still use it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._have(0, 0)
+
+    def _have(self, num_counters: int, num_words: int) -> None:
+        self.workspace = Workspace.allocate(num_counters, num_words, self.device)
+        self.num_counters, self.num_words = num_counters, num_words
+
+    def grow(self, num_counters: int, num_words: int) -> None:
+        """Have at least so many counters and words, rounded up to powers of two so that this happens a few times."""
+        needed = [1 << (number - 1).bit_length() for number in (num_counters, num_words)]
+        sizes = max(self.num_counters, needed[0]), max(self.num_words, needed[1])
+        self._have(0, 0)  # so that there need not be room for both
+        self._have(*sizes)
+
+
+def _scratch(device: torch.device, stream: int, num_counters: int, num_words: int) -> Workspace:
+    """Return memory for this thread's calls on one stream."""
+    kept = _kept(device, stream, threading.get_ident())
+    if num_counters > kept.num_counters or num_words > kept.num_words:
+        kept.grow(num_counters, num_words)
+    return kept.workspace
 
 
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, thread: int, counters_bits: int, words_bits: int) -> Workspace:
-    """Return memory for a thread's calls on one stream; sizes in bits."""
+def _kept(device: torch.device, stream: int, thread: int) -> _Kept:
+    """Return what is kept for a thread's calls on one stream."""
     del stream, thread
     with _RESERVED_LOCK:
         if device not in _RESERVED:
             _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
-    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    return _Kept(device)
 
 
 _RESERVED: dict[torch.device, torch.Tensor] = {}
