@@ -348,6 +348,23 @@ def test_calls_share_memory_of_every_size() -> None:
     assert len({id(lent) for lent in found}) == 3  # and not one for each pair of sizes
 
 
+def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, once for all threads and streams."""
+    monkeypatch.setattr(memory, "_RESERVED", {})
+    monkeypatch.setattr(memory, "current_stream", mock.Mock(side_effect=[1, 2, 2]))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    memory._kept.cache_clear()
+    memory.memory_for(inputs_on("cpu"), 3, 5)
+    assert not memory._RESERVED
+    with FakeTensorMode():
+        given = inputs_on("cuda")
+        for _ in range(3):
+            memory.memory_for(given, 3, 5)
+    (counters,) = memory._RESERVED.values()
+    assert len(counters) == memory.RESERVED_COUNTERS
+    memory._kept.cache_clear()
+
+
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:
     probs, bounds = torch.full((1, 4), 0.25), torch.zeros(2, dtype=torch.int32)
     ragged = {"target_probs": probs, "cu_num_draft_tokens": bounds, "max_num_draft_tokens": 65535}

@@ -11,7 +11,7 @@ from acceptlib.inputs import Inputs
 from acceptlib.workspace import Workspace
 
 RESERVED_COUNTERS = 1 << 22
-"""Counters of a device for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
+"""Counters of a GPU for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
 would zero fresh ones in every replay, a kernel more."""
 
 ALIGNMENT = 8
@@ -80,11 +80,12 @@ def _scratch(device: torch.device, stream: int, num_counters: int, num_words: in
 
 @functools.lru_cache
 def _kept(device: torch.device, stream: int, thread: int) -> _Kept:
-    """Return what is kept for a thread's calls on one stream."""
+    """Return what is kept for a thread's calls on one stream; the first one on a GPU reserves counters for graphs."""
     del stream, thread
-    with _RESERVED_LOCK:
-        if device not in _RESERVED:
-            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
+    if device.type == "cuda":
+        with _RESERVED_LOCK:
+            if device not in _RESERVED:
+                _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
     return _Kept(device)
 
 
