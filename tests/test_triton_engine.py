@@ -227,7 +227,7 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
     found: list[tuple[Any, ...]] = []
     with mock.patch.object(engine, "launch", cases.each(lambda *launch: found.append(launch))):
         engine.verify(plan, inputs)
-    kernels = {key: Compiled() for key, *_ in found}
+    kernels = {(*key, warps, registers): Compiled() for key, _, warps, registers, _ in found}
     monkeypatch.setattr(launching, "KERNELS", kernels)
     monkeypatch.setattr(launching, "current_stream", {torch.device("cpu"): 5}.__getitem__)
     if how in {"enter", "exit"}:
@@ -235,10 +235,41 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(launching, "DIRECT", how != "unknown")
     engine.verify(plan, inputs)
     assert len(found) > 1
-    for key, grid, _, _, values in found:
+    for key, grid, warps, registers, values in found:
         addresses = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in values)
         launch = (grid, (*addresses, *key))
-        assert kernels[key].launched == [launch if how == "direct" else ("hooked", *launch)]
+        assert kernels[(*key, warps, registers)].launched == [launch if how == "direct" else ("hooked", *launch)]
+
+
+def test_a_stage_of_other_warps_is_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same constants, but a call that was launched with others would be launched with theirs."""
+    compiled: list[Compiled] = []
+
+    class Kernel:
+        """Stands for the kernel's own dispatch, and notes what it compiles."""
+
+        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Compiled]:
+            def compile_for(*_: object, num_warps: int, maxnreg: int = 0, **__: object) -> Compiled:
+                compiled.append(Compiled())
+                compiled[-1].launched.append((num_warps, maxnreg, grid))
+                return compiled[-1]
+
+            return compile_for
+
+    monkeypatch.setattr(launching, "verify_kernel", Kernel())
+    monkeypatch.setattr(launching, "current_stream", lambda _: 5)
+    monkeypatch.setattr(launching, "KERNELS", {})
+    key = launching.Key(mock.Mock(), "select", 0, first=True, late=False, overlap=False)
+    sizes = ((8, 168), (4, 168), (8, 0))
+    for _ in range(3):
+        for warps, registers in sizes:
+            stage = launching.launch_of(key, (2, 1, 1), warps, registers, 0)
+            launching.launch((stage,), (torch.zeros(1),), ())
+    assert [kernel.launched[0] for kernel in compiled] == [(*size, (2, 1, 1)) for size in sizes]
+    assert [len(kernel.launched) for kernel in compiled] == [3, 3, 3]
+    monkeypatch.setattr(launching, "MOST_KERNELS", 3)
+    launching.launch((launching.launch_of(key, (2, 1, 1), 1, 0, 0),), (torch.zeros(1),), ())
+    assert len(launching.KERNELS) == 1  # what is forgotten does not stay
 
 
 def shifted(rows: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
-from acceptlib.engine.triton.launching import Key, Launch, launch
+from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import memory_for
 from acceptlib.engine.triton.plans import Rules, bound, rules_of
@@ -151,7 +151,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = Key(call, stage.name, stage.rows, first=not wait, late=stage.late, overlap=overlap)
-        launches.append(Launch(key, grid, warps, registers, stage.first))
+        launches.append(launch_of(key, grid, warps, registers, stage.first))
     num_counters = counters(call, num_requests, most, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
 
