@@ -182,6 +182,24 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     assert used <= len(workspace.counters)
 
 
+def test_what_cannot_be_cleared_does_not_hide_why_a_call_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that has failed."""
+    inputs = inputs_on("cpu")
+    monkeypatch.setattr(engine, "launch", mock.Mock(side_effect=ValueError("does not compile")))
+    monkeypatch.setattr(torch.Tensor, "zero_", mock.Mock(side_effect=RuntimeError("cannot clear")))
+    with pytest.raises(ValueError, match="does not compile") as caught:
+        engine.verify(acceptlib.create("rejection").plan, inputs)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_capture_that_fails_clears_nothing(monkeypatch: pytest.MonkeyPatch, *, capturing: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    counters = mock.Mock(is_cuda=True)
+    memory.clear(counters)
+    assert counters.zero_.called is not capturing
+
+
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
 def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size: int) -> None:
     """Of fewer requests or entries, some of which wait for sums in memory of the workspace's, or list runs in it."""

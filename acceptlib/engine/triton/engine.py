@@ -14,7 +14,7 @@ from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
-from acceptlib.engine.triton.memory import memory_for
+from acceptlib.engine.triton.memory import clear, memory_for
 from acceptlib.engine.triton.plans import Rules, bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
@@ -240,11 +240,10 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     try:
         launch(run.launches, tensors, (*root, *run.numbers))
     except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
-        with torch.inference_mode():  # where tensors made in it may be written too
-            memory.counters[: run.num_counters].zero_()
+        clear(memory.counters[: run.num_counters])
         raise
     if out.logprobs is not None and out.raw_logprobs is not None and not run.raw:
-        with torch.inference_mode():  # likewise
+        with torch.inference_mode():  # where tensors made in it may be written too
             out.raw_logprobs.copy_(out.logprobs)
     return out
 

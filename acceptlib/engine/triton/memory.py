@@ -1,5 +1,6 @@
 """The memory of a call: the caller's, what is kept for calls of a thread on a stream, or a captured graph's own."""
 
+import contextlib
 import functools
 import threading
 
@@ -45,6 +46,16 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
             return _captured(num_counters, num_words, device)
         stream = current_stream(device)
     return _scratch(device, stream, num_counters, num_words)
+
+
+def clear(counters: torch.Tensor) -> None:
+    """Leave zeros where a call that failed may have counted; a captured one has run nothing.
+
+    A device that has failed may not do it, which shall not hide why it failed.
+    """
+    with contextlib.suppress(RuntimeError), torch.inference_mode():  # where tensors made in it may be written too
+        if not (counters.is_cuda and torch.cuda.is_current_stream_capturing()):
+            counters.zero_()
 
 
 class _Kept:
