@@ -13,7 +13,7 @@ from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
-from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
+from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.engine.triton.memory import clear, memory_for
 from acceptlib.engine.triton.plans import Rules, bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
@@ -59,7 +59,7 @@ MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
 MOST_ENTRIES = (1 << 19) - 1
-"""Entries of a row of logits, at most: as many exponentials of 1 overflow its sum."""
+"""Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -346,7 +346,7 @@ def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> 
 
     The number is even, for the next one's words of 64 bits may come behind them.
     """
-    counts: int = num_counts.fn(num_requests, most, ROW_COUNTS.value)
+    counts: int = num_counts.fn(num_requests, most).value
     words_awaited = num_emit_blocks * call.emit_parts * call.awaited_words if call.awaits else 0
     return (counts + 2 * words_awaited + 1) // 2 * 2
 

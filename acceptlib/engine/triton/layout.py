@@ -43,9 +43,9 @@ ROW_COUNTS = tl.constexpr(5)
 
 
 @triton.jit
-def num_counts(num_requests, most, row_counts):
+def num_counts(num_requests, most):
     """Return how many counters of 32 bits come before those of 64; `num_counts.fn` does so for numbers."""
-    return (num_requests * (2 + (most + 1) * row_counts) + 1) // 2 * 2
+    return (num_requests * (2 + (most + 1) * ROW_COUNTS) + 1) // 2 * 2
 
 
 @triton.jit
