@@ -29,6 +29,7 @@ from acceptlib.engine import backends
 from acceptlib.engine.triton import call as calls
 from acceptlib.engine.triton import engine, launching, memory, plans
 from acceptlib.engine.triton.kernel import verify_kernel
+from acceptlib.engine.triton.layout import num_counts
 from acceptlib.errors import BackendError
 from acceptlib.inputs import Inputs
 from acceptlib.rng import Root
@@ -419,6 +420,16 @@ def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:
     ragged = {"target_probs": probs, "cu_num_draft_tokens": bounds, "max_num_draft_tokens": 65535}
     inputs = cases.inputs(torch.zeros(0, dtype=torch.int64), rng=0, **ragged)
     assert "at most 65534 drafted tokens" in str(engine.unsupported(inputs))
+
+
+def test_more_rows_than_are_counted_take_torch() -> None:
+    """Kernels compute in 32 bits where counters are."""
+    for most, why in ((4680, "None"), (4681, "at most 306783378 rows, and requests times K + 1 are 306834870")):
+        ids = torch.empty(65535, most, dtype=torch.int64, device="meta")
+        rows = torch.empty(65535, most + 1, 2, device="meta")
+        assert why in str(engine.unsupported(cases.inputs(ids, rng=0, target_probs=rows)))
+    assert num_counts.fn(65535, 4680).value < 2**31
+    assert num_counts.fn(engine.MOST_ROWS, 0).value < 2**31
 
 
 def test_instances_that_are_alike_share_their_kernels() -> None:

@@ -13,7 +13,7 @@ from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
-from acceptlib.engine.triton.layout import layout_of, num_counts
+from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import clear, memory_for
 from acceptlib.engine.triton.plans import Rules, bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
@@ -58,6 +58,9 @@ LIST_REGISTERS = 128
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
+MOST_ROWS = ((1 << 31) - 1) // (2 + ROW_COUNTS.value)
+"""Rows of a call, at most, bonus rows among them: kernels find counters, two a request and five a row, by 32 bits."""
+
 MOST_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
 
@@ -69,6 +72,9 @@ def unsupported(inputs: Inputs) -> str | None:
     if inputs.max_num_draft_tokens >= MOST_REQUESTS:
         most = inputs.max_num_draft_tokens
         return f"the fused kernels take at most {MOST_REQUESTS - 1} drafted tokens a request, and K is {most}"
+    num_rows = inputs.num_requests * (inputs.max_num_draft_tokens + 1)
+    if num_rows > MOST_ROWS:
+        return f"the fused kernels take at most {MOST_ROWS} rows, and requests times K + 1 are {num_rows}"
     for rows in (inputs.target, inputs.draft):
         if rows is not None and rows.is_logits and rows.data.shape[-1] > MOST_ENTRIES:
             return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
