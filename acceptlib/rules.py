@@ -103,7 +103,10 @@ class Rule:
 
 
 class RowSum(Rule):
-    """An elementwise function of a row, summed over the vocabulary; its name becomes a scalar for the rules."""
+    """An elementwise function of a row, summed over the vocabulary; its name becomes a scalar for the rules.
+
+    The magnitudes of a row's terms must sum to less than 2^18; a larger sum is NaN.
+    """
 
 
 def rule(function: Callable[..., Value]) -> Rule:
@@ -112,5 +115,8 @@ def rule(function: Callable[..., Value]) -> Rule:
 
 
 def row_sum(function: Callable[..., Value]) -> RowSum:
-    """Mark an elementwise function of `p` and `q`: rules may read its sum over the row under its name."""
+    """Mark an elementwise function of `p` and `q`: rules may read its sum over the row under its name.
+
+    The magnitudes of a row's terms must sum to less than 2^18; a larger sum is NaN.
+    """
     return RowSum(function)

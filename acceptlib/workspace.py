@@ -17,7 +17,7 @@ class Workspace:
     stream, and a call that is captured gets memory of its graph's own.
 
     Attributes:
-        counters: [n] int32, contiguous, zero before and after every call.
+        counters: [n] int32, contiguous, at a multiple of 8 bytes, zero before and after every call.
         words: [m] int64, contiguous, on the same device, whose content means nothing between calls.
 
     Raises:

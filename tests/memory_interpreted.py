@@ -44,12 +44,12 @@ STRIDES = {
 
 FAR = ("rows-apart/padded", "rows-apart/ragged", "rows-in-sum/padded", "rows-in-sum/ragged", "entries-apart/padded")
 
-TOO_SMALL = ("too-small/counters", "too-small/words", "too-small/device")
+UNFIT = ("unfit/counters", "unfit/words", "unfit/device", "unfit/address")
 LISTS = "lists/bad-counts"
 LEFT_OUT = "left-out/rows"
 REMEMBERED = "remembered/values"
 ONCE = [LISTS, LEFT_OUT, REMEMBERED]
-CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*TOO_SMALL, *FAR, *ONCE]
+CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*UNFIT, *FAR, *ONCE]
 
 
 def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
@@ -86,14 +86,17 @@ def in_workspace(strategy: AcceptanceStrategy, form: str) -> str:
     return ""
 
 
-def too_small(strategy: AcceptanceStrategy, part: str) -> str:
-    """Return what is wrong with the error for a workspace with a part of too few elements, or of another device."""
+def unfit(strategy: AcceptanceStrategy, part: str) -> str:
+    """Return what is wrong with the error for a workspace of which a part has too few elements, or is elsewhere."""
     num_requests, most, vocab_size = SIZES
     fits, small = (strategy.workspace(count, most, vocab_size, "cpu") for count in (num_requests, num_requests - 1))
+    size = fits.counters.numel()
+    pool = torch.zeros(size + 1, dtype=torch.int32)
     workspace, got = {
         "counters": (Workspace(counters=small.counters, words=fits.words), f"got {small.counters.numel()} and"),
         "words": (Workspace(counters=fits.counters, words=fits.words[:8]), "and 8 on cpu"),
         "device": (Workspace(counters=fits.counters.to("meta"), words=fits.words.to("meta")), "on meta"),
+        "address": (Workspace(counters=pool[1:], words=fits.words), "got an address that leaves 4."),
     }[part]
     try:
         cases.run(engine.verify, strategy, {**triton_calls.calls(SIZES)["padded"], "workspace": workspace})
@@ -101,7 +104,8 @@ def too_small(strategy: AcceptanceStrategy, part: str) -> str:
         message = str(error)
     else:
         return "no error"
-    return "" if f"at least {fits.counters.numel()} counters" in message and got in message else message
+    expected = "at a multiple of 8 bytes" if part == "address" else f"at least {size} counters"
+    return "" if expected in message and got in message else message
 
 
 def lists_of_others(strategy: AcceptanceStrategy) -> str:
@@ -217,7 +221,7 @@ def main(_mode: str, path: str) -> None:
     found[LISTS] = lists_of_others(strategies["rejection"])
     found[LEFT_OUT] = left_out(strategies["rejection"])
     found[REMEMBERED] = remembered("rejection")
-    found |= {case: too_small(strategies["block"], case.split("/")[1]) for case in TOO_SMALL}
+    found |= {case: unfit(strategies["block"], case.split("/")[1]) for case in UNFIT}
     # The interpreter copies every storage onto itself after a call, and would touch all of it.
     with mock.patch.object(GridExecutor, "_restore_args_dev"):
         for case in FAR:

@@ -290,6 +290,51 @@ def test_row_sum_of_ones_own(strategy: AcceptanceStrategy) -> None:
         assert run(strategy, requests, uniforms=uniforms).num_accepted.tolist() == [stood] * 30
 
 
+class Weighed(AcceptanceStrategy):
+    """Accepts where a sum of terms of either sign is as expected."""
+
+    name = "weighed"
+    traits = LOSSY
+
+    class Options(Options):
+        scale: float
+        expected: float
+
+    @row_sum
+    def weight(p: Any, is_drafted: Any, scale: Any) -> Any:
+        return ops.where(is_drafted, -p, p) * scale
+
+    @rule
+    def accept(weight: Any, expected: Any) -> Any:
+        return ops.where(weight == expected, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize(
+    ("scale", "is_number"), [(2.0**18 - 2.0**-5, True), (2.0**18, False), (2.0**20, False), (2.0**24, False)]
+)
+def test_a_row_sum_beyond_the_limit_is_nan(scale: float, *, negative: bool, is_number: bool) -> None:
+    """Whether or not half of its terms have the other sign."""
+    target = torch.zeros(2, 997)
+    target[:, 3] = target[:, 500] = 0.5
+    drafted = torch.tensor([[3 if negative else 4]])
+    strategy = Weighed(scale=scale, expected=0.0 if negative else scale)
+    result = strategy.verify(drafted, target_probs=target[None], rng=0)
+    assert result.num_accepted.tolist() == [is_number]
+    law = exact.law(strategy, target, num_draft_tokens=1, draft_token_ids=(drafted.item(),))
+    assert {len(emitted) for emitted in law} == {2 if is_number else 1}
+
+
+def test_what_a_row_sum_has_room_for_is_what_its_terms_sum_to() -> None:
+    """Terms that are few or many may sum to it, beside rows whose sums are none."""
+    target = torch.full((3, 2, 1 << 17), 2.0**-17)
+    target[1, :, :9] = torch.nan
+    target[2, :, -9:] = 1.0
+    strategy = Weighed(scale=2.0**17, expected=2.0**17 - 2.0)
+    drafted = torch.full((3, 1), 50)
+    assert strategy.verify(drafted, target_probs=target, rng=0).num_accepted.tolist() == [1, 0, 0]
+
+
 class EveryQuantity(AcceptanceStrategy):
     """Reads all there is, and accepts where it is as documented."""
 

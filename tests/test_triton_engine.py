@@ -29,6 +29,7 @@ from acceptlib.engine import backends
 from acceptlib.engine.triton import call as calls
 from acceptlib.engine.triton import engine, launching, memory, plans
 from acceptlib.engine.triton.kernel import verify_kernel
+from acceptlib.engine.triton.layout import num_counts
 from acceptlib.errors import BackendError
 from acceptlib.inputs import Inputs
 from acceptlib.rng import Root
@@ -182,6 +183,24 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     assert used <= len(workspace.counters)
 
 
+def test_what_cannot_be_cleared_does_not_hide_why_a_call_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that has failed."""
+    inputs = inputs_on("cpu")
+    monkeypatch.setattr(engine, "launch", mock.Mock(side_effect=ValueError("does not compile")))
+    monkeypatch.setattr(torch.Tensor, "zero_", mock.Mock(side_effect=RuntimeError("cannot clear")))
+    with pytest.raises(ValueError, match="does not compile") as caught:
+        engine.verify(acceptlib.create("rejection").plan, inputs)
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_capture_that_fails_clears_nothing(monkeypatch: pytest.MonkeyPatch, *, capturing: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    counters = mock.Mock(is_cuda=True)
+    memory.clear(counters)
+    assert counters.zero_.called is not capturing
+
+
 @pytest.mark.parametrize(("num_requests", "vocab_size"), [(8, 128256), (7, 150000), (8, 70000), (1, 66000), (100, 9)])
 def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size: int) -> None:
     """Of fewer requests or entries, some of which wait for sums in memory of the workspace's, or list runs in it."""
@@ -227,7 +246,7 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
     found: list[tuple[Any, ...]] = []
     with mock.patch.object(engine, "launch", cases.each(lambda *launch: found.append(launch))):
         engine.verify(plan, inputs)
-    kernels = {key: Compiled() for key, *_ in found}
+    kernels = {(*key, warps, registers): Compiled() for key, _, warps, registers, _ in found}
     monkeypatch.setattr(launching, "KERNELS", kernels)
     monkeypatch.setattr(launching, "current_stream", {torch.device("cpu"): 5}.__getitem__)
     if how in {"enter", "exit"}:
@@ -235,10 +254,41 @@ def test_compiled_stages_are_given_addresses(how: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(launching, "DIRECT", how != "unknown")
     engine.verify(plan, inputs)
     assert len(found) > 1
-    for key, grid, _, _, values in found:
+    for key, grid, warps, registers, values in found:
         addresses = tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in values)
         launch = (grid, (*addresses, *key))
-        assert kernels[key].launched == [launch if how == "direct" else ("hooked", *launch)]
+        assert kernels[(*key, warps, registers)].launched == [launch if how == "direct" else ("hooked", *launch)]
+
+
+def test_a_stage_of_other_warps_is_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same constants, but a call that was launched with others would be launched with theirs."""
+    compiled: list[Compiled] = []
+
+    class Kernel:
+        """Stands for the kernel's own dispatch, and notes what it compiles."""
+
+        def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Compiled]:
+            def compile_for(*_: object, num_warps: int, maxnreg: int = 0, **__: object) -> Compiled:
+                compiled.append(Compiled())
+                compiled[-1].launched.append((num_warps, maxnreg, grid))
+                return compiled[-1]
+
+            return compile_for
+
+    monkeypatch.setattr(launching, "verify_kernel", Kernel())
+    monkeypatch.setattr(launching, "current_stream", lambda _: 5)
+    monkeypatch.setattr(launching, "KERNELS", {})
+    key = launching.Key(mock.Mock(), "select", 0, first=True, late=False, overlap=False)
+    sizes = ((8, 168), (4, 168), (8, 0))
+    for _ in range(3):
+        for warps, registers in sizes:
+            stage = launching.launch_of(key, (2, 1, 1), warps, registers, 0)
+            launching.launch((stage,), (torch.zeros(1),), ())
+    assert [kernel.launched[0] for kernel in compiled] == [(*size, (2, 1, 1)) for size in sizes]
+    assert [len(kernel.launched) for kernel in compiled] == [3, 3, 3]
+    monkeypatch.setattr(launching, "MOST_KERNELS", 3)
+    launching.launch((launching.launch_of(key, (2, 1, 1), 1, 0, 0),), (torch.zeros(1),), ())
+    assert len(launching.KERNELS) == 1  # what is forgotten does not stay
 
 
 def shifted(rows: torch.Tensor) -> torch.Tensor:
@@ -332,11 +382,54 @@ def test_threads_share_no_memory() -> None:
     assert kept() is kept()
 
 
+def test_calls_share_memory_of_every_size() -> None:
+    """Of counters and words alike there is as much as the call with most needs, rounded up."""
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
+    sizes = list(itertools.product((40, 3, 900), (50, 7000, 6)))
+    with ThreadPoolExecutor(1) as other:  # which has none yet
+        found = list(other.map(lambda size: memory.memory_for(inputs, *size), sizes))
+    for (num_counters, num_words), lent in zip(sizes, found, strict=True):
+        assert len(lent.counters) >= num_counters
+        assert len(lent.words) >= num_words
+        assert not lent.counters.any()
+    largest = found[-1]
+    assert (len(largest.counters), len(largest.words)) == (1024, 8192)
+    assert all(lent is largest for lent in found[sizes.index((900, 50)) :])
+    assert len({id(lent) for lent in found}) == 3  # and not one for each pair of sizes
+
+
+def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, once for all threads and streams."""
+    monkeypatch.setattr(memory, "_RESERVED", {})
+    monkeypatch.setattr(memory, "current_stream", mock.Mock(side_effect=[1, 2, 2]))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    memory._kept.cache_clear()
+    memory.memory_for(inputs_on("cpu"), 3, 5)
+    assert not memory._RESERVED
+    with FakeTensorMode():
+        given = inputs_on("cuda")
+        for _ in range(3):
+            memory.memory_for(given, 3, 5)
+    (counters,) = memory._RESERVED.values()
+    assert len(counters) == memory.RESERVED_COUNTERS
+    memory._kept.cache_clear()
+
+
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:
     probs, bounds = torch.full((1, 4), 0.25), torch.zeros(2, dtype=torch.int32)
     ragged = {"target_probs": probs, "cu_num_draft_tokens": bounds, "max_num_draft_tokens": 65535}
     inputs = cases.inputs(torch.zeros(0, dtype=torch.int64), rng=0, **ragged)
     assert "at most 65534 drafted tokens" in str(engine.unsupported(inputs))
+
+
+def test_more_rows_than_are_counted_take_torch() -> None:
+    """Kernels compute in 32 bits where counters are."""
+    for most, why in ((4680, "None"), (4681, "at most 306783378 rows, and requests times K + 1 are 306834870")):
+        ids = torch.empty(65535, most, dtype=torch.int64, device="meta")
+        rows = torch.empty(65535, most + 1, 2, device="meta")
+        assert why in str(engine.unsupported(cases.inputs(ids, rng=0, target_probs=rows)))
+    assert num_counts.fn(65535, 4680).value < 2**31
+    assert num_counts.fn(engine.MOST_ROWS, 0).value < 2**31
 
 
 def test_instances_that_are_alike_share_their_kernels() -> None:

@@ -225,11 +225,11 @@ def shrink_further() -> None:
     records.HELD = min_p.HELD = triton.language.constexpr(4)
 
 
-def poisoned(device: torch.device, _stream: int, _thread: int, counters_bits: int, words_bits: int) -> Workspace:
+def poisoned(device: torch.device, _stream: int, num_counters: int, num_words: int) -> Workspace:
     """Return memory whose words are anything, every other NaN, and no counts."""
-    workspace = Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    workspace = Workspace.allocate(num_counters, num_words, device)
     LENT.append(workspace.counters)
-    workspace.words.random_(generator=torch.Generator(device).manual_seed(words_bits))
+    workspace.words.random_(generator=torch.Generator(device).manual_seed(num_words.bit_length()))
     workspace.words[::2] = -1
     return workspace
 

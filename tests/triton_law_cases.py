@@ -25,7 +25,7 @@ import triton_calls
 import triton_engine_cases as cases
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, row_sum, rule
 from acceptlib.engine import process, torch_engine
 from acceptlib.engine.triton import bins, engine, min_p, partials, records, search, select, sums, tunings
 from acceptlib.engine.triton import laws as kernel_laws
@@ -396,7 +396,56 @@ def words_kernel(words_ptr, again_ptr, found_ptr, parts_ptr, masses_ptr, COUNT: 
         tl.store(found_ptr + i * (COUNT + 1) + index, held[i], mask=index <= COUNT)
 
 
-SUMS = {"thirds": compare_thirds, "running": compare_running, "words": compare_words}
+class Heavy(AcceptanceStrategy):
+    """Accepts where a sum over a row, of terms of either sign, is a number, beside others; less as it grows."""
+
+    name = "heavy"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    class Options(acceptlib.Options):
+        """Options of `heavy`."""
+
+        scale: float
+
+    @row_sum
+    def weight(p: Value, q: Value, scale: Value) -> Value:
+        """Sum to what the target has above the draft, with half of its entries taken away."""
+        return ops.where(p > q, scale * p, -scale * p)
+
+    @row_sum
+    def share(p: Value) -> Value:
+        """Sum to 1."""
+        return p
+
+    @rule
+    def accept(weight: Value, share: Value, target_entropy: Value, scale: Value) -> Value:
+        """Return h."""
+        h = share - ops.abs(weight) / (2.0 * scale)
+        return ops.where((weight < 2.0 * scale) & (target_entropy > 0), h, 0.0)
+
+
+HEAVY = {2.0**18 - 1: True, 2.0**18: None, 2.0**18 + 1: False, 2.0**20: False, 2.0**30: False, math.inf: False}
+"""What terms sum to, and whether that is a number; None where rows differ."""
+
+
+def compare_row_sums() -> str:
+    """Return an empty string if both engines find the same sums of rows to be numbers, else what is wrong."""
+    count, generator = 8, torch.Generator().manual_seed(8)
+    p, q = (torch.randn(count, 2, 301, generator=generator).softmax(-1) for _ in range(2))
+    p *= 1 + (torch.arange(count)[:, None, None] - count / 2) * 2.0**-22  # so that some sum to less than 1
+    uniforms = acceptlib.Uniforms(accept=torch.zeros(count, 1).double(), emit=torch.zeros(count).long())
+    arguments = {"ids": torch.zeros(count, 1).long(), "target_probs": p, "draft_probs": q[:, :1], "uniforms": uniforms}
+    problems = []
+    for scale, are_numbers in HEAVY.items():
+        found = cases.run(torch_engine.verify, Heavy(scale=scale), arguments)
+        standing = {*found.num_accepted.tolist()} if isinstance(found, VerifyResult) else found
+        expected = {0, 1} if are_numbers is None else {int(are_numbers)}
+        problems.append("" if standing == expected else f"of {scale} {standing} stand")
+        problems.append(cases.compare(Heavy(scale=scale), arguments, cases.EVERY_SIZE[::2]))
+    return "; ".join(filter(None, problems))
+
+
+SUMS = {"thirds": compare_thirds, "running": compare_running, "words": compare_words, "row-sums": compare_row_sums}
 """Checks of sums in integers, and of how they pass between programs."""
 
 

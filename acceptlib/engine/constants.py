@@ -7,6 +7,16 @@ from typing import Final
 SUM_SCALE: Final = 2.0**44
 """Fixed-point scale of row sums, and of exponentials: magnitudes below 2^19 in steps of 2^-44."""
 
+ROW_SUM_LIMIT: Final = 2.0**18
+"""Magnitudes of a row's terms sum to less than this, or their sum is NaN: integers would overflow at twice as much."""
+
+MAGNITUDE_SHIFT: Final = 31
+"""Bits of a term in fixed point that its magnitude lacks. What is left, steps of 2^-13, sums to less than 2^63 over any
+row of terms up to `ROW_SUM_LIMIT`, and what is lacking to no more than that limit."""
+
+MAGNITUDE_LIMIT: Final = int(ROW_SUM_LIMIT * SUM_SCALE) >> MAGNITUDE_SHIFT
+"""`ROW_SUM_LIMIT` in these steps."""
+
 WEIGHT_SCALE: Final = 2.0**60
 """Fixed-point scale of weights in a draw."""
 

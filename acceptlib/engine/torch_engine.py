@@ -10,6 +10,7 @@ there; few greedy requests or such with long rows are left to `chains`, and a si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,7 +19,14 @@ import torch
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
 from acceptlib.engine import chains, decide, single
-from acceptlib.engine.constants import ROW_TOLERANCE, SUM_SCALE, WEIGHT_SCALE
+from acceptlib.engine.constants import (
+    MAGNITUDE_LIMIT,
+    MAGNITUDE_SHIFT,
+    ROW_SUM_LIMIT,
+    ROW_TOLERANCE,
+    SUM_SCALE,
+    WEIGHT_SCALE,
+)
 from acceptlib.engine.draw import draw, weigh
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
@@ -219,9 +227,6 @@ class _Step:
         if "target_max_prob" in wanted:
             largest = values["target_max_prob"]
             values["target_max_prob"] = ops.where((largest > 0) & (largest < torch.inf), largest, torch.nan)
-        for name in self.plan.used_row_sums:
-            finite = abs(values[f"{name} in float32"]) < torch.inf  # integers have no NaN
-            values[name] = ops.where(finite, values[name] / SUM_SCALE, torch.nan)
         return {name: values[name] for name in wanted}
 
     def _reduced(
@@ -251,8 +256,7 @@ class _Step:
             read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(evaluate(row_sum, read, self.numbers), p).to(torch.float32)
-            found[f"{name} in float32"] = terms.sum(1)
-            found[name] = to_fixed(terms, SUM_SCALE, in_place=is_new(terms, read)).sum(1)
+            found[name] = _sum(terms, in_place=is_new(terms, read))
         return found
 
     def _next_residual_mass(self) -> Words:
@@ -446,6 +450,18 @@ class _Step:
     def _chunks(self, length: int) -> Iterator[slice]:
         for start in range(0, length, self.chunk):
             yield slice(start, min(start + self.chunk, length))
+
+
+def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+    """Return the sums [n] of rows, float64: the same for every order; NaN where magnitudes reach `ROW_SUM_LIMIT`."""
+    # Magnitudes sum to at most the root of V times that of squares, which is as quick as a sum, and NaN is not below.
+    most = as_words(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
+    if not may_hold(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
+        return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
+    fixed = to_fixed(terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT), SUM_SCALE, in_place=True)
+    total = fixed.sum(1).to(torch.float64).div_(SUM_SCALE)
+    magnitude = fixed.abs_().bitwise_right_shift_(MAGNITUDE_SHIFT).sum(1)
+    return total.masked_fill_(magnitude >= MAGNITUDE_LIMIT, torch.nan)
 
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,9 @@ from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
-from acceptlib.engine.triton.launching import Key, Launch, launch
+from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
-from acceptlib.engine.triton.memory import memory_for
+from acceptlib.engine.triton.memory import clear, memory_for
 from acceptlib.engine.triton.plans import Rules, bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
@@ -58,8 +58,11 @@ LIST_REGISTERS = 128
 MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
+MOST_ROWS = ((1 << 31) - 1) // (2 + ROW_COUNTS.value)
+"""Rows of a call, at most, bonus rows among them: kernels find counters, two a request and five a row, by 32 bits."""
+
 MOST_ENTRIES = (1 << 19) - 1
-"""Entries of a row of logits, at most: as many exponentials of 1 overflow its sum."""
+"""Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
 
 
 def unsupported(inputs: Inputs) -> str | None:
@@ -69,6 +72,9 @@ def unsupported(inputs: Inputs) -> str | None:
     if inputs.max_num_draft_tokens >= MOST_REQUESTS:
         most = inputs.max_num_draft_tokens
         return f"the fused kernels take at most {MOST_REQUESTS - 1} drafted tokens a request, and K is {most}"
+    num_rows = inputs.num_requests * (inputs.max_num_draft_tokens + 1)
+    if num_rows > MOST_ROWS:
+        return f"the fused kernels take at most {MOST_ROWS} rows, and requests times K + 1 are {num_rows}"
     for rows in (inputs.target, inputs.draft):
         if rows is not None and rows.is_logits and rows.data.shape[-1] > MOST_ENTRIES:
             return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
@@ -151,7 +157,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
             programs *= call.num_reduced
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = Key(call, stage.name, stage.rows, first=not wait, late=stage.late, overlap=overlap)
-        launches.append(Launch(key, grid, warps, registers, stage.first))
+        launches.append(launch_of(key, grid, warps, registers, stage.first))
     num_counters = counters(call, num_requests, most, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
 
@@ -240,11 +246,10 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     try:
         launch(run.launches, tensors, (*root, *run.numbers))
     except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
-        with torch.inference_mode():  # where tensors made in it may be written too
-            memory.counters[: run.num_counters].zero_()
+        clear(memory.counters[: run.num_counters])
         raise
     if out.logprobs is not None and out.raw_logprobs is not None and not run.raw:
-        with torch.inference_mode():  # likewise
+        with torch.inference_mode():  # where tensors made in it may be written too
             out.raw_logprobs.copy_(out.logprobs)
     return out
 
@@ -347,7 +352,7 @@ def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> 
 
     The number is even, for the next one's words of 64 bits may come behind them.
     """
-    counts: int = num_counts.fn(num_requests, most, ROW_COUNTS.value)
+    counts: int = num_counts.fn(num_requests, most).value
     words_awaited = num_emit_blocks * call.emit_parts * call.awaited_words if call.awaits else 0
     return (counts + 2 * words_awaited + 1) // 2 * 2
 

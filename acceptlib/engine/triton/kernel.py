@@ -227,7 +227,7 @@ def verify_kernel(
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
     # [B, awaited_words, num_parts] int64 if `CALL.awaits`.
-    waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens, ROW_COUNTS)
+    waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens)
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
         number=number,

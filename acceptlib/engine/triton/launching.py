@@ -15,7 +15,7 @@ DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
 
 
 class Key(NamedTuple):
-    """What a stage is compiled for: the constants of `verify_kernel`, in their order."""
+    """The constants of `verify_kernel` that a stage is compiled for, in their order."""
 
     call: Call
     stage: str
@@ -26,17 +26,29 @@ class Key(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch of the kernel: what it is compiled for, its grid, warps, registers at most, and first position."""
+    """One launch of the kernel: its constants, its grid, warps, registers at most, and first position.
+
+    `kernel` is by what `KERNELS` has it: the constants, warps and registers, in one tuple, which is soonest found.
+    """
 
     key: Key
     grid: tuple[int, int, int]
     warps: int
     registers: int
     first_position: int
+    kernel: tuple[Any, ...]
 
 
-KERNELS: dict[Key, Any] = {}
+MOST_KERNELS = 4096
+"""Kernels that are remembered. Others, and those of calls that are forgotten, Triton finds again, or compiles."""
+
+KERNELS: dict[tuple[Any, ...], Any] = {}
 """What has been compiled, by what for: None where interpreted."""
+
+
+def launch_of(key: Key, grid: tuple[int, int, int], warps: int, registers: int, first_position: int) -> Launch:
+    """Return a launch."""
+    return Launch(key, grid, warps, registers, first_position, (*key, warps, registers))
 
 
 def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]) -> None:
@@ -47,7 +59,7 @@ def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...
         tensors: The kernel's arguments that are tensors, None for one that the call does not have.
         numbers: Those that are numbers, but for the first position.
     """
-    kernels = [KERNELS.get(stage.key) for stage in launches]
+    kernels = [KERNELS.get(stage.kernel) for stage in launches]
     if not all(kernels):
         for stage in launches:
             dispatch(stage, tensors, numbers)
@@ -56,12 +68,12 @@ def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...
     arguments = (*[None if tensor is None else tensor.data_ptr() for tensor in tensors], *numbers)
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     if not DIRECT or getattr(enter, "calls", enter) or getattr(leave, "calls", leave):  # a profiler's
-        for (key, grid, _, _, first_position), kernel in zip(launches, kernels, strict=True):
+        for (key, grid, _, _, first_position, _), kernel in zip(launches, kernels, strict=True):
             kernel[grid](*arguments, first_position, *key)
         return
     # The same without what hooks would be told of the launch, which takes Python longer than the rest.
     stream = current_stream(tensors[0].device)
-    for (key, grid, _, _, first_position), kernel in zip(launches, kernels, strict=True):
+    for (key, grid, _, _, first_position, _), kernel in zip(launches, kernels, strict=True):
         kernel.run(
             *grid, stream, kernel.function, kernel.packed_metadata, None, None, None, *arguments, first_position, *key
         )
@@ -69,8 +81,10 @@ def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...
 
 def dispatch(stage: Launch, tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]) -> None:
     """Launch one stage through Triton's own dispatch, which compiles it, and takes several times as long."""
-    key, grid, warps, registers, first_position = stage
-    KERNELS[key] = verify_kernel[grid](
+    key, grid, warps, registers, first_position, kernel = stage
+    if len(KERNELS) >= MOST_KERNELS:
+        KERNELS.clear()
+    KERNELS[kernel] = verify_kernel[grid](
         # A null pointer has no type to compile for, and none matters.
         *(tensors[0] if tensor is None else tensor for tensor in tensors),
         *numbers,

@@ -1,5 +1,6 @@
 """The memory of a call: the caller's, what is kept for calls of a thread on a stream, or a captured graph's own."""
 
+import contextlib
 import functools
 import threading
 
@@ -11,8 +12,11 @@ from acceptlib.inputs import Inputs
 from acceptlib.workspace import Workspace
 
 RESERVED_COUNTERS = 1 << 22
-"""Counters of a device for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
+"""Counters of a GPU for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
 would zero fresh ones in every replay, a kernel more."""
+
+ALIGNMENT = 8
+"""Bytes of a counter that is waited for."""
 
 
 def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
@@ -28,23 +32,72 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
                 "ids than requests times drafted tokens, if its rows are filtered."
             )
             raise InputError(msg)
+        if given.counters.data_ptr() % ALIGNMENT:
+            msg = (
+                f"workspace.counters: expected to begin at a multiple of {ALIGNMENT} bytes, for kernels read some of "
+                f"them as int64, got an address that leaves {given.counters.data_ptr() % ALIGNMENT}. A part of a "
+                "larger tensor begins at an even element."
+            )
+            raise InputError(msg)
         return given
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             # It belongs to the graph: no other call may find it.
             return _captured(num_counters, num_words, device)
         stream = current_stream(device)
-    return _scratch(device, stream, threading.get_ident(), num_counters.bit_length(), num_words.bit_length())
+    return _scratch(device, stream, num_counters, num_words)
+
+
+def clear(counters: torch.Tensor) -> None:
+    """Leave zeros where a call that failed may have counted; a captured one has run nothing.
+
+    A device that has failed may not do it, which shall not hide why it failed.
+    """
+    with contextlib.suppress(RuntimeError), torch.inference_mode():  # where tensors made in it may be written too
+        if not (counters.is_cuda and torch.cuda.is_current_stream_capturing()):
+            counters.zero_()
+
+
+class _Kept:
+    """Memory for calls that run one after the other.
+
+    Where they come to need more, what is too small is let go. No graph holds it, and whatever gets that memory next on
+    the stream runs behind the calls that still use it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._have(0, 0)
+
+    def _have(self, num_counters: int, num_words: int) -> None:
+        self.workspace = Workspace.allocate(num_counters, num_words, self.device)
+        self.num_counters, self.num_words = num_counters, num_words
+
+    def grow(self, num_counters: int, num_words: int) -> None:
+        """Have at least so many counters and words, rounded up to powers of two so that this happens a few times."""
+        needed = [1 << (number - 1).bit_length() for number in (num_counters, num_words)]
+        sizes = max(self.num_counters, needed[0]), max(self.num_words, needed[1])
+        self._have(0, 0)  # so that there need not be room for both
+        self._have(*sizes)
+
+
+def _scratch(device: torch.device, stream: int, num_counters: int, num_words: int) -> Workspace:
+    """Return memory for this thread's calls on one stream."""
+    kept = _kept(device, stream, threading.get_ident())
+    if num_counters > kept.num_counters or num_words > kept.num_words:
+        kept.grow(num_counters, num_words)
+    return kept.workspace
 
 
 @functools.lru_cache
-def _scratch(device: torch.device, stream: int, thread: int, counters_bits: int, words_bits: int) -> Workspace:
-    """Return memory for a thread's calls on one stream; sizes in bits."""
+def _kept(device: torch.device, stream: int, thread: int) -> _Kept:
+    """Return what is kept for a thread's calls on one stream; the first one on a GPU reserves counters for graphs."""
     del stream, thread
-    with _RESERVED_LOCK:
-        if device not in _RESERVED:
-            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
-    return Workspace.allocate(1 << counters_bits, 1 << words_bits, device)
+    if device.type == "cuda":
+        with _RESERVED_LOCK:
+            if device not in _RESERVED:
+                _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
+    return _Kept(device)
 
 
 _RESERVED: dict[torch.device, torch.Tensor] = {}

@@ -15,10 +15,10 @@ import triton.language as tl
 from acceptlib.engine.triton import counters, decide, laws, min_p, rows, select
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
-from acceptlib.engine.triton.sums import SUM_SCALE
+from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SHIFT, ROW_SUM_LIMIT, SUM_SCALE
 
 NO_SUM = tl.constexpr(-(2**63))
-"""Stands for a sum of terms that are not all finite: integers have no NaN."""
+"""Stands for an entropy of terms that are not all finite: integers have no NaN."""
 
 
 class Row(NamedTuple):
@@ -108,6 +108,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         num_blocks = request.num_blocks
         partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
         size = request.num_positions * num_blocks
+        magnitudes_ptr = partials_ptr + (len(CALL.sums) + CALL.top_k) * size
         length = decide.length_of(request, count)
         entries = rows.entries_from(block * CALL.block, CALL.block)
         raw = load_both(entries, position, position < length, KEEP, request, CALL)
@@ -117,9 +118,15 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         numbers = (p, q, is_drafted) + as_rows(row.scalars)
         for i in tl.static_range(len(CALL.sums)):
             terms = tl.where(inside, evaluate(CALL.sums[i], numbers, tl.float32), 0.0)
-            total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
-            finite = tl.min((tl.abs(terms) < float("inf")).to(tl.int32), 0) != 0
-            tl.store(partials_ptr + i * size + block, tl.where(finite, total, NO_SUM))
+            if i == CALL.entropy_scalar:  # which no law takes near the limit
+                total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
+                finite = tl.min((tl.abs(terms) < float("inf")).to(tl.int32), 0) != 0
+                tl.store(partials_ptr + i * size + block, tl.where(finite, total, NO_SUM))
+            else:
+                # What is no number is beyond the limit too. Sums wrap beyond it alone, and those of magnitudes never.
+                fixed = (tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT) * SUM_SCALE).to(tl.int64)
+                tl.store(partials_ptr + i * size + block, tl.sum(fixed, 0))
+                tl.store(magnitudes_ptr + i * size + block, tl.sum(tl.abs(fixed) >> MAGNITUDE_SHIFT, 0))
         left = tl.where(inside, tl.where(p == p, p, float("inf")), -1.0)  # an infinity makes the entropy NaN
         TOP_K: tl.constexpr = CALL.top_k
         for i in tl.static_range(TOP_K):
@@ -134,7 +141,12 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
                 part = partials_ptr + i * size + index
                 totals = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
                 scalar = tl.sum(totals, 0).to(tl.float64) / SUM_SCALE
-                scalar = tl.where(tl.min(totals, 0) == NO_SUM, float("nan"), scalar)
+                if i == CALL.entropy_scalar:
+                    scalar = tl.where(tl.min(totals, 0) == NO_SUM, float("nan"), scalar)
+                else:
+                    part = magnitudes_ptr + i * size + index
+                    magnitudes = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
+                    scalar = tl.where(tl.sum(magnitudes, 0) < MAGNITUDE_LIMIT, scalar, float("nan"))
                 tl.store(scalars_ptr + i * request.num_positions, scalar)
             if CALL.top_k:
                 entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)

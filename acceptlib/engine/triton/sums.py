@@ -14,11 +14,17 @@ import triton.language as tl
 from acceptlib.engine import constants
 
 SUM_SCALE = tl.constexpr(constants.SUM_SCALE)
-"""Of exponentials relative to their block's maximum, and of terms of row sums: 2^18 of up to 1 sum to less than
-2^63."""
+"""Of exponentials relative to their block's maximum, and of terms of row sums: fewer than 2^19 of up to 1 sum to
+less than 2^63."""
 
 SHARE = tl.constexpr(0.25)
 """Of the sum of four numbers up to 1, which is at most 1 again."""
+
+ROW_SUM_LIMIT = tl.constexpr(constants.ROW_SUM_LIMIT)
+
+MAGNITUDE_SHIFT = tl.constexpr(constants.MAGNITUDE_SHIFT)
+
+MAGNITUDE_LIMIT = tl.constexpr(constants.MAGNITUDE_LIMIT)
 
 NEGLIGIBLE = tl.constexpr(256.0)
 """Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
