@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_support import fails, run
 from rich.console import Console
 from typer.testing import CliRunner
@@ -24,9 +25,22 @@ from acceptlib.cli import format as tables
 from acceptlib.cli import generate, models
 from acceptlib.cli.app import app
 from acceptlib.cli.options import parse_assignments, parse_value
+from acceptlib.demo import pair
 from acceptlib.sampling import SamplingParams
 
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
+
+
+@pytest.mark.parametrize("given", [(None, None), ("folder", None)], ids=["bundled", "given"])
+def test_the_bundled_pair_runs_on_one_thread(
+    given: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More would wait for each other wherever another process has a core; models of the user's may need them."""
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(pair, "load_pair", lambda target, draft: (target, draft))
+    assert models.load(*given) == given
+    assert threads == ([1] if given == (None, None) else [])
 
 
 class TestLookingUp:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
 
-import torch
 import typer
 
 from acceptlib import registry
@@ -43,7 +42,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
     from acceptlib.testing.suite import due, make_subject, select  # noqa: PLC0415
 
-    torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
+    console.use_one_thread()
     choice = None if backend is None else backends.check(backend)
     where = device_of(device)
     wanted = None if only is None else names_of("--only", only)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from acceptlib.cli.console import CommandError, require
+from acceptlib.cli.console import CommandError, require, use_one_thread
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load(target: str | None, draft: str | None) -> ModelPair:
-    """Load the bundled pair, or the models at two paths.
+    """Load the bundled pair, which runs on one core, or the models at two paths.
 
     Raises:
         CommandError: transformers is not installed.
@@ -24,6 +24,8 @@ def load(target: str | None, draft: str | None) -> ModelPair:
     prepare()
     from acceptlib.demo import pair  # noqa: PLC0415 - as below
 
+    if target is None and draft is None:
+        use_one_thread()  # the bundled models are tiny
     return pair.load_pair(target, draft)
 
 
