@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_public_names_are_pinned() -> None:
     ]
     for name in acceptlib.__all__:
         assert hasattr(acceptlib, name)
+    assert acceptlib.__version__ == metadata.version("acceptlib")
 
 
 def test_results_and_streams_equal_themselves_alone() -> None:

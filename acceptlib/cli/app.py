@@ -6,13 +6,12 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from acceptlib import config, registry
+from acceptlib import __version__, config, registry
 from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
 from acceptlib.cli.console import CommandError, Group, stdout
 from acceptlib.cli.format import (
@@ -61,7 +60,7 @@ def main() -> None:
 
 def _print_version(value: bool) -> None:
     if value:
-        stdout_write(f"acceptlib {version('acceptlib')}")
+        stdout_write(f"acceptlib {__version__}")
         raise typer.Exit
 
 

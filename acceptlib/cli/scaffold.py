@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from acceptlib import registry
+from acceptlib import __version__, registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import stdout_write
 from acceptlib.errors import PluginError, UnknownStrategyError, shortened
@@ -102,14 +102,12 @@ def _check_free(name: str) -> None:
 
 def _files(name: str) -> dict[str, str]:
     """Return the text of each file by its path in the package."""
-    from importlib.metadata import version  # noqa: PLC0415 - for this alone
-
     words = {
         "name": name,
         "distribution": f"acceptlib-{name}",
         "module": module_of(name),
         "class_name": class_of(name),
-        "version": version("acceptlib"),
+        "version": __version__,
         "interface_version": str(INTERFACE_VERSION),
     }
     templates = resources.files("acceptlib.cli") / "templates"
