@@ -208,6 +208,8 @@ class TestGenerate:
     def test_no_text_is_longer_than_the_models_were_made_for(self) -> None:
         said = fails("generate", "a", "--max-new-tokens", "512")
         assert "512 positions, of which the prompt takes 1: expected a --max-new-tokens of at most 511, got 512" in said
+        said = fails("generate", "x" * 5000)
+        assert re.search(r"the prompt \(\d+ tokens\) does not fit the models' 512 positions", said)
 
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:

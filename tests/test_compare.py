@@ -181,6 +181,7 @@ class TestCompare:
             (["--num-draft-tokens", "2,x"], "integers >= 1"),
             (["--num-draft-tokens", "0"], "integers >= 1"),
             (["--prompts", "1000"], "at most"),
+            (["--max-new-tokens", "500"], "512 positions, of which the prompt takes 64"),  # the longest prompt
             (["--config", "missing.toml"], "cannot be read"),
             (["--config", "missing.toml", "--strategies", "fly"], "cannot be read"),
             (["--strategies", "fly,"], "--strategies: expected names separated by commas, got 'fly,'"),

@@ -87,6 +87,8 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         min_p=min_p,
         seed=seed,
     )
+    longest = max(models.encode(pair, prompt).shape[1] for prompt in settings.prompts)
+    models.expect_room(pair, longest, max_new_tokens)
     rows: list[Row] = []
     interrupted = False
     try:

@@ -144,8 +144,8 @@ def warm_up(pair: ModelPair, num_draft_tokens: int, settings: Settings) -> None:
     strategy = registry.create("rejection")
     ids = models.encode(pair, settings.prompts[0])
     for _ in models.steps(
-        pair, strategy, ids, num_draft_tokens=num_draft_tokens, max_new_tokens=WARM_UP_TOKENS,
-        sampling=settings.sampling, seed=settings.seed,
+        pair, strategy, ids, num_draft_tokens=num_draft_tokens,
+        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens), sampling=settings.sampling, seed=settings.seed,
     ):  # fmt: skip
         pass
 

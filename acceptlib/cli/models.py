@@ -53,7 +53,7 @@ def encode(pair: ModelPair, prompt: str) -> Any:
     except UnicodeEncodeError:
         msg = "the prompt is not valid UTF-8"
         raise CommandError(msg) from None
-    ids = pair.tokenizer(prompt, return_tensors="pt").input_ids
+    ids = pair.tokenizer(prompt, return_tensors="pt", verbose=False).input_ids  # too many are an error of ours
     if ids.shape[1] == 0:
         msg = "the prompt has no tokens: give at least one character"
         raise CommandError(msg)
@@ -75,7 +75,7 @@ def steps(  # noqa: PLR0913 - what one run is made of
     Raises:
         CommandError: The text would be longer than what a model was made for.
     """
-    _expect_room(pair, input_ids.shape[1], max_new_tokens)
+    expect_room(pair, input_ids.shape[1], max_new_tokens)
     from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415 - as above
 
     decoder = SpeculativeDecoder(
@@ -89,15 +89,27 @@ def steps(  # noqa: PLR0913 - what one run is made of
     return decoder.steps(input_ids, max_new_tokens, eos_token_ids=_end_of_text(pair))
 
 
-def _expect_room(pair: ModelPair, num_tokens: int, max_new_tokens: int) -> None:
+def expect_room(pair: ModelPair, num_tokens: int, max_new_tokens: int) -> None:
+    """Check that a prompt and the text after it are no longer than what the models were made for.
+
+    Raises:
+        CommandError: They are.
+    """
     known = [getattr(model.config, "max_position_embeddings", None) for model in (pair.target, pair.draft)]
     most = min((number for number in known if isinstance(number, int)), default=None)
-    if most is not None and num_tokens + max_new_tokens > most:
+    if most is None or num_tokens + max_new_tokens <= most:
+        return
+    if num_tokens >= most:
+        msg = (
+            f"the prompt ({num_tokens} tokens) does not fit the models' {most} positions: expected at most {most - 1} "
+            "tokens, which leaves room for one more"
+        )
+    else:
         msg = (
             f"the models have {most} positions, of which the prompt takes {num_tokens}: expected a --max-new-tokens of "
-            f"at most {max(most - num_tokens, 0)}, got {max_new_tokens}"
+            f"at most {most - num_tokens}, got {max_new_tokens}"
         )
-        raise CommandError(msg)
+    raise CommandError(msg)
 
 
 def _end_of_text(pair: ModelPair) -> tuple[int, ...]:
