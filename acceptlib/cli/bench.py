@@ -62,6 +62,12 @@ COLUMNS: Final = (
 )
 FIRST_FIGURE: Final = 5
 
+UNSTEADY: Final = 0.25
+"""Spread over median from which a time says little."""
+
+NAMED_ROWS: Final = 4
+"""Of those whose times vary, in a remark."""
+
 HOST_MARK: Final = "*"
 """Of times that count the host's."""
 
@@ -69,7 +75,7 @@ LEGEND: Final = {
     "us": "median of a call",
     "spread": "distance between its quartiles",
     "floor us": "summing the rows that the step has to read",
-    "of floor": "the share of the time that summing these rows takes",
+    "of floor": "the floor as a share of the time: 100% where nothing but summing these rows takes time",
     "tau": "emitted tokens a step",
     "match": "the result is the oracle's; other libraries draw numbers of their own, and only the form of their "
     "results is checked",
@@ -273,9 +279,20 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
         f"{first.source} rows, {first.acceptance} acceptance, V = {first.vocab_size}, {first.dtype}. "
         f"{where['machine']}, {versions}."
     )
+    varying = [f"{row.name} {row.B}x{row.K} from {row.path}" for row in rows if _is_unsteady(row)]
+    if varying:
+        more = f" and {len(varying) - NAMED_ROWS} more" if len(varying) > NAMED_ROWS else ""
+        table.note(
+            f"Times with a spread above {UNSTEADY:.0%} of their median, so the machine may be busy: "
+            f"{'; '.join(varying[:NAMED_ROWS])}{more}."
+        )
     for reason in absent:
         table.note(f"Not measured: {reason}.")
     table.note_left_out(left_out, " --format csv has every figure.")
+
+
+def _is_unsteady(row: Row) -> bool:
+    return row.microseconds is not None and row.spread is not None and row.spread > UNSTEADY * row.microseconds
 
 
 def _render(rows: Sequence[Row], form: Format, device: torch.device) -> str:
