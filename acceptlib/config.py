@@ -132,6 +132,8 @@ def _say(key: str, detail: ErrorDetails) -> str:
     known = sorted(AcceptanceConfig.model_fields)
     if detail["type"] == "extra_forbidden":
         return f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}."
+    if detail["type"] == "missing":
+        return f"key {key} is required."
     problem = "expected a table" if detail["type"] == "dict_type" else detail["msg"]
     return f"key {key}: {problem}, got {shortened(detail['input'])}."
 
@@ -167,7 +169,8 @@ def _options_schema(strategy: type[AcceptanceStrategy]) -> dict[str, Any]:
 def _read(path: Path) -> Mapping[str, Any]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        msg = f"{path}: expected a file ending in {', '.join(READERS)}, got {path.suffix or 'no ending'!r}"
+        got = repr(path.suffix) if path.suffix else "no ending; for a strategy's name use acceptlib.create"
+        msg = f"{path}: expected a file ending in {', '.join(READERS)}, got {got}"
         raise ConfigError(msg)
     try:
         with path.open("rb") as file:

@@ -53,6 +53,12 @@ EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_PARAMETER: "a sampling parameter is out of range",
 }
 
+ROW_FAULTS: Final = {Status.INVALID_ROW, Status.UNNORMALIZED_ROW}
+"""What rows meet that hold logits where probabilities are expected."""
+
+FORMS: Final = "target_probs and draft_probs take probabilities, target_logits and draft_logits take logits."
+"""What a `StatusError` adds to a fault of that kind."""
+
 NAMED_REQUESTS: Final = 8
 """In a `StatusError`: enough to see what is wrong, few enough to read."""
 
@@ -122,4 +128,5 @@ class VerifyResult:
         if len(marked) > NAMED_REQUESTS:
             problems.append(f"and {len(marked) - NAMED_REQUESTS} requests more")
         if problems:
-            raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")
+            hint = f" {FORMS}" if any(Status(code) in ROW_FAULTS for _, _, code in named) else ""
+            raise StatusError("; ".join(problems) + f". Tokens accepted before were kept; nothing was drawn.{hint}")

@@ -106,7 +106,7 @@ def test_source_mapping_is_left_as_it_is() -> None:
     ("table", "error", "fragments"),
     [
         ({"strategi": "block"}, ConfigError, ["unknown key 'strategi'", "Did you mean 'strategy'", "options, plugins"]),
-        ({}, ConfigError, ["key 'strategy'", "required"]),
+        ({}, ConfigError, ["config: key 'strategy' is required."]),
         ({"strategy": 3}, ConfigError, ["key 'strategy'", "string", "got 3"]),
         ({"strategy": "block", "backend": "cuda"}, ConfigError, ["key 'backend'", "'triton'", "got 'cuda'"]),
         ({"strategy": "block", "options": [1]}, ConfigError, ["key 'options'", "expected a table", "got [1]"]),
@@ -168,7 +168,7 @@ def test_bad_mapping(table: dict[str, Any], error: type[ConfigError], fragments:
     ("name", "text", "fragments"),
     [
         ("a.ini", "", ["a.ini", "expected a file ending in .toml, .json, .yaml, .yml", "'.ini'"]),
-        ("acceptance", "", ["acceptance", "'no ending'"]),
+        ("acceptance", "", ["acceptance", "got no ending; for a strategy's name use acceptlib.create"]),
         ("a.toml", "[acceptance\nstrategy = 3", ["a.toml", "not valid TOML", "line 1"]),
         ("a.json", '{"acceptance": }', ["a.json", "not valid JSON", "line 1"]),
         ("a.yaml", "acceptance: [", ["a.yaml", "not valid YAML", "line 1"]),
