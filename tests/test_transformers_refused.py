@@ -125,9 +125,9 @@ def test_what_is_no_strategy_shows_at_once(strategy: Any) -> None:
         custom_generate(strategy)
 
 
-@pytest.mark.parametrize("length", [-1, 2.5, None])
+@pytest.mark.parametrize("length", [-1, 0, 2.5, None])
 def test_what_is_no_length_shows_at_once(length: Any) -> None:
-    with pytest.raises(InputError, match="num_draft_tokens: expected an int >= 0, got"):
+    with pytest.raises(InputError, match="num_draft_tokens: expected an int >= 1, got"):
         custom_generate(num_draft_tokens=length)
 
 
