@@ -116,6 +116,16 @@ class VerifyResult:
             totals=torch.zeros(2, dtype=torch.int64, device=device) if totals else None,
         )
 
+    def to_lists(self) -> list[list[int]]:
+        """Return each request's emitted token ids, without padding. Waits for the device.
+
+        Returns:
+            B lists, the b-th of `num_emitted[b]` ids: accepted tokens, then the recovered or bonus token, which is not
+            there where a request's status is not 0.
+        """
+        rows, lengths = self.output_token_ids.tolist(), self.num_emitted.tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
     def raise_for_status(self) -> None:
         """Raise if any request met bad values. Waits for the device.
 

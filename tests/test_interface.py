@@ -69,6 +69,20 @@ def test_results_and_streams_equal_themselves_alone() -> None:
         assert first != second
 
 
+def test_tokens_as_lists() -> None:
+    """Without padding, in either layout; of a faulty request, what it had accepted before."""
+    requests = [support.standing(n, 10, seed) for seed, n in enumerate((3, 0, 2, 2))]
+    requests[2].p[1] = math.nan
+    requests[3].p[0] = math.nan
+    for layout in ("ragged", "padded"):
+        result = acceptlib.create("rejection").verify(**support.lay_out(requests, layout), rng=0)
+        lists = result.to_lists()
+        assert [len(tokens) for tokens in lists] == result.num_emitted.tolist() == [4, 1, 1, 0]
+        assert lists == [support.tokens(result, b)[: len(tokens)] for b, tokens in enumerate(lists)]
+        assert all(type(token) is int for tokens in lists for token in tokens)
+    assert VerifyResult.empty(0, 3, "cpu").to_lists() == []
+
+
 def test_a_status_has_a_name() -> None:
     probs = torch.full((1, 2, 4), torch.nan)
     result = acceptlib.create("rejection").verify(torch.zeros(1, 1, dtype=torch.int64), target_probs=probs, rng=0)
