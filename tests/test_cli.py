@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -38,9 +39,15 @@ def test_the_bundled_pair_runs_on_one_thread(
     """More would wait for each other wherever another process has a core; models of the user's may need them."""
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(pair, "load_pair", lambda target, draft: (target, draft))
+    monkeypatch.setattr(pair, "load_pair", lambda target=None, draft=None: (target, draft))
     assert models.load(*given) == given
     assert threads == ([1] if given == (None, None) else [])
+
+
+def test_the_hub_says_nothing_of_each_retry(caplog: pytest.LogCaptureFixture) -> None:
+    models.prepare()
+    logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+    assert not caplog.records
 
 
 class TestLookingUp:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from acceptlib.cli.console import CommandError, require, use_one_thread
+from acceptlib.cli.console import CommandError, require, stderr, use_one_thread
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
@@ -26,20 +27,23 @@ def load(target: str | None, draft: str | None) -> ModelPair:
 
     if target is None and draft is None:
         use_one_thread()  # the bundled models are tiny
-    return pair.load_pair(target, draft)
+        return pair.load_pair()
+    with stderr().status("loading the models"):  # the hub may take a minute, to fail too
+        return pair.load_pair(target, draft)
 
 
 def prepare() -> None:
-    """Import transformers, whose progress bars would be drawn over ours.
+    """Import transformers, whose progress bars would be drawn over ours, as would the hub's lines on each retry.
 
     Raises:
         CommandError: It is not installed.
     """
     try:
-        from transformers.utils import logging  # noqa: PLC0415 - seconds of import that other commands do not need
+        from transformers.utils import logging as bars  # noqa: PLC0415 - seconds of import that others do not need
     except ImportError as error:
         require("hf", error)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def encode(pair: ModelPair, prompt: str) -> Any:
