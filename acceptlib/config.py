@@ -32,6 +32,10 @@ TABLE = "acceptance"
 """The table of a file that holds the config, so that it can share a file with other settings."""
 
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""What pydantic writes JSON Schemas in."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a table of JSON.
 
@@ -140,7 +144,7 @@ def _say(key: str, detail: ErrorDetails) -> str:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the `acceptance` table, with the options of every available strategy."""
-    schema = AcceptanceConfig.model_json_schema()
+    schema = {"$schema": DIALECT, **AcceptanceConfig.model_json_schema()}
     names = registry.available()
     schema["properties"]["strategy"]["examples"] = names
     schema["allOf"] = []
@@ -161,9 +165,12 @@ def json_schema() -> dict[str, Any]:
 
 def _options_schema(strategy: type[AcceptanceStrategy]) -> dict[str, Any]:
     try:
-        return strategy.Options.model_json_schema(ref_template=f"#/$defs/{strategy.name}.{{model}}")
+        schema = strategy.Options.model_json_schema(ref_template=f"#/$defs/{strategy.name}.{{model}}")
     except Exception:  # noqa: BLE001 - a third party's type without a schema must not cost the others theirs
         return {"type": "object"}
+    if not strategy.Options.model_fields:
+        schema["description"] = "No options."
+    return schema
 
 
 def _read(path: Path) -> Mapping[str, Any]:

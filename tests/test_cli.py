@@ -94,15 +94,24 @@ class TestLookingUp:
         options = {
             option["name"]: option for option in json.loads(run("show", "typical", "-f", "json").stdout)["options"]
         }
-        assert options["posterior_threshold"]["bounds"] == ">= 0, <= 1"
-        assert options["posterior_threshold"]["default"] == "0.09"
+        assert re.search(r"posterior_threshold +float +>= 0, <= 1 +0\.09", text)
+        threshold = options["posterior_threshold"]
+        assert [threshold[name] for name in ("minimum", "maximum", "default", "required")] == [0, 1, 0.09, False]
+        assert threshold["exclusive_minimum"] is None
+        assert options["recovery"]["default"] == "argmax"
         assert options["posterior_threshold"]["type"] == "float"
         assert "Medusa" in options["posterior_threshold"]["description"]
 
     def test_show_finds_bounds_within_a_list(self) -> None:
         options = json.loads(run("show", "synthetic", "-f", "json").stdout)["options"]
         assert options[0]["type"] == "tuple[float, ...] | None"
-        assert options[0]["bounds"] == "each >= 0 and <= 1"
+        assert options[0]["entries"] == {"minimum": 0, "maximum": 1}
+        assert options[0]["default"] is None
+        assert "each >= 0 and <= 1" in run("show", "synthetic").stdout
+
+    def test_show_says_which_bound_is_exclusive(self) -> None:
+        (option,) = json.loads(run("show", "lenience", "-f", "json").stdout)["options"]
+        assert (option["exclusive_minimum"], option["minimum"], option["maximum"]) == (0, None, 1)
 
     def test_show_takes_an_alias(self) -> None:
         assert run("show", "standard").stdout.startswith("rejection (also speculative, standard)")

@@ -318,7 +318,18 @@ TYPES = {
     "null": type(None),
 }
 KEYWORDS = {
-    *("$defs", "allOf", "anyOf", "additionalProperties", "const", "default", "description", "enum", "examples"),
+    *(
+        "$defs",
+        "$schema",
+        "allOf",
+        "anyOf",
+        "additionalProperties",
+        "const",
+        "default",
+        "description",
+        "enum",
+        "examples",
+    ),
     *("exclusiveMinimum", "exclusiveMaximum", "if", "items", "maximum", "minimum", "properties", "required", "then"),
     *("title", "type"),
 }
@@ -394,6 +405,13 @@ def test_schema_names_every_strategy() -> None:
     assert schema["properties"]["strategy"]["examples"] == acceptlib.available()
     assert schema["required"] == ["strategy"]
     assert len(schema["allOf"]) == len(acceptlib.available())
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    options = {
+        part["if"]["properties"]["strategy"]["enum"][0]: part["then"]["properties"]["options"]
+        for part in schema["allOf"]
+    }
+    assert options["block"]["description"] == "No options."
+    assert options["lenience"]["description"] != "No options."
 
 
 @pytest.mark.parametrize("table", GOOD_TABLES, ids=json.dumps)

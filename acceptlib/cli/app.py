@@ -142,7 +142,7 @@ def show_command(
     page.title(f"{entry.strategy.name} (also {aliases})" if aliases else entry.strategy.name)
     for part, text in describe.parts(entry.strategy).items():
         page.section("" if part == "Summary" else part, text)
-    options = [[option[name] for name in describe.OPTION_FIELDS] for option in record["options"]]
+    options = [option.cells for option in describe.options(entry.strategy)]
     page.section("Options", "" if options else "None.")
     if options:
         page.table(OPTION_COLUMNS, options)
