@@ -29,10 +29,13 @@ COLUMNS: Final = (
 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Names or aliases; all available ones if left out.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Names of the strategies to check; all available ones if left out."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the tensors live: cpu, cuda, cuda:1.")] = "cpu",
-    backend: Annotated[str | None, typer.Option(metavar="auto|torch|triton", help="Engine of the strategies.")] = None,
+    device: Annotated[str, typer.Option(help="Device of the tensors: cpu, cuda, cuda:1.")] = "cpu",
+    backend: Annotated[
+        str | None, typer.Option(metavar="auto|torch|triton", help="Engine that runs the strategies.")
+    ] = None,
     only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
     option: OptionOption = None,
     form: FormatOption = Format.plain,

@@ -34,8 +34,10 @@ FILES: Final = {
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the strategy: lower case, with '-' between words.")],
-    path: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which acceptlib-NAME is made.")] = Path(),
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the new strategy: lower case, with '-' between words.")
+    ],
+    path: Annotated[Path, typer.Option(metavar="DIR", help="Folder to make the folder acceptlib-NAME in.")] = Path(),
 ) -> None:
     """Write a package acceptlib-NAME with a strategy that works, to start from."""
     folder = create(name, path)
