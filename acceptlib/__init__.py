@@ -1,5 +1,7 @@
 """acceptlib: the verification step of speculative decoding, as a framework of acceptance rules."""
 
+from importlib import metadata as _metadata
+
 from acceptlib import ops
 from acceptlib.config import from_config
 from acceptlib.drafting import sample
@@ -36,3 +38,8 @@ __all__ = [
     "rule",
     "sample",
 ]
+
+try:
+    __version__ = _metadata.version("acceptlib")
+except _metadata.PackageNotFoundError:  # run from its sources
+    __version__ = "0+unknown"

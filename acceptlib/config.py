@@ -32,6 +32,10 @@ TABLE = "acceptance"
 """The table of a file that holds the config, so that it can share a file with other settings."""
 
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""What pydantic writes JSON Schemas in."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a table of JSON.
 
@@ -132,13 +136,15 @@ def _say(key: str, detail: ErrorDetails) -> str:
     known = sorted(AcceptanceConfig.model_fields)
     if detail["type"] == "extra_forbidden":
         return f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}."
+    if detail["type"] == "missing":
+        return f"key {key} is required."
     problem = "expected a table" if detail["type"] == "dict_type" else detail["msg"]
     return f"key {key}: {problem}, got {shortened(detail['input'])}."
 
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of the `acceptance` table, with the options of every available strategy."""
-    schema = AcceptanceConfig.model_json_schema()
+    schema = {"$schema": DIALECT, **AcceptanceConfig.model_json_schema()}
     names = registry.available()
     schema["properties"]["strategy"]["examples"] = names
     schema["allOf"] = []
@@ -159,15 +165,19 @@ def json_schema() -> dict[str, Any]:
 
 def _options_schema(strategy: type[AcceptanceStrategy]) -> dict[str, Any]:
     try:
-        return strategy.Options.model_json_schema(ref_template=f"#/$defs/{strategy.name}.{{model}}")
+        schema = strategy.Options.model_json_schema(ref_template=f"#/$defs/{strategy.name}.{{model}}")
     except Exception:  # noqa: BLE001 - a third party's type without a schema must not cost the others theirs
         return {"type": "object"}
+    if not strategy.Options.model_fields:
+        schema["description"] = "No options."
+    return schema
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        msg = f"{path}: expected a file ending in {', '.join(READERS)}, got {path.suffix or 'no ending'!r}"
+        got = repr(path.suffix) if path.suffix else "no ending; for a strategy's name use acceptlib.create"
+        msg = f"{path}: expected a file ending in {', '.join(READERS)}, got {got}"
         raise ConfigError(msg)
     try:
         with path.open("rb") as file:

@@ -53,6 +53,12 @@ EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_PARAMETER: "a sampling parameter is out of range",
 }
 
+ROW_FAULTS: Final = {Status.INVALID_ROW, Status.UNNORMALIZED_ROW}
+"""What rows meet that hold logits where probabilities are expected."""
+
+FORMS: Final = "target_probs and draft_probs take probabilities, target_logits and draft_logits take logits."
+"""What a `StatusError` adds to a fault of that kind."""
+
 NAMED_REQUESTS: Final = 8
 """In a `StatusError`: enough to see what is wrong, few enough to read."""
 
@@ -110,6 +116,16 @@ class VerifyResult:
             totals=torch.zeros(2, dtype=torch.int64, device=device) if totals else None,
         )
 
+    def to_lists(self) -> list[list[int]]:
+        """Return each request's emitted token ids, without padding. Waits for the device.
+
+        Returns:
+            B lists, the b-th of `num_emitted[b]` ids: accepted tokens, then the recovered or bonus token, which is not
+            there where a request's status is not 0.
+        """
+        rows, lengths = self.output_token_ids.tolist(), self.num_emitted.tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
+
     def raise_for_status(self) -> None:
         """Raise if any request met bad values. Waits for the device.
 
@@ -122,4 +138,5 @@ class VerifyResult:
         if len(marked) > NAMED_REQUESTS:
             problems.append(f"and {len(marked) - NAMED_REQUESTS} requests more")
         if problems:
-            raise StatusError("; ".join(problems) + ". Tokens accepted before were kept; nothing was drawn.")
+            hint = f" {FORMS}" if any(Status(code) in ROW_FAULTS for _, _, code in named) else ""
+            raise StatusError("; ".join(problems) + f". Tokens accepted before were kept; nothing was drawn.{hint}")

@@ -75,6 +75,12 @@ class Options(pydantic.BaseModel):
 _Options = Options
 
 
+def _is_constant(value: object) -> bool:
+    """Return whether rules may read an option as it is."""
+    entries = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(entry, int | float) for entry in entries)
+
+
 def _kinds(annotation: Any, *, several: bool) -> set[Any]:
     """Return the types that an option may be of, or that the entries of one of several may be of."""
     found = _alternatives(annotation)
@@ -159,8 +165,10 @@ class AcceptanceStrategy:
         names = Counter((*reserved, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
         taken = sorted(name for name, count in names.items() if count > 1)
         if taken:
-            what = "quantities or arguments; rename the option, row sum or state"
-            msg = f"strategy {cls.name!r}: {', '.join(taken)} already name {what}"
+            what = "already name quantities or arguments; rename the options, row sums or states"
+            if len(taken) == 1:
+                what = "already names a quantity or an argument; rename the option, row sum or state"
+            msg = f"strategy {cls.name!r}: {', '.join(map(repr, taken))} {what}"
             raise StrategyDefinitionError(msg)
 
     def __init__(self, /, *, backend: backends.Choice = "auto", **options: Any) -> None:
@@ -181,6 +189,8 @@ class AcceptanceStrategy:
             raise OptionError(_explain(self.name, self.Options, error)) from None
         self.backend = backend
         if type(self).verify is AcceptanceStrategy.verify:
+            constants = self.constants()
+            self._check_options(constants)
             self.plan = Plan(
                 name=self.name,
                 accept=self.accept,
@@ -188,7 +198,7 @@ class AcceptanceStrategy:
                 forgive=self.forgive,
                 residual=self.residual,
                 row_sums=self._row_sums(),
-                constants=self.constants(),
+                constants=constants,
                 traits=self.resolve_traits(),
             )
             self._key = custom_op.register(self)
@@ -232,12 +242,7 @@ class AcceptanceStrategy:
 
         Override it to derive constants from options. A tuple holds one value a position, and is 0 beyond its end.
         """
-
-        def is_constant(value: object) -> bool:
-            entries = value if isinstance(value, tuple) else (value,)
-            return all(isinstance(entry, int | float) for entry in entries)
-
-        return {name: value for name, value in self.options.model_dump().items() if is_constant(value)}
+        return {name: value for name, value in self.options.model_dump().items() if _is_constant(value)}
 
     def resolve_traits(self) -> Traits:
         """Return the traits under this instance's options: by default those of the class."""
@@ -418,6 +423,19 @@ class AcceptanceStrategy:
                 )
                 raise StrategyDefinitionError(msg)
 
+    def _check_options(self, constants: Mapping[str, Constant]) -> None:
+        options = {name: value for name, value in self.options.model_dump().items() if not _is_constant(value)}
+        rules = {role: rule for role in RULES if (rule := getattr(self, role)) is not None} | self._row_sums()
+        for role, rule in rules.items():
+            for name in rule.names:
+                if name in options and name not in constants:
+                    kind = type(options[name]).__name__
+                    msg = (
+                        f"strategy {self.name!r}: rule {role!r} reads option {name!r}, which is a {kind}; rules read "
+                        "numbers only: override `constants()` to turn it into a number"
+                    )
+                    raise StrategyDefinitionError(msg)
+
     @classmethod
     def _row_sums(cls) -> dict[str, RowSum]:
         names = (name for base in reversed(cls.__mro__) for name in vars(base))
@@ -452,6 +470,7 @@ def _explain(name: str, options: type[Options], error: pydantic.ValidationError)
             return f"Strategy {name!r} needs option {option}, which has no default."
         if detail["loc"]:
             problem = detail["msg"].removeprefix("Value error, ")
+            problem = problem[:1].upper() + problem[1:]
             return f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {problem}."
         return f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}."
 

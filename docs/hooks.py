@@ -150,12 +150,12 @@ def _row(row: torch.Tensor) -> str:
 
 def options_table(cls: type[AcceptanceStrategy]) -> str:
     """Return the options of a strategy."""
-    options = describe.options(cls)
-    if not options:
+    rows = [option.cells for option in describe.options(cls)]
+    if not rows:
         return "None."
     return table(
         ["option", "type", "bounds", "default", "meaning"],
-        [[f"`{o.name}`", f"`{o.type}`", o.bounds, f"`{o.default}`", o.description] for o in options],
+        [[f"`{name}`", f"`{kind}`", bounds, f"`{default}`", text] for name, kind, bounds, default, text in rows],
     )
 
 

@@ -230,7 +230,7 @@ class AsksWhatStands(Stepped, Rejection):
 
 @rules("new_requests_are_alike")
 class OfItsPlace(Share, Rejection):
-    """A new request's budget hangs on its place in the batch."""
+    """A new request's budget depends on its place in the batch."""
 
     name = "of-its-place"
 

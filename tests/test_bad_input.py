@@ -425,7 +425,8 @@ def test_raise_for_status_names_request_position_and_fault() -> None:
         "above 0 (a mask may forbid them all); "
         "request 2, position 1: a drafted or bonus token id is outside the vocabulary; "
         "request 3, position 3: a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over "
-        "4. Tokens accepted before were kept; nothing was drawn."
+        "4. Tokens accepted before were kept; nothing was drawn. target_probs and draft_probs take probabilities, "
+        "target_logits and draft_logits take logits."
     )
 
 
@@ -451,6 +452,13 @@ def test_residual_that_is_no_weight_is_not_blamed_on_the_row_alone(factor: float
     assert result.status.tolist() == [Status.UNNORMALIZED_ROW]
     with pytest.raises(StatusError, match=r"position 0: a row .*, or the rule's residual is NaN or sums to over 4"):
         result.raise_for_status()
+
+
+def test_a_fault_that_is_no_rows_gets_no_advice_on_rows() -> None:
+    request = support.standing(2, 10, 0)
+    request.ids[1] = 10
+    with pytest.raises(StatusError, match=r"outside the vocabulary\. Tokens accepted before were kept; .* drawn\.$"):
+        support.verify("rejection", [request]).raise_for_status()
 
 
 def test_raise_for_status_names_the_first_of_many() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import fails, run
+import torch
+from cli_support import fails, interrupt, run
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -24,14 +26,33 @@ from acceptlib.cli import format as tables
 from acceptlib.cli import generate, models
 from acceptlib.cli.app import app
 from acceptlib.cli.options import parse_assignments, parse_value
+from acceptlib.demo import pair
 from acceptlib.sampling import SamplingParams
 
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
 
 
+@pytest.mark.parametrize("given", [(None, None), ("folder", None)], ids=["bundled", "given"])
+def test_the_bundled_pair_runs_on_one_thread(
+    given: tuple[str | None, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More would wait for each other wherever another process has a core; models of the user's may need them."""
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(pair, "load_pair", lambda target=None, draft=None: (target, draft))
+    assert models.load(*given) == given
+    assert threads == ([1] if given == (None, None) else [])
+
+
+def test_the_hub_says_nothing_of_each_retry(caplog: pytest.LogCaptureFixture) -> None:
+    models.prepare()
+    logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+    assert not caplog.records
+
+
 class TestLookingUp:
     def test_version(self) -> None:
-        assert re.fullmatch(r"acceptlib \d+\.\d+\.\d+\S*\n", run("--version").stdout)
+        assert run("--version").stdout == f"acceptlib {acceptlib.__version__}\n"
 
     def test_list_names_every_strategy(self) -> None:
         rows = json.loads(run("list", "--format", "json").stdout)
@@ -73,15 +94,24 @@ class TestLookingUp:
         options = {
             option["name"]: option for option in json.loads(run("show", "typical", "-f", "json").stdout)["options"]
         }
-        assert options["posterior_threshold"]["bounds"] == ">= 0, <= 1"
-        assert options["posterior_threshold"]["default"] == "0.09"
+        assert re.search(r"posterior_threshold +float +>= 0, <= 1 +0\.09", text)
+        threshold = options["posterior_threshold"]
+        assert [threshold[name] for name in ("minimum", "maximum", "default", "required")] == [0, 1, 0.09, False]
+        assert threshold["exclusive_minimum"] is None
+        assert options["recovery"]["default"] == "argmax"
         assert options["posterior_threshold"]["type"] == "float"
         assert "Medusa" in options["posterior_threshold"]["description"]
 
     def test_show_finds_bounds_within_a_list(self) -> None:
         options = json.loads(run("show", "synthetic", "-f", "json").stdout)["options"]
         assert options[0]["type"] == "tuple[float, ...] | None"
-        assert options[0]["bounds"] == "each >= 0 and <= 1"
+        assert options[0]["entries"] == {"minimum": 0, "maximum": 1}
+        assert options[0]["default"] is None
+        assert "each >= 0 and <= 1" in run("show", "synthetic").stdout
+
+    def test_show_says_which_bound_is_exclusive(self) -> None:
+        (option,) = json.loads(run("show", "lenience", "-f", "json").stdout)["options"]
+        assert (option["exclusive_minimum"], option["minimum"], option["maximum"]) == (0, None, 1)
 
     def test_show_takes_an_alias(self) -> None:
         assert run("show", "standard").stdout.startswith("rejection (also speculative, standard)")
@@ -113,6 +143,14 @@ class TestLookingUp:
             )
         assert done.returncode == 1
         assert done.stderr == "Error: cannot write the output: No space left on device\n"
+
+    def test_ctrl_c_while_torch_is_imported(self) -> None:
+        script = "from acceptlib_main import main; main()"
+        code, output, errors = interrupt("-X", "importtime", "-c", script, "list", after=b" torch._C\n")
+        assert code == 130
+        assert not output
+        assert errors.endswith(b"Error: interrupted\n")
+        assert b"Traceback" not in errors
 
     def test_unexpected_errors_keep_their_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def explode() -> None:
@@ -186,6 +224,8 @@ class TestGenerate:
     def test_no_text_is_longer_than_the_models_were_made_for(self) -> None:
         said = fails("generate", "a", "--max-new-tokens", "512")
         assert "512 positions, of which the prompt takes 1: expected a --max-new-tokens of at most 511, got 512" in said
+        said = fails("generate", "x" * 5000)
+        assert re.search(r"the prompt \(\d+ tokens\) does not fit the models' 512 positions", said)
 
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:

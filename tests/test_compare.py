@@ -6,15 +6,12 @@ import csv
 import io
 import json
 import math
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_support import fails, run
+from cli_support import fails, interrupt, run
 
 import acceptlib
 from acceptlib import plots, registry
@@ -164,27 +161,10 @@ class TestCompare:
 
     def test_ctrl_c_from_outside(self) -> None:
         """A signal, not an exception we raise ourselves: whatever it meets, the exit is clean."""
-        command = [sys.executable, "-m", "acceptlib.cli", "compare", "--prompts", "48", "--max-new-tokens", "400"]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ACCEPTLIB_DISABLE_PLUGINS": "1", "FORCE_COLOR": "1"}
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own command line
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-            )
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        try:
-            assert process.stderr is not None
-            seen = b""
-            while b"block, K" not in seen:  # the progress bar has reached the first row
-                read = os.read(process.stderr.fileno(), 4096)
-                assert read, seen
-                seen += read
-            process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-        assert process.returncode == 130
+        arguments = ["compare", "--prompts", "48", "--max-new-tokens", "400"]
+        # The progress bar has reached the first row.
+        code, output, errors = interrupt("-m", "acceptlib.cli", *arguments, after=b"block, K", FORCE_COLOR="1")
+        assert code == 130
         assert not output
         assert b"interrupted after 0 of 24 rows" in errors
         assert b"Traceback" not in errors
@@ -201,6 +181,7 @@ class TestCompare:
             (["--num-draft-tokens", "2,x"], "integers >= 1"),
             (["--num-draft-tokens", "0"], "integers >= 1"),
             (["--prompts", "1000"], "at most"),
+            (["--max-new-tokens", "500"], "512 positions, of which the prompt takes 64"),  # the longest prompt
             (["--config", "missing.toml"], "cannot be read"),
             (["--config", "missing.toml", "--strategies", "fly"], "cannot be read"),
             (["--strategies", "fly,"], "--strategies: expected names separated by commas, got 'fly,'"),

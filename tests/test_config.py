@@ -106,7 +106,7 @@ def test_source_mapping_is_left_as_it_is() -> None:
     ("table", "error", "fragments"),
     [
         ({"strategi": "block"}, ConfigError, ["unknown key 'strategi'", "Did you mean 'strategy'", "options, plugins"]),
-        ({}, ConfigError, ["key 'strategy'", "required"]),
+        ({}, ConfigError, ["config: key 'strategy' is required."]),
         ({"strategy": 3}, ConfigError, ["key 'strategy'", "string", "got 3"]),
         ({"strategy": "block", "backend": "cuda"}, ConfigError, ["key 'backend'", "'triton'", "got 'cuda'"]),
         ({"strategy": "block", "options": [1]}, ConfigError, ["key 'options'", "expected a table", "got [1]"]),
@@ -168,7 +168,7 @@ def test_bad_mapping(table: dict[str, Any], error: type[ConfigError], fragments:
     ("name", "text", "fragments"),
     [
         ("a.ini", "", ["a.ini", "expected a file ending in .toml, .json, .yaml, .yml", "'.ini'"]),
-        ("acceptance", "", ["acceptance", "'no ending'"]),
+        ("acceptance", "", ["acceptance", "got no ending; for a strategy's name use acceptlib.create"]),
         ("a.toml", "[acceptance\nstrategy = 3", ["a.toml", "not valid TOML", "line 1"]),
         ("a.json", '{"acceptance": }', ["a.json", "not valid JSON", "line 1"]),
         ("a.yaml", "acceptance: [", ["a.yaml", "not valid YAML", "line 1"]),
@@ -318,7 +318,18 @@ TYPES = {
     "null": type(None),
 }
 KEYWORDS = {
-    *("$defs", "allOf", "anyOf", "additionalProperties", "const", "default", "description", "enum", "examples"),
+    *(
+        "$defs",
+        "$schema",
+        "allOf",
+        "anyOf",
+        "additionalProperties",
+        "const",
+        "default",
+        "description",
+        "enum",
+        "examples",
+    ),
     *("exclusiveMinimum", "exclusiveMaximum", "if", "items", "maximum", "minimum", "properties", "required", "then"),
     *("title", "type"),
 }
@@ -394,6 +405,13 @@ def test_schema_names_every_strategy() -> None:
     assert schema["properties"]["strategy"]["examples"] == acceptlib.available()
     assert schema["required"] == ["strategy"]
     assert len(schema["allOf"]) == len(acceptlib.available())
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    options = {
+        part["if"]["properties"]["strategy"]["enum"][0]: part["then"]["properties"]["options"]
+        for part in schema["allOf"]
+    }
+    assert options["block"]["description"] == "No options."
+    assert options["lenience"]["description"] != "No options."
 
 
 @pytest.mark.parametrize("table", GOOD_TABLES, ids=json.dumps)

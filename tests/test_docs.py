@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 import acceptlib
 from acceptlib import config, hookspecs, registry
 from acceptlib.benchmarks.peers import PEERS
+from acceptlib.cli import comparison
 from acceptlib.cli.app import app
 from acceptlib.config import AcceptanceConfig
 from acceptlib.rules import ELEMENTS, SCALARS
@@ -186,6 +188,12 @@ def test_every_command_and_option_is_documented() -> None:
             assert all(flag in section for flag in parameter.opts if flag.startswith("-"))
     peers = next(parameter for parameter in COMMANDS.commands["bench"].params if parameter.name == "peers")
     assert all(name in peers.help for name in PEERS)
+
+
+def test_every_field_of_a_comparison_is_documented() -> None:
+    section = read("docs/choose.md").split("<!-- fields -->")[1].split("<!-- /fields -->")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [field.name for field in fields(comparison.Row)]
 
 
 def test_every_hook_and_quantity_is_documented() -> None:

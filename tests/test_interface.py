@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_public_names_are_pinned() -> None:
     ]
     for name in acceptlib.__all__:
         assert hasattr(acceptlib, name)
+    assert acceptlib.__version__ == metadata.version("acceptlib")
 
 
 def test_results_and_streams_equal_themselves_alone() -> None:
@@ -65,6 +67,20 @@ def test_results_and_streams_equal_themselves_alone() -> None:
         first, second = make(), make()
         assert first == first  # noqa: PLR0124 - what is asked
         assert first != second
+
+
+def test_tokens_as_lists() -> None:
+    """Without padding, in either layout; of a faulty request, what it had accepted before."""
+    requests = [support.standing(n, 10, seed) for seed, n in enumerate((3, 0, 2, 2))]
+    requests[2].p[1] = math.nan
+    requests[3].p[0] = math.nan
+    for layout in ("ragged", "padded"):
+        result = acceptlib.create("rejection").verify(**support.lay_out(requests, layout), rng=0)
+        lists = result.to_lists()
+        assert [len(tokens) for tokens in lists] == result.num_emitted.tolist() == [4, 1, 1, 0]
+        assert lists == [support.tokens(result, b)[: len(tokens)] for b, tokens in enumerate(lists)]
+        assert all(type(token) is int for tokens in lists for token in tokens)
+    assert VerifyResult.empty(0, 3, "cpu").to_lists() == []
 
 
 def test_a_status_has_a_name() -> None:

@@ -119,17 +119,33 @@ def test_constants_name_no_quantity() -> None:
 
 @pytest.mark.parametrize("name", ["target_prob", "carry", "p", "is_drafted", "position"])
 def test_option_and_row_sum_may_not_be_named_like_a_quantity(name: str) -> None:
-    with pytest.raises(StrategyDefinitionError, match=f"'made': {name} already name"):
+    with pytest.raises(StrategyDefinitionError, match=f"'made': '{name}' already names a quantity or"):
         made(Options=type("Options", (Options,), {"__annotations__": {name: float}, name: 1.0}))
     if name != "carry":  # which is a rule's name as well
-        with pytest.raises(StrategyDefinitionError, match=f"'made': {name} already name"):
+        with pytest.raises(StrategyDefinitionError, match=f"'made': '{name}' already names a quantity or"):
             made(**{name: row_sum(lambda p: p)})
 
 
 def test_an_option_may_not_be_named_like_an_argument() -> None:
     """`create(..., backend=...)` would never set it."""
-    with pytest.raises(StrategyDefinitionError, match="'made': backend already name"):
+    with pytest.raises(StrategyDefinitionError, match="'made': 'backend' already names a quantity or an argument;"):
         made(Options=type("Options", (Options,), {"__annotations__": {"backend": float}, "backend": 1.0}))
+
+
+def test_several_names_that_are_taken() -> None:
+    options = type("Options", (Options,), {"__annotations__": {"q": float, "p": float}, "p": 1.0, "q": 1.0})
+    with pytest.raises(StrategyDefinitionError, match="'made': 'p', 'q' already name quantities or arguments; rename"):
+        made(Options=options)
+
+
+def test_a_rule_that_reads_a_text() -> None:
+    options = type("Options", (Options,), {"__annotations__": {"mode": str}, "mode": "fast"})
+    strategy = made(Options=options, accept=rule(lambda target_prob, mode: target_prob * mode))
+    message = r"rule 'accept' reads option 'mode', which is a str; rules read numbers only: override `constants\(\)`"
+    with pytest.raises(StrategyDefinitionError, match=message):
+        strategy()
+    strategy.constants = lambda self: {"mode": {"fast": 1.0}[self.options.mode]}  # type: ignore[attr-defined]
+    assert strategy().plan.constants == {"mode": 1.0}
 
 
 @pytest.mark.parametrize("forgives", [True, False], ids=["forgive-without-window", "window-without-forgive"])

@@ -262,6 +262,7 @@ def test_misspelt_alias_is_suggested() -> None:
         ("fly", {"fly_window": 2**63}, ["option 'fly_window'", "got 9223372036854775808", "equal to 1000000"]),
         ("fly", {"fly_entropy_top_k": 2**63}, ["option 'fly_entropy_top_k'", "equal to 1000000"]),
         ("lenience", {"lenience": float("nan")}, ["option 'lenience'", "nan"]),
+        ("lenience", {"lenience": "abc"}, ["option 'lenience': got 'abc'. Expected a number, not a text."]),
         ("rejection", {"self": 1}, ["no option 'self'"]),
     ],
 )

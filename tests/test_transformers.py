@@ -55,7 +55,7 @@ def test_bundled_pair_writes_what_the_target_writes(
     assert len(steps) < 300 * (0.75 if num_draft_tokens == 1 else 0.5)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
 @pytest.mark.parametrize("strategy", ["greedy", "rejection", "block"])
 def test_greedy_text_is_the_targets(target: Any, draft: Any, strategy: str, num_draft_tokens: int) -> None:
     expected = target.generate(PROMPT, do_sample=False, max_new_tokens=60)
@@ -63,6 +63,12 @@ def test_greedy_text_is_the_targets(target: Any, draft: Any, strategy: str, num_
     text = generate(target, draft, strategy=strategy, loop=loop, do_sample=False, max_new_tokens=60)
     assert text.dtype == torch.int64
     assert torch.equal(text, expected)
+
+
+def test_nothing_drafted_is_the_target_alone(target: Any, draft: Any) -> None:
+    decoder = SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=0, sampling=GREEDY)
+    tokens = [token for step in decoder.steps(PROMPT, 12) for token in step.token_ids]
+    assert tokens == target.generate(PROMPT, do_sample=False, max_new_tokens=12)[0, PROMPT.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [90, 104])

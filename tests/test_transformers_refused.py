@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -125,9 +126,9 @@ def test_what_is_no_strategy_shows_at_once(strategy: Any) -> None:
         custom_generate(strategy)
 
 
-@pytest.mark.parametrize("length", [-1, 2.5, None])
+@pytest.mark.parametrize("length", [-1, 0, 2.5, None])
 def test_what_is_no_length_shows_at_once(length: Any) -> None:
-    with pytest.raises(InputError, match="num_draft_tokens: expected an int >= 0, got"):
+    with pytest.raises(InputError, match="num_draft_tokens: expected an int >= 1, got"):
         custom_generate(num_draft_tokens=length)
 
 
@@ -371,6 +372,14 @@ def test_a_mask_is_refused(target: Any, draft: Any) -> None:
 def test_missing_folder(name: str) -> None:
     with pytest.raises(InputError, match=r"draft: expected a model folder, got .* does not exist"):
         load_pair(draft=name)
+
+
+def test_a_name_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        InputError, match=r"'nope' cannot be loaded .* hub, and .* \(a local one is written \./nope\): \w+"
+    ):
+        load_pair("nope")
 
 
 def test_folder_without_a_model(tmp_path: Path) -> None:

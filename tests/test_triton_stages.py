@@ -103,7 +103,7 @@ def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
 def test_rows_are_left_out_where_that_may_spare_enough(
     name: str, form: dict[str, Any], shapes: list[tuple[int, int]], *, spares: bool
 ) -> None:
-    """That hangs on the batch, the draft's length, and what is read of an entry."""
+    """That depends on the batch, the draft's length, and what is read of an entry."""
     parameters = {name: value for name, value in form.items() if name in {"min_p", "top_k"}}
     for num_requests, most in shapes:
         rows = torch.empty(num_requests, most + 1, 128256, dtype=form.get("dtype"), device="meta")

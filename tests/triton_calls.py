@@ -305,7 +305,7 @@ def outside(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> dict[str, di
 
 def uneven(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[str, object]]:
     """Return calls whose requests have lists of some rows, and of others not: whether one program suffices shall not
-    hang on where it stops, of which those that come later have another idea.
+    depend on where it stops, of which those that come later have another idea.
     """
     target, sure = logits.clone(), 3.0 * draft_logits  # so sure that not all tokens are accepted
     target[:, 1::2] = 0.0

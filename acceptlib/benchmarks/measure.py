@@ -34,9 +34,9 @@ class Row:
         B: Requests.
         K: Drafted tokens of each.
         vocab_size: Entries of a row.
-        dtype: Of the rows.
+        dtype: Dtype of the rows.
         acceptance: Level of the workload.
-        source: Of the rows.
+        source: Where the rows come from.
         backend: Engine that ran it.
         how: How its calls were timed on a GPU: `turns` counts the host's time too, which `read_floor` does not.
         microseconds: Median time of a call.

@@ -6,13 +6,12 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from acceptlib import config, registry
+from acceptlib import __version__, config, registry
 from acceptlib.cli import bench, check, compare, describe, example, generate, scaffold
 from acceptlib.cli.console import CommandError, Group, stdout
 from acceptlib.cli.format import (
@@ -61,14 +60,14 @@ def main() -> None:
 
 def _print_version(value: bool) -> None:
     if value:
-        stdout_write(f"acceptlib {version('acceptlib')}")
+        stdout_write(f"acceptlib {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     show_version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it and exit.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -143,7 +142,7 @@ def show_command(
     page.title(f"{entry.strategy.name} (also {aliases})" if aliases else entry.strategy.name)
     for part, text in describe.parts(entry.strategy).items():
         page.section("" if part == "Summary" else part, text)
-    options = [[option[name] for name in describe.OPTION_FIELDS] for option in record["options"]]
+    options = [option.cells for option in describe.options(entry.strategy)]
     page.section("Options", "" if options else "None.")
     if options:
         page.table(OPTION_COLUMNS, options)

@@ -62,6 +62,12 @@ COLUMNS: Final = (
 )
 FIRST_FIGURE: Final = 5
 
+UNSTEADY: Final = 0.25
+"""Spread over median from which a time says little."""
+
+NAMED_ROWS: Final = 4
+"""Of those whose times vary, in a remark."""
+
 HOST_MARK: Final = "*"
 """Of times that count the host's."""
 
@@ -69,7 +75,7 @@ LEGEND: Final = {
     "us": "median of a call",
     "spread": "distance between its quartiles",
     "floor us": "summing the rows that the step has to read",
-    "of floor": "the share of the time that summing these rows takes",
+    "of floor": "the floor as a share of the time: 100% where nothing but summing these rows takes time",
     "tau": "emitted tokens a step",
     "match": "the result is the oracle's; other libraries draw numbers of their own, and only the form of their "
     "results is checked",
@@ -95,7 +101,7 @@ class Source(str, Enum):
 
 
 class Dtype(str, Enum):
-    """Of the rows."""
+    """The dtype of the rows."""
 
     float32 = "float32"
     float16 = "float16"
@@ -112,37 +118,49 @@ class Backend(str, Enum):
 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Strategies; all available ones if left out.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Names of the strategies to time; all available ones if left out."),
     ] = None,
     shapes: Annotated[
-        str, typer.Option(metavar="BxK,BxK", help="Requests and drafted tokens of each, separated by commas.")
+        str, typer.Option(metavar="BxK,BxK", help="Batches to time: B requests with K drafted tokens each.")
     ] = DEFAULT_SHAPES,
     inputs: Annotated[
-        str, typer.Option(metavar="A,B", help="What is verified from what: logits, probs, one-hot (no draft rows).")
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Forms of the rows that are verified: logits, probs, or one-hot (logits, without draft rows).",
+        ),
     ] = "logits,probs",
-    vocab_size: Annotated[int, typer.Option(min=2, max=1 << 24, help="Entries of a row, V.")] = 128256,
-    dtype: Annotated[Dtype, typer.Option(help="Of the rows.")] = Dtype.float32,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of both models, where rows are logits.")] = 1.0,
+    vocab_size: Annotated[int, typer.Option(min=2, max=1 << 24, help="Number of entries of a row, V.")] = 128256,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the rows.")] = Dtype.float32,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="Temperature of both models, where rows are logits.")
+    ] = 1.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
     acceptance: Annotated[Level, typer.Option(help="How much of the draft is accepted.")] = Level.medium,
-    rows: Annotated[Source, typer.Option(help="Synthetic rows, or those of the bundled pair.")] = Source.synthetic,
+    rows: Annotated[
+        Source, typer.Option(help="Where rows come from: made up, or computed by the bundled pair of models.")
+    ] = Source.synthetic,
     peers: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B", help="flashinfer, transformers, vllm, or none; those that can be imported if left out."
+            metavar="A,B",
+            help="Libraries to time beside them: flashinfer, transformers, vllm, none; all that are there if left out.",
         ),
     ] = None,
     option: OptionOption = None,
-    backend: Annotated[Backend, typer.Option(help="Engine of the strategies.")] = Backend.auto,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; a GPU if left out and there is one.")] = None,
+    backend: Annotated[Backend, typer.Option(help="Engine that runs the strategies.")] = Backend.auto,
+    device: Annotated[
+        str | None, typer.Option(help="Device of the tensors, cpu or cuda; if left out, a GPU where there is one.")
+    ] = None,
     form: FormatOption = Format.plain,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write FILE: a record (.json) or the rows (.csv, .md).")
+        Path | None, typer.Option(metavar="FILE", help="Also write a file: a record (.json) or the rows (.csv, .md).")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw time against batch (.png, .svg, .pdf).")
+        Path | None, typer.Option(metavar="FILE", help="Also draw times against batch sizes (.png, .svg, .pdf).")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -273,9 +291,20 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
         f"{first.source} rows, {first.acceptance} acceptance, V = {first.vocab_size}, {first.dtype}. "
         f"{where['machine']}, {versions}."
     )
+    varying = [f"{row.name} {row.B}x{row.K} from {row.path}" for row in rows if _is_unsteady(row)]
+    if varying:
+        more = f" and {len(varying) - NAMED_ROWS} more" if len(varying) > NAMED_ROWS else ""
+        table.note(
+            f"Times with a spread above {UNSTEADY:.0%} of their median, so the machine may be busy: "
+            f"{'; '.join(varying[:NAMED_ROWS])}{more}."
+        )
     for reason in absent:
         table.note(f"Not measured: {reason}.")
     table.note_left_out(left_out, " --format csv has every figure.")
+
+
+def _is_unsteady(row: Row) -> bool:
+    return row.microseconds is not None and row.spread is not None and row.spread > UNSTEADY * row.microseconds
 
 
 def _render(rows: Sequence[Row], form: Format, device: torch.device) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
 
-import torch
 import typer
 
 from acceptlib import registry
@@ -30,10 +29,13 @@ COLUMNS: Final = (
 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Names or aliases; all available ones if left out.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Names of the strategies to check; all available ones if left out."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the tensors live: cpu, cuda, cuda:1.")] = "cpu",
-    backend: Annotated[str | None, typer.Option(metavar="auto|torch|triton", help="Engine of the strategies.")] = None,
+    device: Annotated[str, typer.Option(help="Device of the tensors: cpu, cuda, cuda:1.")] = "cpu",
+    backend: Annotated[
+        str | None, typer.Option(metavar="auto|torch|triton", help="Engine that runs the strategies.")
+    ] = None,
     only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
     option: OptionOption = None,
     form: FormatOption = Format.plain,
@@ -43,7 +45,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
     from acceptlib.testing.suite import due, make_subject, select  # noqa: PLC0415
 
-    torch.set_num_threads(1)  # tensors are small: more threads would only wait for each other
+    console.use_one_thread()
     choice = None if backend is None else backends.check(backend)
     where = device_of(device)
     wanted = None if only is None else names_of("--only", only)

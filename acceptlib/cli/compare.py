@@ -42,18 +42,20 @@ DEFAULT_MAX_NEW_TOKENS: Final = 32
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     strategies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Names, separated by commas; all available ones without this and --config."),
+        typer.Option(metavar="A,B", help="Strategies to compare; all available ones without this and --config."),
     ] = None,
     config: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="File with a table `acceptance`, for one more row; may be given again."),
+        typer.Option(
+            metavar="FILE", help="Also compare the strategy of a config file's table `acceptance`; may be repeated."
+        ),
     ] = None,
-    num_draft_tokens: Annotated[
-        str, typer.Option(metavar="K,K", help="Drafted tokens a step, separated by commas.")
-    ] = ",".join(map(str, DEFAULT_NUM_DRAFT_TOKENS)),
-    prompts: Annotated[int, typer.Option(min=1, help="How many of the bundled prompts.")] = DEFAULT_NUM_PROMPTS,
+    num_draft_tokens: Annotated[str, typer.Option(metavar="K,K", help="Numbers of drafted tokens a step.")] = ",".join(
+        map(str, DEFAULT_NUM_DRAFT_TOKENS)
+    ),
+    prompts: Annotated[int, typer.Option(min=1, help="Number of the bundled prompts to take.")] = DEFAULT_NUM_PROMPTS,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens a prompt.")
+        int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens to generate after each prompt.")
     ] = DEFAULT_MAX_NEW_TOKENS,
     temperature: TemperatureOption = 1.0,
     top_k: TopKOption = 0,
@@ -64,9 +66,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     draft: DraftOption = None,
     form: FormatOption = Format.plain,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the rows to FILE (.json, .csv, .md).")
+        Path | None, typer.Option(metavar="FILE", help="Also write the rows to a file (.json, .csv, .md).")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw them (.png, .svg, .pdf).")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the rows (.png, .svg, .pdf).")] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare strategies: tokens a step, distance from the target, speed."""
@@ -87,6 +89,8 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         min_p=min_p,
         seed=seed,
     )
+    longest = max(models.encode(pair, prompt).shape[1] for prompt in settings.prompts)
+    models.expect_room(pair, longest, max_new_tokens)
     rows: list[Row] = []
     interrupted = False
     try:

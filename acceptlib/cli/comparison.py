@@ -72,8 +72,8 @@ class Row:
         num_draft_tokens: K.
         guarantee: What it promises.
         mean_acceptance_length: Tau, emitted tokens a step.
-        standard_error: Of tau. Steps of one sequence depend on each other, so it is the ratio estimator's over
-            prompts: each prompt is one cluster.
+        standard_error: Standard error of tau. Steps of one sequence depend on each other, so it is the ratio
+            estimator's over prompts: each prompt is one cluster.
         expected_acceptance_length: Tau's expectation over the same drafted tokens and rows, from the exact law.
         deviation: Measured less expected tau in standard errors of their difference.
         draft_acceptance_rate: Accepted share of drafted tokens.
@@ -85,10 +85,10 @@ class Row:
         verify_microseconds: Median time of one `verify` call.
         acceptance_by_position: Share of the steps in which each drafted position stood.
         num_steps: Steps behind the figures: those that drafted K tokens.
-        num_prompts: Prompts.
-        max_new_tokens: Most tokens a prompt.
-        temperature, top_k, top_p, min_p: Of both models.
-        seed: Of the run.
+        num_prompts: Number of prompts.
+        max_new_tokens: Most tokens generated after each prompt.
+        temperature, top_k, top_p, min_p: Sampling parameters of both models.
+        seed: Seed of the run.
         options: The strategy's options.
         error: Why there are no figures.
     """
@@ -144,8 +144,8 @@ def warm_up(pair: ModelPair, num_draft_tokens: int, settings: Settings) -> None:
     strategy = registry.create("rejection")
     ids = models.encode(pair, settings.prompts[0])
     for _ in models.steps(
-        pair, strategy, ids, num_draft_tokens=num_draft_tokens, max_new_tokens=WARM_UP_TOKENS,
-        sampling=settings.sampling, seed=settings.seed,
+        pair, strategy, ids, num_draft_tokens=num_draft_tokens,
+        max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens), sampling=settings.sampling, seed=settings.seed,
     ):  # fmt: skip
         pass
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
@@ -65,6 +66,11 @@ def stdout() -> Console:
 def stderr() -> Console:
     """Return a console on the present stderr."""
     return Console(stderr=True, highlight=False)
+
+
+def use_one_thread() -> None:
+    """Have torch compute on one core: small tensors gain nothing from more, which wait for each other on a busy one."""
+    torch.set_num_threads(1)
 
 
 def progress(unit: str, *, quiet: bool) -> Progress:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import to_jsonable_python
 
 from acceptlib import registry
 
@@ -18,21 +21,64 @@ if TYPE_CHECKING:
 PARTS: Final = ("Guarantee", "Formula", "Source")
 """Labelled paragraphs of a strategy's docstring."""
 
-BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "multiple of", "min_length": "length >="}
+BOUNDS: Final = {
+    "ge": "minimum",
+    "gt": "exclusive_minimum",
+    "le": "maximum",
+    "lt": "exclusive_maximum",
+    "multiple_of": "multiple_of",
+    "min_length": "min_length",
+}
+"""Attribute of a pydantic constraint -> its name in a record, as in JSON Schema."""
+
+SIGNS: Final = dict(zip(BOUNDS.values(), (">=", ">", "<=", "<", "multiple of", "length >="), strict=True))
+"""Name in a record -> what people read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a strategy."""
+    """One option of a strategy.
+
+    Attributes:
+        name: Its name.
+        type: Its annotation, as text.
+        required: Whether it has no default.
+        default: The default; None where it is required.
+        constraints: Numbers that bound it, by the names of `BOUNDS`.
+        entry_constraints: The same for the entries of a container.
+        description: What it does.
+    """
 
     name: str
     type: str
-    bounds: str
-    default: str
+    required: bool
+    default: Any
+    constraints: Mapping[str, float]
+    entry_constraints: Mapping[str, float]
     description: str
 
+    @property
+    def cells(self) -> list[str]:
+        """What a table shows: name, type, bounds, default, description."""
+        entries = " and ".join(_said(self.entry_constraints))
+        bounds = ", ".join([*_said(self.constraints), *([f"each {entries}"] if entries else [])])
+        default = "required" if self.required else repr(self.default)
+        return [self.name, self.type, bounds, default, self.description]
 
-OPTION_FIELDS: Final = tuple(field.name for field in fields(Option))
+    def record(self) -> dict[str, Any]:
+        """Return it for programs: values as JSON has them, and bounds one by one, None where there is none."""
+        return {
+            "name": self.name,
+            "type": self.type,
+            "required": self.required,
+            "default": to_jsonable_python(self.default, fallback=repr),
+            **{name: self.constraints.get(name) for name in SIGNS},
+            "entries": dict(self.entry_constraints),
+            "description": self.description,
+        }
+
+
+OPTION_FIELDS: Final = ("name", "type", "required", "default", *SIGNS, "entries", "description")
 
 
 def summary(strategy: type[AcceptanceStrategy]) -> str:
@@ -58,7 +104,15 @@ def parts(strategy: type[AcceptanceStrategy]) -> dict[str, str]:
 def options(strategy: type[AcceptanceStrategy]) -> list[Option]:
     """Return what the strategy's pydantic model says about each option."""
     return [
-        Option(name, _type(field), _bounds(field), _default(field), field.description or "")
+        Option(
+            name,
+            _type(field),
+            field.is_required(),
+            None if field.is_required() else field.get_default(call_default_factory=True),
+            _constraints(field.metadata),
+            _entry_constraints(field),
+            field.description or "",
+        )
         for name, field in strategy.Options.model_fields.items()
     ]
 
@@ -108,7 +162,7 @@ def record(entry: Entry, strategy: AcceptanceStrategy | None) -> dict[str, Any]:
         **{name.lower(): described.get(name, "") for name in ("Summary", *PARTS, "Notes")},
         "traits": traits(strategy) if strategy else {},
         "reads": reads(strategy) if strategy else [],
-        "options": [asdict(option) for option in options(entry.strategy)],
+        "options": [option.record() for option in options(entry.strategy)],
         "origin": origin(entry),
     }
 
@@ -128,33 +182,29 @@ def _type(field: FieldInfo) -> str:
     return text.replace("NoneType", "None")
 
 
-def _bounds(field: FieldInfo) -> str:
-    return ", ".join(_constraints(field.metadata) + _inner(field))
-
-
-def _inner(field: FieldInfo) -> list[str]:
+def _entry_constraints(field: FieldInfo) -> dict[str, float]:
     """Return the bounds of a container's entries, found in annotations within the annotation."""
-    found: list[str] = []
+    found: dict[str, float] = {}
     waiting: list[Any] = [field.annotation]
     while waiting:
         annotation = waiting.pop()
         for metadata in getattr(annotation, "__metadata__", ()):
-            found += _constraints(getattr(metadata, "metadata", [metadata]))
+            found |= _constraints(getattr(metadata, "metadata", [metadata]))
         waiting += getattr(annotation, "__args__", ())
-    return ["each " + " and ".join(found)] if found else []
+    return found
 
 
-def _constraints(metadata: list[Any]) -> list[str]:
-    return [
-        f"{sign} {getattr(constraint, name):g}"
+def _constraints(metadata: list[Any]) -> dict[str, float]:
+    return {
+        BOUNDS[attribute]: value
         for constraint in metadata
-        for name, sign in BOUNDS.items()
-        if isinstance(getattr(constraint, name, None), int | float)
-    ]
+        for attribute in BOUNDS
+        if isinstance(value := getattr(constraint, attribute, None), int | float)
+    }
 
 
-def _default(field: FieldInfo) -> str:
-    return "required" if field.is_required() else repr(field.get_default(call_default_factory=True))
+def _said(constraints: Mapping[str, float]) -> list[str]:
+    return [f"{SIGNS[name]} {value:g}" for name, value in constraints.items()]
 
 
 def _qualified(strategy: type[AcceptanceStrategy]) -> str:

@@ -90,12 +90,13 @@ def printable(text: str) -> str:
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from stdin.")],
     strategy: Annotated[
-        str | None, typer.Option("--strategy", "-s", metavar="NAME", help="Strategy; rejection if left out.")
+        str | None,
+        typer.Option("--strategy", "-s", metavar="NAME", help="Name of the strategy; rejection if left out."),
     ] = None,
     config: ConfigOption = None,
     option: OptionOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens to generate.")] = 128,
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens a step, K.")] = 4,
+    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Number of drafted tokens a step, K.")] = 4,
     temperature: TemperatureOption = 1.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from acceptlib.cli.console import CommandError, require
+from acceptlib.cli.console import CommandError, require, stderr, use_one_thread
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load(target: str | None, draft: str | None) -> ModelPair:
-    """Load the bundled pair, or the models at two paths.
+    """Load the bundled pair, which runs on one core, or the models at two paths.
 
     Raises:
         CommandError: transformers is not installed.
@@ -24,20 +25,25 @@ def load(target: str | None, draft: str | None) -> ModelPair:
     prepare()
     from acceptlib.demo import pair  # noqa: PLC0415 - as below
 
-    return pair.load_pair(target, draft)
+    if target is None and draft is None:
+        use_one_thread()  # the bundled models are tiny
+        return pair.load_pair()
+    with stderr().status("loading the models"):  # the hub may take a minute, to fail too
+        return pair.load_pair(target, draft)
 
 
 def prepare() -> None:
-    """Import transformers, whose progress bars would be drawn over ours.
+    """Import transformers, whose progress bars would be drawn over ours, as would the hub's lines on each retry.
 
     Raises:
         CommandError: It is not installed.
     """
     try:
-        from transformers.utils import logging  # noqa: PLC0415 - seconds of import that other commands do not need
+        from transformers.utils import logging as bars  # noqa: PLC0415 - seconds of import that others do not need
     except ImportError as error:
         require("hf", error)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def encode(pair: ModelPair, prompt: str) -> Any:
@@ -51,7 +57,7 @@ def encode(pair: ModelPair, prompt: str) -> Any:
     except UnicodeEncodeError:
         msg = "the prompt is not valid UTF-8"
         raise CommandError(msg) from None
-    ids = pair.tokenizer(prompt, return_tensors="pt").input_ids
+    ids = pair.tokenizer(prompt, return_tensors="pt", verbose=False).input_ids  # too many are an error of ours
     if ids.shape[1] == 0:
         msg = "the prompt has no tokens: give at least one character"
         raise CommandError(msg)
@@ -73,7 +79,7 @@ def steps(  # noqa: PLR0913 - what one run is made of
     Raises:
         CommandError: The text would be longer than what a model was made for.
     """
-    _expect_room(pair, input_ids.shape[1], max_new_tokens)
+    expect_room(pair, input_ids.shape[1], max_new_tokens)
     from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415 - as above
 
     decoder = SpeculativeDecoder(
@@ -87,15 +93,27 @@ def steps(  # noqa: PLR0913 - what one run is made of
     return decoder.steps(input_ids, max_new_tokens, eos_token_ids=_end_of_text(pair))
 
 
-def _expect_room(pair: ModelPair, num_tokens: int, max_new_tokens: int) -> None:
+def expect_room(pair: ModelPair, num_tokens: int, max_new_tokens: int) -> None:
+    """Check that a prompt and the text after it are no longer than what the models were made for.
+
+    Raises:
+        CommandError: They are.
+    """
     known = [getattr(model.config, "max_position_embeddings", None) for model in (pair.target, pair.draft)]
     most = min((number for number in known if isinstance(number, int)), default=None)
-    if most is not None and num_tokens + max_new_tokens > most:
+    if most is None or num_tokens + max_new_tokens <= most:
+        return
+    if num_tokens >= most:
+        msg = (
+            f"the prompt ({num_tokens} tokens) does not fit the models' {most} positions: expected at most {most - 1} "
+            "tokens, which leaves room for one more"
+        )
+    else:
         msg = (
             f"the models have {most} positions, of which the prompt takes {num_tokens}: expected a --max-new-tokens of "
-            f"at most {max(most - num_tokens, 0)}, got {max_new_tokens}"
+            f"at most {most - num_tokens}, got {max_new_tokens}"
         )
-        raise CommandError(msg)
+    raise CommandError(msg)
 
 
 def _end_of_text(pair: ModelPair) -> tuple[int, ...]:

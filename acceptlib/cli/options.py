@@ -26,14 +26,22 @@ if TYPE_CHECKING:
 MOST_TOKENS: Final = 1 << 20
 """Of a generated text: more than any model's positions."""
 
-FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="How the table is written.")]
+FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="Format of the output.")]
 OptionOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the strategy, as TOML.")
+    list[str] | None,
+    typer.Option(
+        "-o", "--option", metavar="KEY=VALUE", help="An option of the strategy, its value as in TOML; may be repeated."
+    ),
 ]
 ConfigOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="File with a table `acceptance` (.toml, .json, .yaml).")
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Take the strategy from the table `acceptance` of a file (.toml, .json, .yaml).",
+    ),
 ]
-TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Of both models; 0 is greedy.")]
+TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Temperature of both models; 0 is greedy.")]
 TopKOption: TypeAlias = Annotated[
     int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest tokens; 0 is off.")
 ]
@@ -57,13 +65,17 @@ TopPOption: TypeAlias = Annotated[
 MinPOption: TypeAlias = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Keep tokens with this share of the largest probability; 0 is off.")
 ]
-QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no remarks.")]
-SeedOption: TypeAlias = Annotated[int, typer.Option(help="Of the drafts and the decisions.")]
+QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar and no remarks.")]
+SeedOption: TypeAlias = Annotated[
+    int, typer.Option(help="Seed of all random numbers: those of the drafts and those of the decisions.")
+]
 TargetOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="PATH", help="Target model: folder or hub name. The bundled one if left out.")
+    str | None,
+    typer.Option(metavar="PATH", help="Target model, a folder or a name on the hub; the bundled one if left out."),
 ]
 DraftOption: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="PATH", help="Draft model: folder or hub name. The bundled one if left out.")
+    str | None,
+    typer.Option(metavar="PATH", help="Draft model, a folder or a name on the hub; the bundled one if left out."),
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from acceptlib import registry
+from acceptlib import __version__, registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import stdout_write
 from acceptlib.errors import PluginError, UnknownStrategyError, shortened
@@ -34,8 +34,10 @@ FILES: Final = {
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the strategy: lower case, with '-' between words.")],
-    path: Annotated[Path, typer.Option(metavar="DIR", help="Folder in which acceptlib-NAME is made.")] = Path(),
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the new strategy: lower case, with '-' between words.")
+    ],
+    path: Annotated[Path, typer.Option(metavar="DIR", help="Folder to make the folder acceptlib-NAME in.")] = Path(),
 ) -> None:
     """Write a package acceptlib-NAME with a strategy that works, to start from."""
     folder = create(name, path)
@@ -102,14 +104,12 @@ def _check_free(name: str) -> None:
 
 def _files(name: str) -> dict[str, str]:
     """Return the text of each file by its path in the package."""
-    from importlib.metadata import version  # noqa: PLC0415 - for this alone
-
     words = {
         "name": name,
         "distribution": f"acceptlib-{name}",
         "module": module_of(name),
         "class_name": class_of(name),
-        "version": version("acceptlib"),
+        "version": __version__,
         "interface_version": str(INTERFACE_VERSION),
     }
     templates = resources.files("acceptlib.cli") / "templates"

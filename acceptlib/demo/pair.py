@@ -78,6 +78,7 @@ def _load(loader: Any, role: str, name: str | Path, **options: Any) -> Any:
     try:
         return loader.from_pretrained(str(path) if is_local else name, local_files_only=is_local, **options)
     except Exception as error:  # each file format has errors of its own
-        what = "as a model folder" if is_local else "from the Hugging Face hub, and there is no such folder"
+        no_folder = f"there is no such folder (a local one is written ./{name})"
+        what = "as a model folder" if is_local else f"from the Hugging Face hub, and {no_folder}"
         msg = f"{role}: {str(name)!r} cannot be loaded {what}: {error}"
         raise InputError(msg) from error

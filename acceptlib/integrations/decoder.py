@@ -40,14 +40,14 @@ def import_transformers() -> Any:
     return transformers
 
 
-def check_length(num_draft_tokens: int) -> None:
+def check_length(num_draft_tokens: int, least: int = 0) -> None:
     """Check K, which may be NumPy's.
 
     Raises:
         InputError: It is no number of tokens.
     """
-    if not isinstance(num_draft_tokens, Integral) or isinstance(num_draft_tokens, bool) or num_draft_tokens < 0:
-        msg = f"num_draft_tokens: expected an int >= 0, got {num_draft_tokens!r}"
+    if not isinstance(num_draft_tokens, Integral) or isinstance(num_draft_tokens, bool) or num_draft_tokens < least:
+        msg = f"num_draft_tokens: expected an int >= {least}, got {num_draft_tokens!r}"
         raise InputError(msg)
 
 

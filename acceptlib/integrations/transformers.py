@@ -93,7 +93,7 @@ def custom_generate(
 
     Args:
         strategy: A name for `acceptlib.create`, or a strategy.
-        num_draft_tokens: K, drafted tokens a step.
+        num_draft_tokens: K, drafted tokens a step, at least 1.
         seed: Makes the text reproducible. None takes one from torch's default generator at each call.
         on_step: Called with every `Step`.
         assistant_model: The draft, for wrappers of `generate` that have no such argument; `generate`'s own wins.
@@ -106,7 +106,7 @@ def custom_generate(
     bound_assistant = assistant_model
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = as_strategy(strategy)
-    check_length(num_draft_tokens)
+    check_length(num_draft_tokens, least=1)
     if on_step is not None and not callable(on_step):
         msg = f"on_step: expected a function of a Step, or None, got {shortened(on_step)}"
         raise InputError(msg)
