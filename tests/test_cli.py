@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_support import fails, interrupt, run
+from cli_support import fails, run
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -143,14 +143,6 @@ class TestLookingUp:
             )
         assert done.returncode == 1
         assert done.stderr == "Error: cannot write the output: No space left on device\n"
-
-    def test_ctrl_c_while_torch_is_imported(self) -> None:
-        script = "from acceptlib_main import main; main()"
-        code, output, errors = interrupt("-X", "importtime", "-c", script, "list", after=b" torch._C\n")
-        assert code == 130
-        assert not output
-        assert errors.endswith(b"Error: interrupted\n")
-        assert b"Traceback" not in errors
 
     def test_unexpected_errors_keep_their_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def explode() -> None:

@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cli_support import fails, interrupt, run
+from cli_support import fails, run
 
 import acceptlib
 from acceptlib import plots, registry
@@ -161,10 +164,27 @@ class TestCompare:
 
     def test_ctrl_c_from_outside(self) -> None:
         """A signal, not an exception we raise ourselves: whatever it meets, the exit is clean."""
-        arguments = ["compare", "--prompts", "48", "--max-new-tokens", "400"]
-        # The progress bar has reached the first row.
-        code, output, errors = interrupt("-m", "acceptlib.cli", *arguments, after=b"block, K", FORCE_COLOR="1")
-        assert code == 130
+        command = [sys.executable, "-m", "acceptlib.cli", "compare", "--prompts", "48", "--max-new-tokens", "400"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ACCEPTLIB_DISABLE_PLUGINS": "1", "FORCE_COLOR": "1"}
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
+        try:
+            process = subprocess.Popen(  # noqa: S603 - our own command line
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            )
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        try:
+            assert process.stderr is not None
+            seen = b""
+            while b"block, K" not in seen:  # the progress bar has reached the first row
+                read = os.read(process.stderr.fileno(), 4096)
+                assert read, seen
+                seen += read
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+        assert process.returncode == 130
         assert not output
         assert b"interrupted after 0 of 24 rows" in errors
         assert b"Traceback" not in errors

@@ -41,7 +41,6 @@ def test_wheel(dist: Path) -> None:
     wanted = {name for name in sources if "__pycache__" not in name and ".checkpoints" not in name}
     assert {name for name in names if name.startswith("acceptlib/")} == wanted
     assert {"acceptlib/py.typed", "acceptlib/demo/target/model.safetensors", "acceptlib/demo/prompts.json"} <= names
-    assert "acceptlib_main.py" in names
     assert not {name.partition("/")[0] for name in names} & {"tests", "bench", "docs"}
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert metadata["License-Expression"] == "Apache-2.0"
@@ -66,8 +65,7 @@ def test_wheel_works_alone(dist: Path, tmp_path: Path) -> None:
     alone = {"PYTHONPATH": str(place), "ACCEPTLIB_DISABLE_PLUGINS": "1"}
     where = call(sys.executable, "-c", "import acceptlib; print(acceptlib.__file__)", cwd=tmp_path, **alone)
     assert Path(where.strip()).is_relative_to(place)
-    script = "from acceptlib_main import main; main()"
-    version = call(sys.executable, "-c", script, "--version", cwd=tmp_path, **alone)
+    version = call(sys.executable, "-m", "acceptlib", "--version", cwd=tmp_path, **alone)
     assert re.fullmatch(r"acceptlib \d+\.\d+\.\d+\S*\n", version)
     text = call(
         sys.executable, "-m", "acceptlib", "compare", "--strategies", "rejection,block", "--prompts", "2",
