@@ -117,9 +117,10 @@ def before_in_runs(entry, parts, number, CALL: tl.constexpr):
 @triton.jit
 def before_each(entry, parts, number):
     """Return the same of a list of entries."""
-    before = tl.zeros((entry.shape[0], ABREAST), tl.int64)
-    for start in range(0, number, ABREAST):
-        other = start + tl.arange(0, ABREAST)
+    abreast: tl.constexpr = min(ABREAST.value, entry.shape[0])
+    before = tl.zeros((entry.shape[0], abreast), tl.int64)
+    for start in range(0, number, abreast):
+        other = start + tl.arange(0, abreast)
         others, their_parts = tl.gather(entry, other, 0), tl.gather(parts, other, 0)
         before += tl.where(others[None, :] < entry[:, None], their_parts[None, :], 0)
     return tl.sum(before, 1)
