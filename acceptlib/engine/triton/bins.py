@@ -38,7 +38,7 @@ from acceptlib.engine.triton.search import (
 from acceptlib.engine.triton.sums import MASS_SCALE, mass_of
 
 BINS = WIDTH
-"""Of a row, each with room for as many entries as a tile has sub-blocks."""
+"""Bins of a row. Each has room for `CALL.tile` entries."""
 
 AT_ONCE = tl.constexpr(32)
 """Sub-blocks that a program goes through at a time."""
@@ -210,13 +210,13 @@ def collect_rows(position, count, program, request, CALL: tl.constexpr):
     if CALL.collects[TARGET]:
         if program < step:
             laid_out = load_laid_out(position, position <= count, program, request.num_blocks, request.target, CALL)
-            if counters.needed(position, position <= count, request, CALL, FOUND=True):
+            if counters.needed(position, position <= count, request, CALL, LATEST=True):
                 collect_row(laid_out, position, program, step, request.num_blocks, request.target, CALL, TARGET)
     if CALL.collects[DRAFT]:
         first = program - (tl.num_programs(0) - step)
         if first >= 0:
             laid_out = load_laid_out(position, position < count, first, request.num_blocks, request.draft, CALL)
-            if counters.needed(position, position < count, request, CALL, FOUND=True):
+            if counters.needed(position, position < count, request, CALL, LATEST=True):
                 collect_row(laid_out, position, first, step, request.num_blocks, request.draft, CALL, DRAFT)
 
 

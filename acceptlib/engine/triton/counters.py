@@ -2,10 +2,14 @@
 
 # ruff: noqa: N803 - jit functions; constants in capitals
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide
+FAR = tl.constexpr(1 << 30)
+"""Where the first rejection stops a request, a stop at position i is kept as FAR - i: 0 is none, and the first stop is
+the largest number. Where a mass decides, it is the last accepted position that is kept, as it is."""
 
 THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
@@ -21,17 +25,33 @@ REDUCED_BY = tl.constexpr(3)
 models, its law."""
 
 
-@triton.jit
-def needed(position, exists, request, CALL: tl.constexpr, FOUND: tl.constexpr):
-    """Return whether a row exists and is not beyond the stop, which is FOUND by the stages before, or being found.
+class Counters(NamedTuple):
+    """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for."""
 
-    While it is, what the nearest cache holds of it will do. That may be some microseconds old, so that a row is read in
-    vain. But most programs beyond a stop learn so without a trip through what others read.
+    arrived_ptr: tl.tensor
+    stop_ptr: tl.tensor
+    rows_ptr: tl.tensor
+    awaited_ptr: tl.tensor
+
+
+@triton.jit
+def coded(position):
+    """Return a position as a stop is kept, and back."""
+    return position * -1 + FAR
+
+
+@triton.jit
+def needed(position, exists, request, CALL: tl.constexpr, LATEST: tl.constexpr):
+    """Return whether a row exists and is not beyond the stop, as far as that is known.
+
+    Unless the LATEST is asked for, what the nearest cache holds of it will do. That may be some microseconds old, so
+    that a row is read in vain, but never left out: the stop only moves to earlier positions. And most programs beyond
+    it learn so without a trip through what others read.
     """
     if CALL.lazy:
         if position > 0:  # the first is never beyond it
             stop_ptr = request.counters.stop_ptr
-            exists = exists & ((latest(stop_ptr) if FOUND else recent(stop_ptr)) + position <= decide.FAR)
+            exists = exists & ((latest(stop_ptr) if LATEST else recent(stop_ptr)) + position <= FAR)
     return exists
 
 
@@ -70,16 +90,3 @@ def arrive(counter_ptr, expected):
         last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
         tl.debug_barrier()
     return last
-
-
-@triton.jit
-def settle(position, count, request, CALL: tl.constexpr):
-    """Lower the request's stop to this position if the drafted token is rejected."""
-    length = count
-    if CALL.reads_length:
-        length = decide.length_of(request, count)
-    here = tl.zeros((1,), tl.int32) + position
-    fetched = decide.fetch(here, length, request, CALL)
-    accepted, _ = decide.judge(here, fetched, length, request, CALL)
-    if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
-        tl.atomic_max(request.counters.stop_ptr, decide.coded(position))

@@ -13,15 +13,12 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import laws, random, rows
+from acceptlib.engine.triton import counters, laws, random, rows
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 LANES = tl.constexpr(8)
 """Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
-
-FAR = tl.constexpr(1 << 30)
-"""A stop at position i is kept as FAR - i, so that 0 is none and the first stop is the largest number."""
 
 QUANTITIES = (
     "target_prob",
@@ -49,15 +46,6 @@ class Stream(NamedTuple):
     offset: tl.tensor
 
 
-class Counters(NamedTuple):
-    """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for."""
-
-    arrived_ptr: tl.tensor
-    stop_ptr: tl.tensor
-    rows_ptr: tl.tensor
-    sums_ptr: tl.tensor
-
-
 class Request(NamedTuple):
     """One request; `most` is K, and pointers are at its first position.
 
@@ -82,7 +70,7 @@ class Request(NamedTuple):
     table_size: tl.tensor
     state_ptr: tl.tensor
     num_requests: tl.tensor
-    counters: Counters
+    counters: counters.Counters
 
 
 class Fetched(NamedTuple):
@@ -108,12 +96,6 @@ class Kept(NamedTuple):
 
     first: tl.tensor
     laws: laws.Pair
-
-
-@triton.jit
-def coded(position):
-    """Return a position as a stop is kept, and back."""
-    return position * -1 + FAR
 
 
 @triton.jit
@@ -311,6 +293,19 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
     if CALL.reads_argmax:
         fault = tl.where(target_law.maximum == target_law.maximum, fault, rows.INVALID_ROW)
     return fault
+
+
+@triton.jit
+def settle(position, count, request, CALL: tl.constexpr):
+    """Lower the request's stop to this position if the drafted token is rejected."""
+    length = count
+    if CALL.reads_length:
+        length = length_of(request, count)
+    here = tl.zeros((1,), tl.int32) + position
+    fetched = fetch(here, length, request, CALL)
+    accepted, _ = judge(here, fetched, length, request, CALL)
+    if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
+        tl.atomic_max(request.counters.stop_ptr, counters.coded(position))
 
 
 @triton.jit

@@ -76,7 +76,10 @@ def emit(
     out,
     CALL: tl.constexpr,
 ):
-    """Reduce some blocks of the row that one request stops at, or may; finish the request if that is for this one."""
+    """Weigh this program's blocks of the row that its request stops at, or of every row that it may stop at.
+
+    One program finishes the request besides.
+    """
     if CALL.mass_scalar >= 0:
         emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL)
     else:
@@ -89,7 +92,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     if CALL.decided:
         code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
         length = decide.length_of(request, count)
-        stop = tl.minimum(tl.where(code == 0, length, decide.coded(code)), length)
+        stop = tl.minimum(tl.where(code == 0, length, counters.coded(code)), length)
         passed = length
         kept, ahead = (), ()
     else:
@@ -119,8 +122,9 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
     """Weigh the rows that may be stopped at, whose masses decide; finish the request if the last to do so."""
     if CALL.decided:
         length = decide.length_of(request, count)
-        first, last = tl.load(prepared_ptr).to(tl.int32), tl.load(prepared_ptr + 1).to(tl.int32)
-        wanted = masses.Wanted(first, last, tl.load(prepared_ptr + 2))
+        first = tl.load(prepared_ptr, cache_modifier=".cg").to(tl.int32)
+        last = tl.load(prepared_ptr + 1, cache_modifier=".cg").to(tl.int32)
+        wanted = masses.Wanted(first, last, tl.load(prepared_ptr + 2, cache_modifier=".cg"))
         known = ()
     else:
         length = decide.length_by(fetched, count, request)
@@ -278,7 +282,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
 
 @triton.jit
 def kept_row(stop, length, kept, request, CALL: tl.constexpr):
-    """Return a position's rows, by what is kept of the decision if anything is."""
+    """Return a position's rows, by what is kept of the decision: `masses.Known`, `decide.Kept`, or nothing."""
     if CALL.keeps_laws and CALL.mass_scalar >= 0:
         chosen = tl.arange(0, decide.LANES) == stop
         scalars = masses.lane_of(kept.scalars, chosen)

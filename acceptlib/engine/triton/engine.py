@@ -38,7 +38,7 @@ MOST_BLOCKS = 8
 MOST_TURNS = 8
 
 TILE = 128
-"""Sub-blocks whose entries a search holds at a time; as many entries fit into a bin, and are ranked, at most."""
+"""Sub-blocks that a search holds at a time. As many entries have room in a bin, and are ranked by comparison."""
 
 SELECT_WARPS = 8
 """Warps of a program that finds what is kept of a row."""

@@ -1,4 +1,6 @@
-"""The kernel: one entry, whose stages run as a call needs them, one after the other but for a late `reduce`.
+"""The kernel, of which each launch runs one stage.
+
+A call launches those that it needs, in this order; a late `reduce` runs beside the stage before it.
 
     reduce    what the laws of rows need, for logits and for the argmax
     select    what top-k, top-p and min-p keep of rows
@@ -18,7 +20,7 @@ request.
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, decide, emit, masses, partials, random, reduce, rows, select
+from acceptlib.engine.triton import bins, counters, decide, emit, masses, partials, random, reduce, rows, select
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -227,7 +229,7 @@ def verify_kernel(
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
     # [B, awaited_words, num_parts] int64 if `CALL.awaits`.
-    waited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens)
+    awaited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens)
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
         number=number,
@@ -247,11 +249,11 @@ def verify_kernel(
         table_size=table_size,
         state_ptr=state_ptr,
         num_requests=num_requests,
-        counters=decide.Counters(
+        counters=counters.Counters(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
             rows_ptr=counters_ptr + 2 * num_requests + number * ROW_COUNTS * (max_num_draft_tokens + 1),
-            sums_ptr=waited_ptr.to(tl.pointer_type(tl.int64))
+            awaited_ptr=awaited_ptr.to(tl.pointer_type(tl.int64))
             + number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts,
         ),
     )
@@ -291,7 +293,7 @@ def verify_kernel(
             tl.store(prepared_ptr + 2, wanted.bits)
         else:
             stop, passed = decide.find_stop(count, fetched, request, CALL)
-            tl.store(request.counters.stop_ptr, decide.coded(stop))
+            tl.store(request.counters.stop_ptr, counters.coded(stop))
             if CALL.counts_passed:
                 tl.store(num_passed_ptr + number, passed)
     else:

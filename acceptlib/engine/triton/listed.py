@@ -25,8 +25,9 @@ class Listed(NamedTuple):
     Attributes:
         raw: Entries [most_listed] that hold all that is kept of the row, as they are given; those of a run in order.
         number: How many there are; -1 if too many.
-        suffices: Whether all of the request's rows have lists, wherever it stops. The first program finishes it then,
-            and does not wait for others: it changes what they may still decide by, but not this.
+        suffices: Whether every row of the request has a list. Then the first program finishes the request without
+            waiting for the others. What it writes may change the stop that slower ones find, but not that there is a
+            list, so that they have nothing to weigh and leave.
     """
 
     raw: reduce.Block

@@ -58,7 +58,7 @@ def largest_in(partials_ptr, num_blocks, CALL: tl.constexpr):
 def store_sums(sums, part, partials_ptr, request, CALL: tl.constexpr):
     """Store the sums of some parts."""
     if CALL.awaits:
-        tl.store(request.counters.sums_ptr + part, nonzero_of(sums))
+        tl.store(request.counters.awaited_ptr + part, nonzero_of(sums))
     else:
         tl.store(partials_ptr + part, sums)
 
@@ -70,7 +70,7 @@ def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr)
     num_parts = num_blocks * CALL.emit_parts
     place = program * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.awaits:
-        words_ptr = request.counters.sums_ptr + num_parts + place
+        words_ptr = request.counters.awaited_ptr + num_parts + place
         pairs, words = words_of(weights, p, q)
         tl.store(words_ptr, pairs)
         if CALL.given_probs:
@@ -140,12 +140,15 @@ def finishes(grid, few, request, CALL: tl.constexpr):
 
 @triton.jit
 def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
-    """Return what all programs found of a row, or what is there of its masses by the time that its sums are."""
+    """Return what programs found of a row.
+
+    Where `CALL.awaits`, it waits for the sums alone. A mass that is not there yet is NaN; `total_masses` waits for it.
+    """
     _, num_programs, num_blocks = grid
     index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
     num_parts = num_blocks * CALL.emit_parts
     if CALL.awaits:
-        words_ptr = request.counters.sums_ptr + index
+        words_ptr = request.counters.awaited_ptr + index
         words = index.to(tl.int64) * 0
         # The draw's random bits are found before, while nothing is there yet: whether to wait seems to hang on them.
         missing = num_parts + (random.bits_of(request, CALL) >> 63).to(tl.int32)
@@ -173,7 +176,7 @@ def _load_masses(request, num_parts, CALL: tl.constexpr):
     """Return the masses that are there, and NaN in the place of others."""
     index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
     used = index < num_parts
-    words_ptr = request.counters.sums_ptr + num_parts + index
+    words_ptr = request.counters.awaited_ptr + num_parts + index
     # Beyond the parts there is 0.0.
     pairs = tl.load(words_ptr, mask=used, other=MASS_SIGN << 32, volatile=True)
     words = pairs
@@ -194,7 +197,7 @@ def total_masses(sums, grid, request, CALL: tl.constexpr):
     if CALL.awaits:
         num_parts = grid.num_blocks * CALL.emit_parts
         index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
-        words_ptr = request.counters.sums_ptr + index
+        words_ptr = request.counters.awaited_ptr + index
         missing = tl.where((weights == weights) & (p == p) & (q == q), 0, num_parts)
         while missing > 0:
             used = index < num_parts

@@ -20,7 +20,7 @@ LOADED_BITS = tl.constexpr(128)
 """Of a row, by one thread at once, at most: a run."""
 
 LISTED = tl.constexpr(8)
-"""Sub-blocks that a list has room for, for each of a tile, beside WIDTH entries."""
+"""A list has room for `CALL.tile * LISTED` sub-blocks and `CALL.tile * WIDTH` entries."""
 
 HELD = tl.constexpr(32)
 """Runs of a block that are listed under min-p alone, at most."""

@@ -45,7 +45,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
     Programs of the target's row come first, then those of the draft's: a program that holds blocks of both would leave
     room for half as many.
     """
-    if counters.needed(position, position <= count, request, CALL, FOUND=False):
+    if counters.needed(position, position <= count, request, CALL, LATEST=False):
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
         if CALL.reduces[TARGET] and ROWS != DRAFT:
             if program < step:
@@ -60,7 +60,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
                     close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not (CALL.needs_sums or CALL.filters):
             if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
-                counters.settle(position, count, request, CALL)
+                decide.settle(position, count, request, CALL)
 
 
 @triton.jit
@@ -98,13 +98,13 @@ def close_row(position, exists, step, count, request, model, CALL: tl.constexpr,
                 select.store_law(position, request.num_blocks, model, CALL, MODEL)
         if not CALL.needs_sums:
             if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), CALL.num_reduced):
-                counters.settle(position, count, request, CALL)
+                decide.settle(position, count, request, CALL)
 
 
 @triton.jit
 def sum_rows(position, count, block, request, CALL: tl.constexpr):
     """Add up the strategy's row sums over one block; finish the row, and decide, if the last to do so."""
-    if counters.needed(position, position < count, request, CALL, FOUND=True):
+    if counters.needed(position, position < count, request, CALL, LATEST=True):
         num_blocks = request.num_blocks
         partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
         size = request.num_positions * num_blocks
@@ -153,7 +153,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
                 tl.store(scalars_ptr + CALL.top_scalar * request.num_positions, entropy)
             if CALL.lazy:
                 tl.debug_barrier()
-                counters.settle(position, count, request, CALL)
+                decide.settle(position, count, request, CALL)
 
 
 @triton.jit

@@ -25,7 +25,7 @@ KEEP = tl.constexpr("")
 DROP = tl.constexpr("evict_first")
 """It makes room first: no other stage reads it, and code and partial results of the next call stay."""
 
-RUN = tl.constexpr(4)
+MASK_RUN = tl.constexpr(4)
 """Entries of a block that share a word of the mask: what a thread holds next to each other."""
 
 FEW = tl.constexpr(32)
@@ -73,7 +73,7 @@ class Given(NamedTuple):
 class Model(NamedTuple):
     """One model's rows of one request: pointers are at its first row.
 
-    `temperature` and `min_p` have not been looked at yet: what does not depend on them is on its way before.
+    `temperature` and `min_p` are loaded but not looked at, so that loads that do not need them are on their way first.
     `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
     and the argmax of each block of each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is
     what is reduced of the target alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its
@@ -104,7 +104,7 @@ class Model(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Numbers of entries [n], RUN of them next to each other, and the first of each RUN."""
+    """Numbers of entries [n], MASK_RUN of them next to each other, and the first of each such run."""
 
     each: tl.tensor
     first: tl.tensor
@@ -268,8 +268,8 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.cons
 
 @triton.jit
 def entries_from(start, SIZE: tl.constexpr):
-    """Return SIZE entries from one on, a multiple of RUN."""
-    return Entries(start + tl.arange(0, SIZE), start + RUN * tl.arange(0, SIZE // RUN))
+    """Return SIZE entries from one on, a multiple of MASK_RUN."""
+    return Entries(start + tl.arange(0, SIZE), start + MASK_RUN * tl.arange(0, SIZE // MASK_RUN))
 
 
 @triton.jit
@@ -278,7 +278,7 @@ def load_block(
 ):
     """Return entries of a row after bias and mask, float32; POLICY is KEEP or DROP.
 
-    They are `other` where `mask`, of entries, is not set; a scalar says whether any is.
+    `mask` [n] says which entries are read; the rest are `other`. `exists`, a scalar, is false where none is.
     """
     x = load_raw(model, position, entries.each, mask, other, POLICY, CALL)
     if CALL.biased[MODEL]:
@@ -290,7 +290,7 @@ def load_block(
             inside = first < tl.where(exists & (position < model.num_rows), model.width, 0)
         word_ptr = model.mask_ptr + position.to(tl.int64) * model.mask_row_stride + (first >> 5) * model.mask_stride
         words = tl.load(word_ptr, mask=inside, other=-1) >> (first & 31)
-        bits = (words[:, None] >> tl.arange(0, RUN)[None, :]) & 1
+        bits = (words[:, None] >> tl.arange(0, MASK_RUN)[None, :]) & 1
         x = tl.where(tl.reshape(bits, x.shape) == 0, float("-inf"), x)
     return x
 

@@ -15,7 +15,7 @@ Under top-p alone many entries may be kept: many programs then list those that t
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, counters, laws, min_p, rows
+from acceptlib.engine.triton import bins, counters, decide, laws, min_p, rows
 from acceptlib.engine.triton.laws import LOWEST, key_of
 from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
@@ -51,7 +51,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
 
     Rows under top-p alone are left to the stage `finish`, once their entries are in bins.
     """
-    if counters.needed(position, position <= count, request, CALL, FOUND=True):
+    if counters.needed(position, position <= count, request, CALL, LATEST=True):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
         if wanted[TARGET]:
             if program == 0:
@@ -62,7 +62,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
             if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
                 tl.debug_barrier()
-                counters.settle(position, count, request, CALL)
+                decide.settle(position, count, request, CALL)
 
 
 @triton.jit

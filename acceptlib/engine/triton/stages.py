@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Stage, ...]:
     """Return the stages of a call in order, given the blocks of stopping rows at a position.
 
-    Rows that have no filters are read `beside` the search for cuts, or not.
+    With `beside`, rows without filters are reduced while what is kept of the others is searched for.
     """
     reduces = any(call.logits) or any(call.best)
     in_parts = call.lazy and reduces and (call.needs_sums or call.selects)

@@ -130,13 +130,13 @@ TUNINGS = Tunings()
 
 
 class Sizes(NamedTuple):
-    """The fewest blocks, of BLOCK entries each, with which a batch is of a size.
+    """Numbers of blocks, of BLOCK entries each, from which on a batch is run in another way.
 
     Attributes:
-        small: Blocks of stopping rows. Asked for batches of logits where no mass decides.
-        masses: The same. Asked where a mass decides.
-        medium: The same, for every batch.
-        runs: The same. From here on min-p alone lists no runs in float32.
+        small: Blocks of stopping rows. From here on `SMALL`, and `SMALLER` below, from logits where no mass decides.
+        masses: The same. From here on `SMALL_MASSES`, and `SMALLER_MASSES` below, where a mass decides.
+        medium: The same. From here on a batch is not small.
+        runs: The same. From here on `MEDIUM`, and `MEDIUM_MIN_P` below, in float32 under min-p alone.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
