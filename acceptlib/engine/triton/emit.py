@@ -83,11 +83,7 @@ def emit(
     if CALL.mass_scalar >= 0:
         emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL)
     else:
-        leaves = grid.program < 0
-        if CALL.lists and not CALL.decided:
-            leaves = listed.leaves(grid, count, fault, request, CALL)
-        if not leaves:
-            emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL)
+        emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL)
 
 
 @triton.jit
