@@ -27,7 +27,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, row_sum, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, min_p, partials, records, search, select, sums, tunings
+from acceptlib.engine.triton import bins, engine, lists, min_p, partials, records, select, sums, tunings
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -533,7 +533,7 @@ def run_wide(whole: dict[str, int]) -> dict[str, str]:
 def listing(listed: int) -> Iterator[None]:
     """Have so many places in lists."""
     with contextlib.ExitStack() as stack:
-        for module in (bins, search, select):
+        for module in (bins, lists, select):
             stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
         for module in (records, min_p):
             stack.enter_context(mock.patch.object(module, "HELD", tl.constexpr(listed)))

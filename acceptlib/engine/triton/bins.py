@@ -18,23 +18,20 @@ import triton.language as tl
 
 from acceptlib.engine import constants
 from acceptlib.engine.triton import counters, rows
-from acceptlib.engine.triton.laws import LOWEST, key_of
-from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
-from acceptlib.engine.triton.rows import DRAFT, TARGET
-from acceptlib.engine.triton.search import (
+from acceptlib.engine.triton.keys import LOWEST, key_of, word_of
+from acceptlib.engine.triton.lists import (
     COMPARED,
     Filters,
     Reduced,
-    left_out_of_sample,
     list_sub_blocks,
     mass_to_keep,
     number_of,
     rank_few,
-    sample,
-    search_row,
     sub_blocks_at,
-    word_of,
 )
+from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
+from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.search import left_out_of_sample, sample, search_row
 from acceptlib.engine.triton.sums import MASS_SCALE, mass_of
 
 BINS = WIDTH

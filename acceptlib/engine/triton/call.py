@@ -33,6 +33,7 @@ class Call:
     Attributes:
         accept, carry, forgive, residual, sums: Rules as Triton functions, as `binding.bind` returns them.
         keeps_target, within_target: What `residual` leaves as it is; see the functions of `plans` of these names.
+        draws: Whether any token is drawn, or taken from a residual.
         top_k, window, stop, recovered, bonus: The strategy's traits.
         scalars, tables: Names of what rules read beside `decide.QUANTITIES`: from the workspace, and of each position.
         state: Which of the caller's state are flags.
@@ -59,6 +60,7 @@ class Call:
     residual: Any
     keeps_target: bool
     within_target: bool
+    draws: bool
     sums: tuple[Any, ...]
     top_k: int
     window: int
@@ -276,11 +278,6 @@ class Call:
         """
         decides = not (self.filters or self.decided or self.draws_by_law)
         return decides and (self.mass_scalar >= 0 or (any(self.logits) and not self.loops))
-
-    @cached_property
-    def draws(self) -> bool:
-        """Whether any token is drawn, or taken from a residual."""
-        return self.residual is not None or "sample" in {self.recovered, self.bonus}
 
     @cached_property
     def draws_by_law(self) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton.keys import key_or_nan, larger, logit_of
 from acceptlib.engine.triton.records import WIDTH, in_runs, record_of, sub_maxima
 from acceptlib.engine.triton.rows import DRAFT, KEEP, LARGEST_INT32, LOG2_E, TARGET, factor_of, floor_of, load_raw
 from acceptlib.engine.triton.sums import (
@@ -26,12 +27,6 @@ from acceptlib.engine.triton.sums import (
     sum_exp,
     sum_exp_and_bits,
 )
-
-LOWEST = tl.constexpr(-2139095041)
-"""The key of minus infinity."""
-
-NAN_KEY = LARGEST_INT32
-"""Above the key of any logit; `logit_of` makes a NaN of it."""
 
 LN_2 = tl.constexpr(math.log(2.0))
 
@@ -383,29 +378,3 @@ def largest_prob(model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
 def largest_of(maxima):
     """Return the largest of each row [n, MAX_BLOCKS], NaN if one is: a warp has one instruction for it, of integers."""
     return logit_of(tl.max(key_or_nan(maxima), 1))
-
-
-@triton.jit
-def key_of(x):
-    """Return int32 that order like logits; -0 is 0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & LARGEST_INT32)
-
-
-@triton.jit
-def logit_of(key):
-    """Return the logit of a key."""
-    bits = key.to(tl.int32)
-    return (bits ^ ((bits >> 31) & LARGEST_INT32)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def key_or_nan(x):
-    """Return the keys of logits, and above them that of any NaN."""
-    return tl.where(x == x, key_of(x), NAN_KEY)
-
-
-@triton.jit
-def larger(a, b):
-    """Return the larger of two numbers, NaN if one is."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

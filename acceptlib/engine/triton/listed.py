@@ -11,11 +11,11 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import draw, laws, reduce, rows
+from acceptlib.engine.triton import draw, keys, reduce, rows
 from acceptlib.engine.triton.decide import LANES
+from acceptlib.engine.triton.lists import ABREAST
 from acceptlib.engine.triton.records import list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
-from acceptlib.engine.triton.search import ABREAST
 from acceptlib.engine.triton.sums import add_two, fixed
 
 
@@ -87,7 +87,7 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     if CALL.lists_runs:
         x = rows.load(request.target, stop, entry, held, float("-inf"), CALL, TARGET)
     else:
-        x = tl.where(held, laws.logit_of((words >> 32).to(tl.int32)), float("-inf"))
+        x = tl.where(held, keys.logit_of((words >> 32).to(tl.int32)), float("-inf"))
     y = x
     if CALL.has_draft:
         y = rows.load(request.draft, stop, entry, held & (stop < length), float("-inf"), CALL, DRAFT)

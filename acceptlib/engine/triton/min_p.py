@@ -12,10 +12,10 @@ again: the rest of runs where one may hold two, and blocks of which more runs ma
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import laws, rows
+from acceptlib.engine.triton import keys, laws, rows
+from acceptlib.engine.triton.lists import Reduced, a_row_each
 from acceptlib.engine.triton.records import HELD, RUN, block_list, list_of, record_of
 from acceptlib.engine.triton.rows import TARGET
-from acceptlib.engine.triton.search import Reduced, a_row_each
 from acceptlib.engine.triton.sums import inverse_of, mass_of, sum_exp
 
 REDUCE_THREADS = tl.constexpr(128)
@@ -52,15 +52,15 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
 def two_largest(x, CALL: tl.constexpr):
     """Return the largest and the second of each run of a block, [BLOCK / RUN]; the first is NaN if any is."""
     first, second = tl.split(tl.reshape(x, [CALL.block // 2, 2]))
-    highs, lows = laws.larger(first, second), tl.minimum(first, second)
+    highs, lows = keys.larger(first, second), tl.minimum(first, second)
     high, other_high = tl.split(tl.reshape(highs, [CALL.block // RUN, 2]))
     low, other_low = tl.split(tl.reshape(lows, [CALL.block // RUN, 2]))
-    return laws.larger(high, other_high), tl.maximum(tl.minimum(high, other_high), tl.maximum(low, other_low))
+    return keys.larger(high, other_high), tl.maximum(tl.minimum(high, other_high), tl.maximum(low, other_low))
 
 
 @triton.jit
 def _larger_two(first, second, other_first, other_second):
-    return laws.larger(first, other_first), tl.maximum(second, other_second)
+    return keys.larger(first, other_first), tl.maximum(second, other_second)
 
 
 @triton.jit

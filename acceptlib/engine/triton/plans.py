@@ -98,6 +98,7 @@ def rules_of(plan: Plan) -> Rules:
         residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
         keeps_target=_keeps_target(plan),
         within_target=_within_target(plan),
+        draws=plan.residual is not None or "sample" in {traits.recovered, traits.bonus},
         sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in _sums(plan).values()),
         top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
         window=traits.window,

@@ -12,48 +12,17 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import rows
-from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.laws import LOWEST, key_of, logit_of
-from acceptlib.engine.triton.records import LISTED, WIDTH, list_of, sub_maxima
+from acceptlib.engine.triton.keys import LOWEST, NOTHING, key_of, logit_of, word_of
+from acceptlib.engine.triton.lists import mass_to_keep, places_of
+from acceptlib.engine.triton.records import WIDTH, list_of
 from acceptlib.engine.triton.sums import inverse_of, mass_of
-
-COMPARED = tl.constexpr(32)
-"""Entries of which each is compared with each in one turn, at most: most bins have no more."""
-
-ABREAST = tl.constexpr(8)
-"""Entries that more are compared with at a time: a loop, for code is slow where it runs for the first time."""
 
 TRIES = tl.constexpr(4)
 """Passes over a row at most in search of a pool."""
 
-NOTHING = tl.constexpr(LOWEST.value << 32)
-"""A word of an entry that weighs nothing, before those of all others."""
-
-BEHIND_ALL = tl.constexpr(0x7FFFFFFF << 32)
-"""A word of a key and an entry's number behind those of all entries."""
-
 COUNT = tl.constexpr(0)
 MASS = tl.constexpr(1)
 TIES = tl.constexpr(2)
-
-
-class Reduced(NamedTuple):
-    """A row of which the law is to be found, and the maximum is."""
-
-    position: tl.tensor
-    num_blocks: tl.tensor
-    model: rows.Model
-    maximum: tl.tensor
-    factor: tl.tensor
-
-
-class Filters(NamedTuple):
-    """What a row is filtered by: k or 0, p or 1, the mass that top-p keeps, and the least weight beside the largest."""
-
-    top_k: tl.tensor
-    top_p: tl.tensor
-    target: tl.tensor
-    least: tl.tensor
 
 
 class Tile(NamedTuple):
@@ -90,114 +59,6 @@ def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: 
         nothing = Tile(low, low, low, low)
         cut, first, normaliser = cut_row(row, nothing, low, high, filters, True, CALL, MODEL)
     return cut, first, normaliser
-
-
-@triton.jit
-def maxima_of(position, num_blocks, model, CALL: tl.constexpr):
-    """Return the numbers of a row's sub-blocks and their maxima, [n, m] in the order of `a_row_each`."""
-    index = a_row_each(CALL.max_sub_blocks)
-    maxima_ptr = sub_maxima(model, position) + index
-    inside = index < num_blocks * (CALL.block // WIDTH)
-    return index, tl.load(maxima_ptr, mask=inside, other=float("-inf"), cache_modifier=".cg")
-
-
-@triton.jit
-def a_row_each(SIZE: tl.constexpr):
-    """Return numbers below SIZE, [n, m], so that threads hold whole rows, and neighbours the next numbers.
-
-    What a thread lists of its rows it then counts by itself, and stores from where it is. (So it is under Triton 3.6.)
-    """
-    threads: tl.constexpr = min(THREADS.value, SIZE)
-    # In pairs the other way round, or the compiler would load four at once, and carry them to the layout of the list.
-    thread = tl.arange(0, threads) ^ 1
-    return thread[:, None] + threads * tl.arange(0, SIZE // threads)[None, :]
-
-
-@triton.jit
-def list_sub_blocks(row, index, reaches, CALL: tl.constexpr):
-    """List those of sub-blocks [n, m] that reach a bound, as many as there is room for; return how many do."""
-    place, number = places_of(reaches)
-    list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
-    tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile * LISTED))
-    tl.debug_barrier()
-    return number
-
-
-@triton.jit
-def number_of(row, num_sub_blocks, CALL: tl.constexpr):
-    """Return how many sub-blocks `sub_blocks_at` has: those listed, or all if there was no room for these."""
-    return tl.where(num_sub_blocks <= CALL.tile * LISTED, num_sub_blocks, row.num_blocks * (CALL.block // WIDTH))
-
-
-@triton.jit
-def sub_blocks_at(row, place, num_sub_blocks, CALL: tl.constexpr):
-    """Return the sub-blocks at places of the list, -1 beyond its end."""
-    listed = num_sub_blocks <= CALL.tile * LISTED
-    list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
-    inside = place < tl.where(listed, num_sub_blocks, 0)
-    return tl.load(list_ptr + place, mask=inside, other=tl.where(listed, -1, place), cache_modifier=".cg")
-
-
-@triton.jit
-def rank_few(
-    row,
-    words_ptr,
-    count,
-    above,
-    filters,
-    MOST: tl.constexpr,
-    CACHE: tl.constexpr,
-    CALL: tl.constexpr,
-    MODEL: tl.constexpr,
-):
-    """Return what `cut_row` does, of few listed entries, by comparing each with each.
-
-    Args:
-        row: The row.
-        words_ptr: The entries.
-        count: How many they are.
-        above: The mass of what is not among them because it is larger.
-        filters: What the row is filtered by.
-        MOST: How many they may be.
-        CACHE: The modifier of loads: ".cg" where another program has listed them.
-        CALL: The call.
-        MODEL: Which of the two models.
-    """
-    top_k, top_p, target, least = filters
-    maximum, factor = row.maximum, row.factor
-    lane = tl.arange(0, MOST)
-    kept = lane < count
-    word = tl.load(words_ptr + lane, mask=kept, other=NOTHING, cache_modifier=CACHE)
-    key = (word >> 32).to(tl.int32)
-    x = logit_of(key)
-    mass = mass_of(x, maximum, factor)
-    abreast: tl.constexpr = MOST if MOST <= COMPARED else ABREAST
-    place = tl.zeros((MOST, abreast), tl.int32)
-    before = tl.zeros((MOST, abreast), tl.int64)
-    for start in range(0, count, abreast):
-        other = tl.gather(word, start + tl.arange(0, abreast), 0)
-        other_key = (other >> 32).to(tl.int32)
-        place += (other_key[None, :] > key[:, None]).to(tl.int32)
-        if CALL.top_ps[MODEL]:
-            other_mass = mass_of(logit_of(other_key), maximum, factor)
-            before += tl.where(other[None, :] > word[:, None], other_mass[None, :], 0)
-    if CALL.top_ks[MODEL]:
-        if top_k > 0:
-            kept = kept & (tl.sum(place, 1) < top_k)
-    if CALL.top_ps[MODEL]:
-        if top_p < 1:
-            if top_k > 0:
-                target = mass_to_keep(top_p, tl.sum(tl.where(kept, mass, 0), 0))
-            kept = kept & (above + tl.sum(before, 1) < target)
-    if CALL.min_ps[MODEL]:
-        kept = kept & (tl.exp2((x - maximum) * factor) >= least)
-    least_word, total = tl.reduce((tl.where(kept, word, BEHIND_ALL), tl.where(kept, mass, 0)), 0, _least_and_sum)
-    return logit_of((least_word >> 32).to(tl.int32)), least_word.to(tl.int32).to(tl.int64), inverse_of(above + total)
-
-
-@triton.jit
-def _least_and_sum(least, total, other_least, other_total):
-    return tl.minimum(least, other_least), total + other_total
 
 
 @triton.jit
@@ -299,14 +160,6 @@ def list_between(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def places_of(listed):
-    """Return where in a list those come of rows [n, m] that are listed, and how many are."""
-    numbers = tl.sum(listed.to(tl.int32), 1)
-    places = (tl.cumsum(numbers, 0) - numbers)[:, None] + tl.cumsum(listed.to(tl.int32), 1) - 1
-    return places, tl.sum(numbers, 0)
-
-
-@triton.jit
 def cut_row(row, tile, low, high, filters, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the smallest logit kept, the first id kept of those that equal it, and 1 / sum of what is kept.
 
@@ -399,15 +252,3 @@ def lightest(low, high, maximum, factor, least):
         else:
             low = middle
     return high
-
-
-@triton.jit
-def mass_to_keep(top_p, total):
-    """Return the integer mass that top-p keeps of a total."""
-    return tl.minimum(tl.maximum((top_p * total.to(tl.float64)).to(tl.int64), 1), total)
-
-
-@triton.jit
-def word_of(key, entry):
-    """Return int64 that order like logits, and equal ones like their ids, of which the highest are kept."""
-    return (key.to(tl.int64) << 32) | entry

@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import bins, counters, decide, laws, min_p, rows
-from acceptlib.engine.triton.laws import LOWEST, key_of
-from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
-from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
-from acceptlib.engine.triton.search import (
+from acceptlib.engine.triton.keys import LOWEST, key_of, word_of
+from acceptlib.engine.triton.lists import (
     Filters,
     Reduced,
     a_row_each,
@@ -29,10 +27,11 @@ from acceptlib.engine.triton.search import (
     number_of,
     places_of,
     rank_few,
-    search_row,
     sub_blocks_at,
-    word_of,
 )
+from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
+from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
+from acceptlib.engine.triton.search import search_row
 from acceptlib.engine.triton.sums import SUM_SHIFT, inverse_of
 
 SPARE = tl.constexpr(8)

@@ -191,8 +191,7 @@ def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
         return TUNINGS.large_half
     if draft is not None:
         return TUNINGS.large_filtered if filters else TUNINGS.large
-    draws = rules["residual"] is not None or "sample" in {rules["recovered"], rules["bonus"]}
-    if draws or rules["reads_target"]:
+    if rules["draws"] or rules["reads_target"]:
         return TUNINGS.large_one if filters or rules["entropy_scalar"] >= 0 else TUNINGS.large_one_ahead
     return TUNINGS.large_best
 
@@ -200,7 +199,7 @@ def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
 def _draws_listed(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a draw goes through what is listed of a row, as long as that is little; see `Call.lists`."""
     lists = target.top_k or (target.min_p and not target.top_p)
-    return bool(lists and rules["within_target"] and (draft is None or draft.is_logits))
+    return bool(lists and rules["draws"] and rules["within_target"] and (draft is None or draft.is_logits))
 
 
 def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
