@@ -27,7 +27,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, row_sum, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, lists, min_p, partials, records, select, sums, tunings
+from acceptlib.engine.triton import bins, engine, listed, lists, min_p, partials, records, select, sums, tunings
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -356,6 +356,28 @@ def running_kernel(ends_ptr, fours_ptr, weights_ptr, LENGTH: tl.constexpr):
         tl.store(fours_ptr + row * (LENGTH // 4) + four, sums.fixed_fours(weights, in_fours))
 
 
+def compare_lists() -> str:
+    """Return an empty string if a list of each length knows what comes before each of its entries."""
+    generator = torch.Generator().manual_seed(9)
+    parts = torch.randint(0, 2**59, (16, 16), generator=generator)  # the first of n + 1 entries weigh something
+    parts *= torch.arange(16) <= torch.arange(16)[:, None]
+    entries = torch.stack([torch.randperm(16, generator=generator) for _ in range(16)])
+    found = torch.empty(16, 16, dtype=torch.int64)
+    before_kernel[16,](found, entries, parts, 16)
+    expected = (parts[:, None] * (entries[:, None] < entries[:, :, None])).sum(2)
+    wrong = (found != expected).any(1).nonzero().flatten().tolist()
+    return f"of {[number + 1 for number in wrong]} entries" if wrong else ""
+
+
+@triton.jit
+def before_kernel(found_ptr, entries_ptr, parts_ptr, SIZE: tl.constexpr):
+    """Store what comes before each entry of lists [SIZE, SIZE], of which the n-th has n + 1 entries."""
+    row = tl.program_id(0)
+    index = row * SIZE + tl.arange(0, SIZE)
+    entries, parts = tl.load(entries_ptr + index), tl.load(parts_ptr + index)
+    tl.store(found_ptr + index, listed.before_each(entries, parts, row + 1))
+
+
 def compare_words() -> str:
     """Return an empty string if words hold the sums and masses that programs wait for, and show what is not there."""
     parts = torch.tensor([0, 1, 2**61 + 5, 2**62, 2**63 - 1])
@@ -445,7 +467,13 @@ def compare_row_sums() -> str:
     return "; ".join(filter(None, problems))
 
 
-SUMS = {"thirds": compare_thirds, "running": compare_running, "words": compare_words, "row-sums": compare_row_sums}
+SUMS = {
+    "thirds": compare_thirds,
+    "running": compare_running,
+    "words": compare_words,
+    "lists": compare_lists,
+    "row-sums": compare_row_sums,
+}
 """Checks of sums in integers, and of how they pass between programs."""
 
 
@@ -495,9 +523,9 @@ def compare_draws(gap: float | None) -> str:
 
 def labels() -> list[tuple[str, str]]:
     """Return the group and the name of every case: groups run side by side."""
-    listed = [f"min-p-{listed}" for listed in LISTED]
-    laws = [f"{filters}-{kind}" for filters in ("law", "top-p", "mixed", *listed) for kind in law_rows()]
-    wide = [f"{rows}-{kind}" for rows in ("wide", *(f"bins-{listed}" for listed in LISTED)) for kind in wide_rows()]
+    by_lists = [f"min-p-{room}" for room in LISTED]
+    laws = [f"{filters}-{kind}" for filters in ("law", "top-p", "mixed", *by_lists) for kind in law_rows()]
+    wide = [f"{rows}-{kind}" for rows in ("wide", *(f"bins-{room}" for room in LISTED)) for kind in wide_rows()]
     return [
         *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), *SUMS)),
         *(("wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
@@ -511,9 +539,9 @@ def run_laws() -> dict[str, str]:
         for filters, laws in (("law", LAWS), ("top-p", TOP_PS), ("mixed", MIXED))
         for kind, logits in law_rows().items()
     }
-    for listed in LISTED:
-        with listing(listed):
-            results |= {f"min-p-{listed}-{kind}": compare_min_p(logits) for kind, logits in law_rows().items()}
+    for room in LISTED:
+        with listing(room):
+            results |= {f"min-p-{room}-{kind}": compare_min_p(logits) for kind, logits in law_rows().items()}
     results |= {f"entropy-{kind}": compare_entropies(*given) for kind, given in entropy_calls().items()}
     return results | {name: compare() for name, compare in SUMS.items()}
 
@@ -523,20 +551,20 @@ def run_wide(whole: dict[str, int]) -> dict[str, str]:
     results = {f"draws-{gap}": compare_draws(gap) for gap in DRAWN}
     with mock.patch.multiple(engine, **whole):
         results |= {f"wide-{kind}": compare_laws(logits, WIDE_LAWS) for kind, logits in wide_rows().items()}
-        for listed in LISTED:
-            with listing(listed):
-                results |= {f"bins-{listed}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
+        for room in LISTED:
+            with listing(room):
+                results |= {f"bins-{room}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
     return results
 
 
 @contextlib.contextmanager
-def listing(listed: int) -> Iterator[None]:
+def listing(room: int) -> Iterator[None]:
     """Have so many places in lists."""
     with contextlib.ExitStack() as stack:
         for module in (bins, lists, select):
-            stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(listed)))
+            stack.enter_context(mock.patch.object(module, "LISTED", tl.constexpr(room)))
         for module in (records, min_p):
-            stack.enter_context(mock.patch.object(module, "HELD", tl.constexpr(listed)))
+            stack.enter_context(mock.patch.object(module, "HELD", tl.constexpr(room)))
         yield
 
 
