@@ -153,7 +153,7 @@ def test_stages_wait_for_what_they_read(
     filters: dict[str, float], far: int, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a stage starts before the one that it depends on ends or not."""
-    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=large))
+    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, runs=1, large=large))
     monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
     take_turns(40, {"sampling": SamplingParams(temperature=0.7, **filters)})
 

@@ -70,10 +70,14 @@ FILTERED = {
 }
 EVERY_SIZE = (
     tunings.Sizes(small=1, masses=1, medium=1 << 30),
-    tunings.Sizes(medium=1),
+    tunings.Sizes(medium=1, runs=1),
     tunings.Sizes(medium=1, large=0),
 )
 """With which every batch is small, medium, or large."""
+
+RUNS = tunings.Sizes(medium=1)
+"""With which a batch is medium, and its blocks list runs under min-p alone."""
+
 COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("rejection", "ragged-logits"),
     ("rejection", "logits-one-hot"),

@@ -191,7 +191,7 @@ def filtered(laws: tuple[tuple[float | None, ...], ...]) -> acceptlib.SamplingPa
 def compare_min_p(logits: torch.Tensor) -> str:
     """Return what `compare_laws` does under min-p alone, whether blocks list runs or leave maxima of sub-blocks."""
     differences = []
-    for sizes in cases.EVERY_SIZE[:2]:
+    for sizes in (*cases.EVERY_SIZE[:2], cases.RUNS):
         with mock.patch.object(tunings, "SIZES", sizes):
             differences.append(compare_laws(logits, MIN_PS))
     return "; ".join(filter(None, differences))
@@ -521,6 +521,18 @@ def compare_draws(gap: float | None) -> str:
     return "; ".join(filter(None, (cases.compare(strategy, arguments, cases.EVERY_SIZE[::2]) for strategy in given)))
 
 
+def compare_listed(logits: torch.Tensor) -> str:
+    """Return an empty string if draws from a row [V] are torch's under min-p, which many sub-blocks may hold any of."""
+    least = torch.tensor([1e-3, 1e-3, 1e-3, 1e-2, 1e-2, 0.5, 1e-30, 0.0])
+    rows = logits.expand(len(least), 2, -1)
+    ids = rows[:, 0].argmin(1, keepdim=True)  # stopped at
+    bits = torch.randint(-(2**63), 2**63 - 1, (len(least),), generator=torch.Generator().manual_seed(10))
+    uniforms = acceptlib.Uniforms(accept=torch.full((len(least), 1), 0.5, dtype=torch.float64), emit=bits)
+    sampling = acceptlib.SamplingParams(min_p=least)
+    arguments = {"ids": ids, "target_logits": rows, "uniforms": uniforms, "sampling": sampling}
+    return cases.compare(triton_calls.strategies()["rejection"], arguments, (*cases.EVERY_SIZE, cases.RUNS))
+
+
 def labels() -> list[tuple[str, str]]:
     """Return the group and the name of every case: groups run side by side."""
     by_lists = [f"min-p-{room}" for room in LISTED]
@@ -529,6 +541,7 @@ def labels() -> list[tuple[str, str]]:
     return [
         *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), *SUMS)),
         *(("wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
+        *(("wide", f"listed-{kind}") for kind in wide_rows()),
     ]
 
 
@@ -551,6 +564,7 @@ def run_wide(whole: dict[str, int]) -> dict[str, str]:
     results = {f"draws-{gap}": compare_draws(gap) for gap in DRAWN}
     with mock.patch.multiple(engine, **whole):
         results |= {f"wide-{kind}": compare_laws(logits, WIDE_LAWS) for kind, logits in wide_rows().items()}
+        results |= {f"listed-{kind}": compare_listed(logits) for kind, logits in wide_rows().items()}
         for room in LISTED:
             with listing(room):
                 results |= {f"bins-{room}-{kind}": compare_bins(kind, logits) for kind, logits in wide_rows().items()}
