@@ -1,4 +1,4 @@
-"""What min-p alone keeps of a row in batches that are not large: listed block by block, and found from these lists.
+"""What min-p alone keeps of a row in smaller batches: listed block by block, and found from these lists.
 
 What is kept follows from the row's maximum, which no program knows from its block alone. But whatever is kept of the
 row would be kept of its block, and as a rule few runs of neighbours hold any of that: programs that reduce rows list
@@ -19,7 +19,7 @@ from acceptlib.engine.triton.rows import TARGET
 from acceptlib.engine.triton.sums import inverse_of, mass_of, sum_exp
 
 REDUCE_THREADS = tl.constexpr(128)
-"""Of a program that reduces rows in small batches: as many runs lie between two of a thread's."""
+"""Threads of a program that reduces rows where blocks list runs: as many runs lie between two of a thread's."""
 
 LEVELS = tl.constexpr(12)
 """At which `before` pairs the numbers of a row: there are no more than 2^12."""
@@ -141,7 +141,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     if filters:
         held = (place % HELD < number) & (number <= HELD)
         keeps = held & (tl.exp2((logit_in(word) - maximum) * factor) >= least)
-        cut, kept, count = weigh(row, logit_in(word), word.to(tl.int32), keeps, count + 1, CALL, MODEL)
+        cut, kept, count = weigh(row, logit_in(word), word.to(tl.int32), keeps, count * 0, CALL, MODEL)
         normaliser = inverse_of(kept)
     tl.store(record.maximum_ptr, maximum)
     tl.store(record.argmax_ptr, tl.sum(law.argmax, 0))

@@ -1,6 +1,6 @@
 """Where the workspace has what is found of a filtered row: its law, what its blocks leave, and lists.
 
-Under min-p alone in small batches blocks leave lists of runs (`min_p`), and else the maxima of sub-blocks.
+Under min-p alone blocks of smaller batches leave lists of runs (`min_p`), and else the maxima of sub-blocks.
 
 A sub-block is some entries of a block. They lie in runs all over it, so that one thread has loaded them where the block
 is reduced, and finds the largest by itself.
