@@ -244,7 +244,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = reduce.load_both(entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
+    raw = reduce.load_both(partials.entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     row = kept_row(stop, length, kept, request, CALL)
     kind = kind_of(stop, length, CALL)
@@ -259,7 +259,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     q_mass = w_mass
     if CALL.loops:
         for block in range(program, tl.where(idle, 0, num_blocks), num_programs):
-            entries = entries_of(block + num_programs, CALL)
+            entries = partials.entries_of(block + num_programs, CALL)
             following = reduce.load_both(entries, stop, stop < length, DROP, request, CALL)
             w, p, q = weigh_block(block, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
             raw = following
@@ -269,9 +269,11 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     elif not idle:
         w_mass, p_mass, q_mass = weigh_block(program, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
     if not idle:
-        w_sums = in_parts(w_mass, CALL)
+        w_sums = partials.in_parts(w_mass, CALL)
         if CALL.given_probs:
-            w_sums, p_sums, q_sums = tl.reduce((w_sums, in_parts(p_mass, CALL), in_parts(q_mass, CALL)), 1, add_three)
+            w_sums, p_sums, q_sums = tl.reduce(
+                (w_sums, partials.in_parts(p_mass, CALL), partials.in_parts(q_mass, CALL)), 1, add_three
+            )
         else:
             w_sums = tl.sum(w_sums, 1)
             p_sums = w_sums
@@ -302,28 +304,6 @@ def kept_row(stop, length, kept, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def entries_of(block, CALL: tl.constexpr):
-    """Return the entries of a block in an order in which each warp loads those of one part, if it has one."""
-    start = block * CALL.emit_block
-    entries = rows.entries_from(0, CALL.emit_block)
-    return rows.Entries(start + in_order(entries.each, CALL), start + in_order(entries.first, CALL))
-
-
-@triton.jit
-def in_order(index, CALL: tl.constexpr):
-    """Return which entry of a block comes at an index: warps take turns at what they load at once."""
-    part = index // CALL.emit_run % CALL.emit_parts
-    number = index // (CALL.emit_run * CALL.emit_parts)
-    return (part * CALL.emit_rounds + number) * CALL.emit_run + index % CALL.emit_run
-
-
-@triton.jit
-def in_parts(numbers, CALL: tl.constexpr):
-    """Return sums of numbers, one for each four entries in the order of `entries_of`: [parts, n], n of each part."""
-    return tl.sum(tl.reshape(numbers, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run // 4]), 0)
-
-
-@triton.jit
 def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr, CALL: tl.constexpr):
     """Store what the draw needs of a loaded block; return sums of fours of the draw's weights, p and q, [BLOCK/4]."""
     _, p, q, weights = draw.weigh(raw, from_target, row, request, CALL)
@@ -334,7 +314,7 @@ def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr,
     finite = weights
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
-    held = in_parts(fixed_fours(finite, CALL.in_fours), CALL)
+    held = partials.in_parts(fixed_fours(finite, CALL.in_fours), CALL)
     sums = in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1)
     partials.store_sums(sums, at, partials_ptr, request, CALL)
     # What threads hold is added up once for all blocks.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, random
+from acceptlib.engine.triton import counters, random, rows
 from acceptlib.engine.triton.sums import add_three
 
 MASS_SIGN = tl.constexpr(2**31)
@@ -40,6 +40,28 @@ class Sums(NamedTuple):
     weights: tl.tensor
     p: tl.tensor
     q: tl.tensor
+
+
+@triton.jit
+def entries_of(block, CALL: tl.constexpr):
+    """Return the entries of a block in an order in which each warp loads those of one part, if it has one."""
+    start = block * CALL.emit_block
+    entries = rows.entries_from(0, CALL.emit_block)
+    return rows.Entries(start + _in_order(entries.each, CALL), start + _in_order(entries.first, CALL))
+
+
+@triton.jit
+def _in_order(index, CALL: tl.constexpr):
+    """Return which entry of a block comes at an index: warps take turns at what they load at once."""
+    part = index // CALL.emit_run % CALL.emit_parts
+    number = index // (CALL.emit_run * CALL.emit_parts)
+    return (part * CALL.emit_rounds + number) * CALL.emit_run + index % CALL.emit_run
+
+
+@triton.jit
+def in_parts(numbers, CALL: tl.constexpr):
+    """Return sums of numbers, one for each four entries in the order of `entries_of`: [parts, n], n of each part."""
+    return tl.sum(tl.reshape(numbers, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run // 4]), 0)
 
 
 @triton.jit
