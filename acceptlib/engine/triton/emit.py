@@ -83,7 +83,11 @@ def emit(
     if CALL.mass_scalar >= 0:
         emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL)
     else:
-        emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL)
+        leaves = grid.program < 0
+        if CALL.lists and not CALL.decided:
+            leaves = listed.leaves(grid, count, fault, request, CALL)
+        if not leaves:
+            emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL)
 
 
 @triton.jit

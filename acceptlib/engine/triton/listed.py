@@ -43,15 +43,49 @@ class Ahead(NamedTuple):
 
 
 @triton.jit
+def leaves(grid, count, fault, request, CALL: tl.constexpr):
+    """Return whether this program has nothing to do, wherever the request stops: see `Listed.suffices`.
+
+    It leaves before it looks for the stop, for it would slow down the first ones, which do not wait here.
+    """
+    found = grid.program < 0
+    if grid.program > 0:
+        found = _suffices(_numbers(tl.arange(0, LANES), count, request, CALL), count, fault, request, CALL)
+    return found
+
+
+@triton.jit
 def load_ahead(count, request, CALL: tl.constexpr):
     """Return what may be needed of lists, to be on its way while the stop is found."""
     position = tl.arange(0, LANES)
-    exists = position < (count + 1 if CALL.has_bonus_rows else count)
     place = tl.arange(0, CALL.listed_ahead)[None, :]
     words_ptr = list_of(request.target, position, request.num_blocks, CALL).words_ptr[:, None] + place
-    numbers_ptr = record_of(request.target, position).num_listed_ptr
-    numbers = tl.load(numbers_ptr, mask=exists, other=0, cache_modifier=".cg")
+    exists = position < _num_rows(count, CALL)
+    numbers = _numbers(position, count, request, CALL)
     return Ahead(numbers, tl.load(words_ptr, mask=exists[:, None], other=0, cache_modifier=".cg"))
+
+
+@triton.jit
+def _num_rows(count, CALL: tl.constexpr):
+    """Return how many rows a request has."""
+    return count + 1 if CALL.has_bonus_rows else count
+
+
+@triton.jit
+def _numbers(position, count, request, CALL: tl.constexpr):
+    """Return how many words are listed of the target's rows at positions, -1 where not all is, and 0 beyond them."""
+    numbers_ptr = record_of(request.target, position).num_listed_ptr
+    return tl.load(numbers_ptr, mask=position < _num_rows(count, CALL), other=0, cache_modifier=".cg")
+
+
+@triton.jit
+def _suffices(numbers, count, fault, request, CALL: tl.constexpr):
+    """Return whether every row of a request has a list, given the numbers of the first LANES."""
+    fewest = tl.min(numbers, 0)
+    for base in range(LANES, _num_rows(count, CALL), LANES):
+        numbers = _numbers(base + tl.arange(0, LANES), count, request, CALL)
+        fewest = tl.minimum(fewest, tl.min(numbers, 0))
+    return (fault == 0) & (fewest >= 0)
 
 
 @triton.jit
@@ -59,26 +93,18 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     """Return what is listed of the target's row at the stop; nothing if bad counts may make it another request's."""
     lane = tl.arange(0, CALL.most_listed)
     words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr + lane // CALL.listed_run
-    number_ptr = record_of(request.target, stop).num_listed_ptr
-    num_rows = count + 1 if CALL.has_bonus_rows else count
     if CALL.decided:  # rows beyond the stop may not have been read
-        number = tl.load(number_ptr, mask=stop < num_rows, other=0, cache_modifier=".cg")
+        number = _numbers(stop, count, request, CALL)
         words = tl.load(words_ptr, cache_modifier=".cg")
         suffices = fault != fault
     else:
         chosen = tl.arange(0, LANES) == stop
-        fewest = tl.min(ahead.numbers, 0)
         number = tl.sum(tl.where(chosen, ahead.numbers, 0), 0)
         words = spread(tl.sum(tl.where(chosen[:, None], ahead.words, 0), 0), CALL)
-        for base in range(LANES, num_rows, LANES):
-            position = base + tl.arange(0, LANES)
-            numbers_ptr = record_of(request.target, position).num_listed_ptr
-            numbers = tl.load(numbers_ptr, mask=position < num_rows, other=0, cache_modifier=".cg")
-            fewest = tl.minimum(fewest, tl.min(numbers, 0))
         if (stop >= LANES) | (number > CALL.listed_ahead):
-            number = tl.load(number_ptr, mask=stop < num_rows, other=0, cache_modifier=".cg")
+            number = _numbers(stop, count, request, CALL)
             words = tl.load(words_ptr, cache_modifier=".cg")
-        suffices = (fault == 0) & (fewest >= 0)
+        suffices = _suffices(ahead.numbers, count, fault, request, CALL)
     # Where there is no row, nothing is drawn; bad counts may make it another request's.
     number = tl.where(fault == 0, number * CALL.listed_run, -1)
     held = lane < number
