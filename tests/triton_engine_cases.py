@@ -69,9 +69,9 @@ FILTERED = {
     "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
 }
 EVERY_SIZE = (
-    tunings.Sizes(small=1, masses=1, medium=1 << 30),
-    tunings.Sizes(medium=1, runs=1),
-    tunings.Sizes(medium=1, large=0),
+    tunings.Sizes(small=1, masses=1, large_masses=1 << 30, medium=1 << 30),
+    tunings.Sizes(large_masses=1, medium=1, runs=1),
+    tunings.Sizes(large_masses=1, medium=1, large=0),
 )
 """With which every batch is small, medium, or large."""
 

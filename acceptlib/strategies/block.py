@@ -26,7 +26,9 @@ class Block(AcceptanceStrategy):
     @rule
     def carry(carry: Value, target_prob: Value, draft_prob: Value) -> Value:
         """Return P."""
-        return ops.minimum(ops.ratio(carry * target_prob, draft_prob), 1.0)
+        # The quotient by itself, which no other position has to be known for.
+        grown = carry * ops.ratio(target_prob, draft_prob)
+        return ops.minimum(ops.where(carry > 0, grown, 0.0), 1.0)
 
     @rule
     def accept(carry: Value, next_residual_mass: Value, is_last: Value) -> Value:

@@ -271,6 +271,14 @@ class Call:
         return self.spares_masses and self.decided
 
     @property
+    def drops(self) -> bool:
+        """Whether what the last stage reads makes room in the cache first.
+
+        It gains nothing where a batch has room there: a part of that is read again.
+        """
+        return self.given_probs or self.decided
+
+    @property
     def keeps_laws(self) -> bool:
         """Whether the last stage decides, and keeps the laws that it decides by.
 

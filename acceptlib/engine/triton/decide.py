@@ -108,19 +108,11 @@ def tokens_at(request, position, mask, other):
 @triton.jit
 def length_of(request, count):
     """Return how many tokens were drafted before the first placeholder."""
-    return _cut_short(count, 0, request, count)
+    return cut_short(count, 0, request, count)
 
 
 @triton.jit
-def length_by(fetched, count, request):
-    """Return the same, given what `fetch_first` returned."""
-    lane = tl.arange(0, LANES)
-    length = tl.min(tl.where((fetched.ids < 0) & (lane < count), lane, count), 0)
-    return _cut_short(length, LANES, request, count)
-
-
-@triton.jit
-def _cut_short(length, start, request, count):
+def cut_short(length, start, request, count):
     """Return a length, or where the first placeholder from `start` on is before that."""
     for base in range(start, count, LANES):
         position = base + tl.arange(0, LANES)
@@ -210,12 +202,17 @@ def fetch(position, count, request, CALL: tl.constexpr):
     ids = tokens_at(request, position, exists, 0)
     inside = exists & (ids >= 0) & (ids < request.vocab_size)
     x_target, x_draft = load_drafted(position, ids, inside, request, CALL)
+    return Fetched(ids, x_target, x_draft, uniforms(position, exists, request, CALL))
+
+
+@triton.jit
+def uniforms(position, exists, request, CALL: tl.constexpr):
+    """Return the random numbers that positions are decided by, float64."""
     stream = request.stream
     if CALL.explicit:
-        u = tl.load(stream.accept_ptr + position.to(tl.int64) * stream.accept_stride, mask=exists, other=0.0)
-    else:
-        u = random.uniform(stream.seed, stream.offset, position)
-    return Fetched(ids, x_target, x_draft, u)
+        return tl.load(stream.accept_ptr + position.to(tl.int64) * stream.accept_stride, mask=exists, other=0.0)
+    else:  # noqa: RET505 - a branch on what is known when compiling
+        return random.uniform(stream.seed, stream.offset, position)
 
 
 @triton.jit
@@ -226,13 +223,20 @@ def fetch_first(count, request, CALL: tl.constexpr):
 
 @triton.jit
 def after_wait(fetched, count, request, CALL: tl.constexpr):
-    """Return what `fetch` did once the stages before have ended.
+    """Return what `fetch` did once the stages before have ended."""
+    u = uniforms_after_wait(fetched.u, count, request, CALL)
+    return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
 
-    Whether to wait hangs on the random numbers, factors and addresses that a decision needs, or an assembler moves what
-    finds them behind the wait: the answer is yes, for no number's magnitude is less than -1, but it does not know that.
+
+@triton.jit
+def uniforms_after_wait(u, count, request, CALL: tl.constexpr):
+    """Return the random numbers of a decision once the stages before have ended.
+
+    Whether to wait hangs on them and on factors and addresses that the decision needs, or an assembler moves what finds
+    all these behind the wait: the answer is yes, for no number's magnitude is less than -1, but it does not know that.
     """
     target, draft = request.target, request.draft
-    ready = fetched.u.to(tl.int64, bitcast=True) ^ count
+    ready = u.to(tl.int64, bitcast=True) ^ count
     ready ^= target.sums_ptr.to(tl.int64) ^ target.maxima_ptr.to(tl.int64)
     if CALL.has_draft:
         ready ^= draft.sums_ptr.to(tl.int64) ^ draft.maxima_ptr.to(tl.int64)
@@ -240,7 +244,7 @@ def after_wait(fetched, count, request, CALL: tl.constexpr):
         ready ^= rows.factor_of(target, CALL, TARGET).to(tl.int32, bitcast=True)
     if CALL.temperature[DRAFT]:
         ready ^= rows.factor_of(draft, CALL, DRAFT).to(tl.int32, bitcast=True)
-    u = tl.inline_asm_elementwise(
+    return tl.inline_asm_elementwise(
         """{
         .reg .pred always;
         .reg .f32 ready;
@@ -250,33 +254,40 @@ def after_wait(fetched, count, request, CALL: tl.constexpr):
         mov.b64 $0, $2;
         }""",
         "=d,r,d",
-        [(ready ^ (ready >> 32)).to(tl.int32), fetched.u],
+        [(ready ^ (ready >> 32)).to(tl.int32), u],
         dtype=tl.float64,
         is_pure=False,
         pack=1,
     )
-    return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
 
 
 @triton.jit
 def judge(position, fetched, length, request, CALL: tl.constexpr):
     """Return whether tokens at positions [n] are accepted, and what `look` returns."""
-    seen = look(position, fetched, length, request, CALL)
+    seen = look(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
     return (seen.u < evaluate(CALL.accept, seen.scalars, tl.float64)) & seen.sound, seen
 
 
 @triton.jit
-def look(position, fetched, length, request, CALL: tl.constexpr):
-    """Return `Seen` of positions [n]; the row that follows the drafted ones has its law there too."""
+def load_parts(position, length, request, CALL: tl.constexpr):
+    """Return what the laws of both models' rows at positions [n] are made from, that of the last token's next row too.
+
+    It is all loaded before any is reduced: a reduction waits for what it reads.
+    """
     num_blocks = request.num_blocks
-    ids = fetched.ids
-    inside = (position < length) & (ids >= 0) & (ids < request.vocab_size)
-    # Everything is loaded before anything is reduced: a reduction waits for what it reads.
     target_parts = laws.load_parts(request.target, position, position <= length, num_blocks, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
         draft_parts = laws.load_parts(request.draft, position, position < length, num_blocks, CALL, DRAFT)
-    pair = laws.both(request.target, target_parts, request.draft, draft_parts, CALL)
+    return target_parts, draft_parts
+
+
+@triton.jit
+def look(position, fetched, parts, length, request, CALL: tl.constexpr):
+    """Return `Seen` of positions [n], given what `fetch` and `load_parts` returned."""
+    ids = fetched.ids
+    inside = (position < length) & (ids >= 0) & (ids < request.vocab_size)
+    pair = laws.both(request.target, parts[0], request.draft, parts[1], CALL)
     drafted = (fetched.x_target, fetched.x_draft)
     found = values(position, ids, inside, drafted, length, request, pair, CALL)
     sound = inside & (token_fault(ids, found[0], pair.target, request.vocab_size, CALL) == 0)

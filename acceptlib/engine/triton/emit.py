@@ -68,7 +68,7 @@ class Kind(NamedTuple):
 def emit(
     grid,
     count,
-    fetched,  # what `decide.fetch_first` returned, if the decision is made here
+    fetched,  # what `decide.fetch_first` or `masses.fetch` returned, if the decision is made here
     fault,
     request,
     prepared_ptr,
@@ -131,8 +131,7 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
         wanted = masses.Wanted(first, last, tl.load(prepared_ptr + 2, cache_modifier=".cg"))
         known = ()
     else:
-        length = decide.length_by(fetched, count, request)
-        wanted, known = masses.prepare(length, fetched, request, CALL)
+        length, wanted, known = masses.prepare(count, fetched, request, CALL)
         tl.debug_barrier()
     weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL)
     # All arrive, those too that had nothing to read: the last one changes what they decide by.
@@ -181,7 +180,7 @@ def settle_mass(position, sums, length, known, request, CALL: tl.constexpr):
 
     None is accepted then.
     """
-    mass = tl.sum(sums.parts, 0).to(tl.float64) / WEIGHT_SCALE
+    mass = tl.sum(sums.parts, 0).to(tl.float64) * (1 / WEIGHT_SCALE)
     accepted = position < 0
     if CALL.spares_masses:
         accepted = masses.accepts(position - 1, mass, length, known, request, CALL)
@@ -200,10 +199,12 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
     """
     stop_ptr = request.counters.stop_ptr
     number = wanted.first * 0
+    turn = number + tl.program_id(2)  # rows that come before the next one of this program
     for i in range(wanted.first, wanted.last + 1):
         position = wanted.last + wanted.first - i
         if masses.may_matter(position, wanted):
-            if number % tl.num_programs(2) == tl.program_id(2):
+            if turn == 0:
+                turn += tl.num_programs(2)
                 sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
                     weigh_row(position, length, grid, known, request, sums_ptr, CALL)
@@ -216,6 +217,7 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
                                 if settle_mass(position, sums, length, known, request, CALL):
                                     tl.atomic_max(stop_ptr, position)
             number += 1
+            turn -= 1
 
 
 @triton.jit
@@ -248,7 +250,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     """Store the partial results of some blocks of one row; return the row."""
     program, num_programs, num_blocks = grid
     # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = reduce.load_both(partials.entries_of(program, CALL), stop, stop < length, DROP, request, CALL)
+    raw = load_rows(partials.entries_of(program, CALL), stop, stop < length, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
     row = kept_row(stop, length, kept, request, CALL)
     kind = kind_of(stop, length, CALL)
@@ -264,7 +266,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     if CALL.loops:
         for block in range(program, tl.where(idle, 0, num_blocks), num_programs):
             entries = partials.entries_of(block + num_programs, CALL)
-            following = reduce.load_both(entries, stop, stop < length, DROP, request, CALL)
+            following = load_rows(entries, stop, stop < length, request, CALL)
             w, p, q = weigh_block(block, raw, is_bonus, row, num_blocks, request, partials_ptr, CALL)
             raw = following
             w_mass += w
@@ -287,13 +289,19 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
 
 
 @triton.jit
+def load_rows(entries, stop, has_draft, request, CALL: tl.constexpr):
+    """Return entries of the rows at a stop, as `reduce.load_both` does."""
+    policy: tl.constexpr = DROP if CALL.drops else KEEP
+    return reduce.load_both(entries, stop, has_draft, policy, request, CALL)
+
+
+@triton.jit
 def kept_row(stop, length, kept, request, CALL: tl.constexpr):
     """Return a position's rows, by what is kept of the decision: `masses.Known`, `decide.Kept`, or nothing."""
     if CALL.keeps_laws and CALL.mass_scalar >= 0:
-        chosen = tl.arange(0, decide.LANES) == stop
-        scalars = masses.lane_of(kept.scalars, chosen)
+        scalars = masses.lane_of(kept.scalars, tl.arange(0, masses.TWICE) == stop)
         token = tl.where(stop < length, scalars[decide.DRAFTED].to(tl.int64), -1)
-        pair = laws.pair_at(kept.laws, chosen, CALL)
+        pair = laws.pair_at(kept.laws, tl.arange(0, decide.LANES) == stop, CALL)
         row = reduce.Row(token, scalars, pair.target, pair.draft)
         if stop >= decide.LANES:
             row = reduce.open_row(stop, length, request, CALL)
@@ -409,7 +417,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                 from_target = is_bonus == 0
                 for number in range(num_blocks * CALL.emit_parts):
                     entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
-                    raw = reduce.load_both(entries, stop, is_bonus == 0, DROP, request, CALL)
+                    raw = load_rows(entries, stop, is_bonus == 0, request, CALL)
                     _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
                     part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
                     parts = tl.where(index == number, part, parts)
@@ -429,7 +437,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
             if kind.takes_best:
                 found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
         entries = rows.entries_from(found * CALL.emit_part, CALL.emit_part)
-        raw = reduce.load_both(entries, stop, is_bonus == 0, DROP, request, CALL)
+        raw = load_rows(entries, stop, is_bonus == 0, request, CALL)
         # While the part is on its way: what lies below it, and are the rows' masses sound?
         taken = tl.max(tl.where(below, ends, 0), 0)
         w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)

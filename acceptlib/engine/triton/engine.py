@@ -119,7 +119,8 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     resident = resident_programs(device, tuning.emit_warps, emit_registers)
     num_programs, shares = 1, 1
     if call.draws and not call.draws_by_law:
-        num_programs = programs_of(num_emit_blocks, num_requests, resident) if tuning.loops else num_emit_blocks
+        at_once = num_requests * (1 if call.decided else min(tuning.shares, most + 1))
+        num_programs = programs_of(num_emit_blocks, at_once, resident) if tuning.loops else num_emit_blocks
     if call.mass_scalar >= 0:
         # Programs find out which rows they read, so a few turns even out better than one.
         even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))

@@ -258,11 +258,12 @@ def verify_kernel(
         ),
     )
     prepared_ptr = workspace_ptr + layout.prepared + 3 * number
+    carries: tl.constexpr = CALL.carry_scalar >= 0
     decides: tl.constexpr = STAGE == "decide" or (STAGE == "emit" and not CALL.decided)
     fetched = ()
     if decides:
         # On its way before parameters are looked at, and while the stage before ends.
-        fetched = decide.fetch_first(count, request, CALL)
+        fetched = masses.fetch(0, count, request, CALL) if carries else decide.fetch_first(count, request, CALL)
     # Bad counts leave no rows to go through; bad parameters leave them as they are.
     num_read = tl.where(fault == 0, count, -1)
     own_fault = tl.maximum(
@@ -271,7 +272,9 @@ def verify_kernel(
     fault = tl.where(fault == 0, own_fault, fault)
     count = tl.where(fault == 0, count, 0)
     if OVERLAP and not (FIRST or LATE):
-        if decides:
+        if decides and carries:
+            fetched = masses.after_wait(fetched, count, request, CALL)
+        elif decides:
             fetched = decide.after_wait(fetched, count, request, CALL)
         else:
             tl.extra.cuda.gdc_wait()
@@ -284,9 +287,10 @@ def verify_kernel(
     elif STAGE == "sum":
         reduce.sum_rows(position, count, program, request, CALL)
     elif STAGE == "decide":
-        if CALL.carry_scalar >= 0:
-            wanted, _ = masses.prepare(decide.length_by(fetched, count, request), fetched, request, CALL)
+        if carries:
+            _, wanted, _ = masses.prepare(count, fetched, request, CALL)
             tl.debug_barrier()
+            fetched = decide.fetch_first(count, request, CALL)
         if CALL.mass_scalar >= 0:
             tl.store(prepared_ptr, wanted.first)
             tl.store(prepared_ptr + 1, wanted.last)

@@ -329,6 +329,37 @@ def _law_at(word, argmax, law, chosen, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
+def joined(first, later, CALL: tl.constexpr):
+    """Return the laws of both models' rows at positions, given those at the first half of them and at the later one."""
+    target = _joined(first.target, later.target, CALL, TARGET)
+    draft = target
+    if CALL.has_draft:
+        draft = _joined(first.draft, later.draft, CALL, DRAFT)
+    return Pair(target, draft)
+
+
+@triton.jit
+def _joined(first, later, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return the laws of one model's rows."""
+    maximum = end_to_end(first.maximum, later.maximum)
+    normaliser = end_to_end(first.normaliser, later.normaliser)
+    argmax = end_to_end(first.argmax, later.argmax)
+    if CALL.filtered[MODEL]:
+        first_kept = end_to_end(first.first_kept, later.first_kept)
+        return CutLaw(maximum, normaliser, argmax, end_to_end(first.cut, later.cut), first_kept)
+    elif CALL.entropy and MODEL == TARGET:
+        return EntropyLaw(maximum, normaliser, argmax, end_to_end(first.entropy, later.entropy))
+    else:
+        return Law(maximum, normaliser, argmax)
+
+
+@triton.jit
+def end_to_end(first, later):
+    """Return the numbers of two tensors [n] as one [2n]."""
+    return tl.reshape(tl.trans(tl.join(first, later)), [2 * first.shape[0]])
+
+
+@triton.jit
 def no_pair(NUM: tl.constexpr, CALL: tl.constexpr):
     """Return what stands for the laws of rows at NUM positions before any is known, of rows without a filter."""
     zero, token = tl.zeros((NUM,), tl.float32), tl.zeros((NUM,), tl.int32)

@@ -24,8 +24,23 @@ LANE_BITS = tl.constexpr((1 << decide.LANES.value) - 1)
 """One for each position that is looked at at a time."""
 
 
+HALF = tl.constexpr(decide.LANES.value // 2)
+"""What is not done where there are no more positions, for most requests draft few tokens."""
+
+TWICE = tl.constexpr(2 * decide.LANES.value)
+"""Each position twice: what no mass comes to and what the largest does are found at once."""
+
+
+class Fetched(NamedTuple):
+    """What `decide.fetch` finds of LANES positions, of either half of them, and u [TWICE]."""
+
+    first: decide.Fetched
+    later: decide.Fetched
+    u: tl.tensor
+
+
 class Known(NamedTuple):
-    """Of the first LANES positions, u, the scalars but for a mass, and the laws of both models' rows."""
+    """Of the first LANES positions, u and the scalars but for a mass [TWICE], and the laws of both models' rows."""
 
     u: tl.tensor
     scalars: tl.tuple
@@ -41,26 +56,45 @@ class Wanted(NamedTuple):
 
 
 @triton.jit
-def prepare(length, fetched, request, CALL: tl.constexpr):
+def fetch(base, count, request, CALL: tl.constexpr):
+    """Return what LANES positions need that no stage finds."""
+    half = base + tl.arange(0, HALF)
+    first = decide.fetch(half, count, request, CALL)
+    later = decide.fetch(half + HALF, count, request, CALL)
+    position = base + tl.arange(0, TWICE) % decide.LANES
+    return Fetched(first, later, decide.uniforms(position, position < count, request, CALL))
+
+
+@triton.jit
+def after_wait(fetched, count, request, CALL: tl.constexpr):
+    """Return what `fetch` did once the stages before have ended."""
+    return Fetched(fetched.first, fetched.later, decide.uniforms_after_wait(fetched.u, count, request, CALL))
+
+
+@triton.jit
+def prepare(count, fetched, request, CALL: tl.constexpr):
     """Store the carry before and after every drafted position; return the rows that a stop or a mass may need.
 
     Where masses are spared, row `first` is stopped at unless a mass says otherwise: the probability of acceptance does
     not fall as the mass grows, so what is accepted at none is accepted, and what is rejected at the largest is not.
-    Where `CALL.keeps_laws`, `Known` comes with them.
+    The request's length comes before them, and where `CALL.keeps_laws`, `Known` after them.
     """
+    parts = load_parts(0, count, request, CALL)
+    length = length_by(fetched, count, request)
+    lane = tl.arange(0, TWICE)
     all_sound = length >= 0
     first = length * 0
     last = length if not CALL.spares_masses else first
     bits = tl.full((), 0 if CALL.spares_masses else -1, tl.int64)
-    running = tl.full((decide.LANES,), 1.0, tl.float64)
+    running = tl.full((TWICE,), 1.0, tl.float64)
     known = ()
     if CALL.keeps_laws:
-        zero = tl.zeros((decide.LANES,), tl.float64)
+        zero = tl.zeros((TWICE,), tl.float64)
         known = Known(zero, decide.no_values(zero, CALL), laws.no_pair(decide.LANES, CALL))
     for base in range(0, tl.maximum(length, 1), decide.LANES):
-        position = base + tl.arange(0, decide.LANES)
-        u, sound, found, pair = decide.look(position, fetched, length, request, CALL)
-        sound, found = in_each_warp(sound, found)
+        position = base + lane % decide.LANES
+        sound, found, pair = look(base, fetched, parts, length, request, CALL)
+        u = fetched.u
         before = running
         after = before
         if CALL.carry is not None:
@@ -68,7 +102,7 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
                 before = tl.where(position >= i, running, before)
                 # For all lanes, though one is asked for: what does not hang on the carry is found once.
                 carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_value), tl.float64)
-                running = tl.gather(carried, position * 0 + (i - base), 0)
+                running = tl.gather(carried, lane * 0 + (i - base), 0)
                 after = tl.where(position >= i, running, after)
         here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
         tl.store(here_ptr, before, mask=position < length)
@@ -83,14 +117,14 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
             if base == 0:
                 known = Known(u, found, pair)
         if CALL.spares_masses:
-            least = passes(u, found, before * 0.0, CALL)
-            most = passes(u, found, before * 0.0 + rows.MASS_LIMIT, CALL)
-            wanted = (position < length - 1) & most & (least == 0)
-            # Bits of one sum, for warps take long to tell each other.
-            flags = (wanted.to(tl.int32) << decide.LANES) + least.to(tl.int32)
-            word = tl.sum(((flags << decide.LANES) + (sound == 0).to(tl.int32)) << (position - base), 0)
-            unsound, least_bits = word & LANE_BITS, (word >> decide.LANES) & LANE_BITS
-            wanted_bits = word >> 2 * decide.LANES
+            stands = passes(u, found, tl.where(lane < decide.LANES, before * 0.0, rows.MASS_LIMIT), CALL)
+            # Bits of one sum, for threads take long to tell each other.
+            flags = tl.where(lane < decide.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
+            word = tl.sum(flags + (stands.to(tl.int32) << lane), 0)
+            least_bits, most_bits, unsound = word & LANE_BITS, (word >> decide.LANES) & LANE_BITS, word >> TWICE
+            # The mass behind the last token decides nothing.
+            num_followed = tl.minimum(tl.maximum(length - 1 - base, 0), decide.LANES)
+            wanted_bits = most_bits & ~least_bits & ((1 << num_followed) - 1)
             before_unsound = tl.where(all_sound, (unsound & -unsound) - 1, 0)  # all bits if there is none
             all_sound = all_sound & (unsound == 0)
             least_bits &= before_unsound
@@ -100,8 +134,39 @@ def prepare(length, fetched, request, CALL: tl.constexpr):
             if base + 1 < NUM_BITS:
                 bits |= (wanted_bits.to(tl.int64) << (base + 1)) & ALL_BITS
         if base + decide.LANES < length:
-            fetched = decide.fetch(position + decide.LANES, length, request, CALL)
-    return Wanted(first, tl.maximum(first, last), bits), known
+            fetched = fetch(base + decide.LANES, length, request, CALL)
+            parts = load_parts(base + decide.LANES, length, request, CALL)
+    return length, Wanted(first, tl.maximum(first, last), bits), known
+
+
+@triton.jit
+def load_parts(base, length, request, CALL: tl.constexpr):
+    """Return what the laws of rows at LANES positions are made from, of either half of them."""
+    half = base + tl.arange(0, HALF)
+    return decide.load_parts(half, length, request, CALL), decide.load_parts(half + HALF, length, request, CALL)
+
+
+@triton.jit
+def length_by(fetched, count, request):
+    """Return how many tokens were drafted before the first placeholder, given `fetch` of the first positions."""
+    lane = tl.arange(0, HALF)
+    first = tl.where((fetched.first.ids < 0) & (lane < count), lane, count)
+    later = tl.where((fetched.later.ids < 0) & (lane + HALF < count), lane + HALF, count)
+    return decide.cut_short(tl.min(tl.minimum(first, later), 0), decide.LANES, request, count)
+
+
+@triton.jit
+def look(base, fetched, parts, length, request, CALL: tl.constexpr):
+    """Return whether tokens are sound, and the scalars, [TWICE] in each warp, and the laws of their rows [LANES]."""
+    half = base + tl.arange(0, HALF)
+    first = decide.look(half, fetched.first, parts[0], length, request, CALL)
+    later = decide.Seen(first.u, first.sound & (length < 0), first.scalars, first.laws)
+    if length >= base + HALF:
+        later = decide.look(half + HALF, fetched.later, parts[1], length, request, CALL)
+    scalars = ()
+    for i in tl.static_range(len(first.scalars)):
+        scalars = scalars + (in_each_warp(first.scalars[i], later.scalars[i]),)
+    return in_each_warp(first.sound, later.sound), scalars, laws.joined(first.laws, later.laws, CALL)
 
 
 @triton.jit
@@ -111,19 +176,16 @@ def bit_length(bits):
 
 
 @triton.jit
-def in_each_warp(sound, found):
-    """Return what `decide.look` found of LANES positions, laid out so that every warp has all of it.
+def in_each_warp(first, later):
+    """Return what was found of two halves of LANES positions, [TWICE], laid out so that every warp has all of it.
 
     It was found by warps of some rows each, and so would pass from one position to the next through shared memory.
     """
-    lane = tl.arange(0, decide.LANES)
-    here = ()
-    for i in tl.static_range(len(found)):
-        if found[i].dtype == tl.int1:
-            here = here + (tl.gather(found[i].to(tl.int32), lane, 0) != 0,)
-        else:
-            here = here + (tl.gather(found[i], lane, 0),)
-    return tl.gather(sound.to(tl.int32), lane, 0) != 0, here
+    lane = tl.arange(0, TWICE) % decide.LANES
+    if first.dtype == tl.int1:
+        return tl.gather(laws.end_to_end(first.to(tl.int32), later.to(tl.int32)), lane, 0) != 0
+    else:  # noqa: RET505 - a branch on what is known when compiling
+        return tl.gather(laws.end_to_end(first, later), lane, 0)
 
 
 @triton.jit
@@ -136,7 +198,7 @@ def may_matter(position, wanted):
 @triton.jit
 def accepts(position, mass, length, known, request, CALL: tl.constexpr):
     """Return whether the token at one sound position is accepted, given the mass of the next row."""
-    lane = tl.arange(0, decide.LANES)
+    lane = tl.arange(0, TWICE)
     accepted = position < 0
     is_known = accepted
     if CALL.keeps_laws:
@@ -145,7 +207,8 @@ def accepts(position, mass, length, known, request, CALL: tl.constexpr):
         accepted = tl.sum((stands & (lane == position)).to(tl.int32), 0) != 0
     if not is_known:
         here = tl.zeros((1,), tl.int32) + position
-        u, _, found, _ = decide.look(here, decide.fetch(here, length, request, CALL), length, request, CALL)
+        parts = decide.load_parts(here, length, request, CALL)
+        u, _, found, _ = decide.look(here, decide.fetch(here, length, request, CALL), parts, length, request, CALL)
         accepted = tl.sum(passes(u, found, here * 0.0 + mass, CALL).to(tl.int32), 0) != 0
     return accepted
 
@@ -170,7 +233,7 @@ def with_scalar(found, scalar, at: tl.constexpr):
 
 @triton.jit
 def lane_of(found, chosen):
-    """Return the scalars [LANES] at one lane."""
+    """Return the scalars [TWICE] at one lane."""
     here = ()
     for i in tl.static_range(len(found)):
         here = here + (_lane(found[i], chosen),)
@@ -179,7 +242,7 @@ def lane_of(found, chosen):
 
 @triton.jit
 def _lane(values, chosen):
-    """Return the one of [LANES] values that is chosen."""
+    """Return the one of [TWICE] values that is chosen."""
     if values.dtype == tl.int1:
         return tl.max((values & chosen).to(tl.int32), 0) != 0
     else:  # noqa: RET505 - a branch on what is known when compiling

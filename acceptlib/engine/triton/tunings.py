@@ -27,10 +27,10 @@ SMALL = Tuning(
 SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=88, emit_block=2048, emit_parts=4, thirds=True)
 """The same from probabilities, which need no law of a row."""
 
-SMALL_MASSES = SMALL_PROBS._replace(emit_registers=224, loops=True, in_order=False)
+SMALL_MASSES = SMALL_PROBS._replace(emit_registers=168, loops=True, in_order=False, shares=3)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
-SMALLER_MASSES = SMALL_MASSES._replace(emit_registers=168, loops=False)
+SMALLER_MASSES = SMALL_MASSES._replace(loops=False, shares=1)
 """The same for requests so few that programs of one block each run at once."""
 
 SMALLER = SMALL._replace(emit_block=2048, emit_parts=4)
@@ -135,14 +135,16 @@ class Sizes(NamedTuple):
     Attributes:
         small: Blocks of stopping rows. From here on `SMALL`, and `SMALLER` below, from logits where no mass decides.
         masses: The same. From here on `SMALL_MASSES`, and `SMALLER_MASSES` below, where a mass decides.
-        medium: The same. From here on a batch is not small.
+        large_masses: The same. From here on `LARGE_MASSES`, where a mass decides.
+        medium: The same. From here on a batch is not small where none does.
         runs: The same. From here on `MEDIUM`, and `MEDIUM_MIN_P` below, in float32 under min-p alone.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
 
     small: int = 133  # more blocks than half the programs that run at a time
-    masses: int = 193  # seven requests', whose programs in `SMALLER_MASSES` do not all run at a time
+    masses: int = 97  # four requests', whose rows all programs of `SMALLER_MASSES` do not read at a time
+    large_masses: int = 513  # more than 16 requests'
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     runs: int = 577  # more than 18 requests
     large: int = 2048
@@ -161,10 +163,10 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
         target: The target's rows.
         draft: The draft's, if there are any.
     """
-    small = num_blocks < SIZES.medium
     if rules["mass_scalar"] >= 0:
         few = TUNINGS.smaller_masses if num_blocks < SIZES.masses else TUNINGS.small_masses
-        return few if small else TUNINGS.large_masses
+        return few if num_blocks < SIZES.large_masses else TUNINGS.large_masses
+    small = num_blocks < SIZES.medium
     if not target.is_logits:
         return TUNINGS.small_probs if small else TUNINGS.large_probs
     large = _large(rules, target, draft)
