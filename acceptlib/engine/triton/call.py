@@ -16,6 +16,12 @@ MOST_LISTED = 256
 LISTED_AHEAD = 64
 """Of these, or of runs, that are loaded before the stop is known."""
 
+WARP = 32
+"""Threads that tell each other numbers without waiting."""
+
+MOST_PARTS_EACH = 8
+"""Parts of a row that a thread looks at: there are registers for so many."""
+
 
 @functools.cache
 def _sources() -> str:
@@ -249,6 +255,12 @@ class Call:
     def emit_part(self) -> int:
         """Entries of a part of a block of the last stage."""
         return self.emit_block // self.emit_parts
+
+    @property
+    def part_lanes(self) -> int:
+        """How many threads look at the parts of a row, each at neighbours: those of a warp, if they can hold them."""
+        parts = self.max_emit_blocks * self.emit_parts
+        return min(parts, max(WARP, parts // MOST_PARTS_EACH))
 
     @property
     def emit_words(self) -> int:

@@ -400,46 +400,35 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
     row_fault = tl.where(target_law.maximum == target_law.maximum, 0, INVALID_ROW)
     if not kind.idle:
         is_bonus = kind.is_bonus
-        parts = sums.parts
-        index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
-        used = index < num_blocks * CALL.emit_parts
+        num_parts = num_blocks * CALL.emit_parts
         bits = random.bits_of(request, CALL)
-        total = tl.sum(parts, 0)
-        ends = parts
-        # Beside the total they are found sooner than after it, but in more registers.
-        beside: tl.constexpr = CALL.awaits or CALL.mass_scalar >= 0
-        if beside:
-            ends = tl.cumsum(parts, 0)
+        parts = partials.in_lanes(sums.parts, CALL.part_lanes)
+        total, ends = partials.total_and_ends(parts)
         from_target = is_bonus
         if CALL.residual is not None:
             if (total == 0) & (is_bonus == 0):
                 # Nothing is left of the residual: draw from p, whose partial sums nobody has taken yet.
                 from_target = is_bonus == 0
-                for number in range(num_blocks * CALL.emit_parts):
+                for number in range(num_parts):
                     entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
                     raw = load_rows(entries, stop, is_bonus == 0, request, CALL)
                     _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
                     part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
-                    parts = tl.where(index == number, part, parts)
-                    total += part
-                if beside:
-                    ends = tl.cumsum(parts, 0)
+                    parts = partials.with_part(parts, number, part)
+                total, ends = partials.total_and_ends(parts)
         # Draw: the first entry whose running sum exceeds r.
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
-        if not beside:
-            ends = tl.cumsum(parts, 0)
-        below = (ends <= r) & used
-        found = tl.minimum(tl.sum(below.to(tl.int32), 0), num_blocks * CALL.emit_parts - 1)
+        found, taken = partials.part_at(ends, r, num_parts)
         if CALL.residual is not None and CALL.recovered == "argmax":
+            index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
             largest_ptr = partials.largest_in(partials_ptr, num_blocks, CALL)
-            largest = tl.load(largest_ptr + index, mask=used, other=-1.0, cache_modifier=".cg")
+            largest = tl.load(largest_ptr + index, mask=index < num_parts, other=-1.0, cache_modifier=".cg")
             most = tl.max(largest, 0)
             if kind.takes_best:
-                found = tl.min(tl.where((largest == most) & used, index, num_blocks * CALL.emit_parts - 1), 0)
+                found = tl.min(tl.where((largest == most) & (index < num_parts), index, num_parts - 1), 0)
         entries = rows.entries_from(found * CALL.emit_part, CALL.emit_part)
         raw = load_rows(entries, stop, is_bonus == 0, request, CALL)
-        # While the part is on its way: what lies below it, and are the rows' masses sound?
-        taken = tl.max(tl.where(below, ends, 0), 0)
+        # While the part is on its way: are the rows' masses sound?
         w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law.maximum != target_law.maximum)

@@ -5,7 +5,7 @@ them counts. Where `CALL.awaits`, a program of its own waits for the numbers the
 after and that no number makes 0. It is the last of the request's in the grid: those that it waits for started before.
 """
 
-# ruff: noqa: N803, N806 - jit functions; their constants are in capitals
+# ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
 
 from typing import NamedTuple
 
@@ -191,6 +191,60 @@ def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
             p = tl.load(masses_ptr + num_masses, mask=used, other=0.0, cache_modifier=".cg")
             q = tl.load(masses_ptr + 2 * num_masses, mask=used, other=0.0, cache_modifier=".cg")
     return Sums(parts, weights, p, q)
+
+
+@triton.jit
+def in_lanes(numbers, LANES: tl.constexpr):
+    """Return [n] numbers as n / LANES tensors [LANES], so that each lane has neighbours.
+
+    They cross warps once. What is found of them then takes none of the waits for other warps that sums over all take.
+    """
+    if numbers.shape[0] == LANES:
+        return (numbers,)
+    else:
+        halves = tl.split(tl.reshape(numbers, [LANES, numbers.shape[0] // LANES // 2, 2]))
+        evens = in_lanes(tl.reshape(halves[0], [numbers.shape[0] // 2]), LANES)
+        odds = in_lanes(tl.reshape(halves[1], [numbers.shape[0] // 2]), LANES)
+        found = ()
+        for i in tl.static_range(len(evens)):
+            found = found + (evens[i], odds[i])
+        return found
+
+
+@triton.jit
+def total_and_ends(parts):
+    """Return the sum of parts `in_lanes`, and their running sums in the same form."""
+    own = parts[0]
+    for i in tl.static_range(1, len(parts)):
+        own += parts[i]
+    end = tl.cumsum(own, 0) - own
+    ends = ()
+    for i in tl.static_range(len(parts)):
+        end += parts[i]
+        ends = ends + (end,)
+    return tl.sum(own, 0), ends
+
+
+@triton.jit
+def part_at(ends, r, num_parts):
+    """Return the first part whose running sum, `in_lanes`, exceeds r, and the sum of those before it."""
+    index = tl.arange(0, ends[0].shape[0]) * len(ends)
+    number, taken = index * 0, ends[0] * 0
+    for i in tl.static_range(len(ends)):
+        below = (ends[i] <= r) & (index + i < num_parts)
+        number += below.to(tl.int32)
+        taken = tl.where(below, ends[i], taken)
+    return tl.minimum(tl.sum(number, 0), num_parts - 1), tl.max(taken, 0)
+
+
+@triton.jit
+def with_part(parts, number, part):
+    """Return parts `in_lanes` with another sum of one of them."""
+    index = tl.arange(0, parts[0].shape[0]) * len(parts)
+    found = ()
+    for i in tl.static_range(len(parts)):
+        found = found + (tl.where(index + i == number, part, parts[i]),)
+    return found
 
 
 @triton.jit
