@@ -438,6 +438,24 @@ def test_programs_that_read_whole_rows_leave_room_for_others(
     assert found[-1] == registers
 
 
+@pytest.mark.parametrize(("length", "grid"), [(3, (4, 2, 3)), (1, (5, 2, 2))])
+def test_rows_that_may_be_stopped_at_are_weighed_side_by_side(
+    length: int, grid: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By programs that all run at a time: 24 do here, and a row has 20 blocks."""
+    grids: dict[str, tuple[int, int, int]] = {}
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, grid, *_: grids.update({key[1]: grid})))
+    monkeypatch.setattr(tunings, "SIZES", SMALL)
+    monkeypatch.setattr(engine, "resident_programs", lambda *_: 24)
+    logits = torch.zeros(2, length + 1, 20 * tunings.SMALL_MASSES.emit_block)
+    ids = torch.zeros(2, length, dtype=torch.int64)
+    engine.verify(
+        acceptlib.create("block").plan,
+        cases.inputs(ids, rng=0, target_logits=logits, draft_logits=logits[:, :length]),
+    )
+    assert grids["emit"] == grid
+
+
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
     monkeypatch.setattr(engine, "launch", cases.each(lambda key, grid, *_: grids.update({key[1]: grid})))

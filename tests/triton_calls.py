@@ -15,7 +15,12 @@ from acceptlib.ops import Value
 
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
 ONE_BLOCK = (3, 3, 50)  # a row of one block, for few calls: a shape of two blocks has what it has
-LONG = ("padded", "ragged", "by-mass")  # calls of the longest shape, which takes the interpreter longest
+LONG = (
+    "padded",
+    "ragged",
+    "by-mass",
+    "every-length",
+)  # calls of the longest shape, which takes the interpreter longest
 OFTEN = 6  # so that among requests that differ in their streams alone some are decided by what is wrong
 
 
@@ -273,7 +278,15 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
     drafted = torch.where(early | (torch.arange(len(ids)) > 0)[:, None], ids, -1)
     if most > decide.LANES.value:  # and before tokens that are looked at later, and would stand
         drafted[1:, 2] = p.shape[-1]
+    lengths = torch.arange(min(most, decide.LANES.value + 1) + 1)
+    each = lengths % len(ids)
     return {
+        "every-length": {  # of which every token stands
+            "ids": torch.where(torch.arange(most) < lengths[:, None], ids[each], -1),
+            "target_logits": p[each].log(),
+            "draft_logits": q[each].log(),
+            "uniforms": acceptlib.Uniforms(accept=torch.full((len(each), most), 0.001).double(), emit=emit[each]),
+        },
         "by-mass": {
             "ids": drafted,
             "target_probs": p,

@@ -87,7 +87,8 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("fly", "padded"),
     ("deferred", "padded"),
 )
-MASSES = ("block",)  # that go through "by-mass", and "outside", whose ids are above the vocabulary behind others
+# That go through "by-mass", "every-length", and "outside", whose ids are above the vocabulary behind others.
+MASSES = ("block",)
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 WIDE = ("likeliest",)  # that go through "wide-draft", for they read a row's largest entry
@@ -218,6 +219,7 @@ def shrink() -> None:
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=128) for tuning in tunings.TUNINGS))
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
+    engine_call.WARP = 4  # so that lanes have several parts each
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     memory._scratch = poisoned
@@ -304,7 +306,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
     more = {"bad-entry": SUMS, "passed": APART, "wide-draft": WIDE, "cut-short": LENGTHS}
-    more |= dict.fromkeys(("by-mass", "outside", "outside-one-hot"), MASSES)
+    more |= dict.fromkeys(("by-mass", "every-length", "outside", "outside-one-hot"), MASSES)
     more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())
 

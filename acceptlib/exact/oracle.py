@@ -254,7 +254,7 @@ def block(x: Sequence[int], p: torch.Tensor, q: torch.Tensor) -> Chain:
     n = len(x)
     P = [1.0]
     for i, x_i in enumerate(x):
-        P.append(min(1.0, ratio(P[i] * p[i, x_i].item(), q[i, x_i].item())))
+        P.append(min(1.0, P[i] * ratio(p[i, x_i].item(), q[i, x_i].item())) if P[i] > 0 else 0.0)
     h = []
     for i in range(1, n):
         Z = math.fsum(residual(p[i], q[i], a=P[i]).tolist())  # p[i] is the row after token i, counted from 1

@@ -284,9 +284,9 @@ class Call:
 
     @property
     def drops(self) -> bool:
-        """Whether what the last stage reads makes room in the cache first.
+        """Whether what the last stage reads is the first to leave the cache.
 
-        It gains nothing where a batch has room there: a part of that is read again.
+        Of logits that have room there it stays, for one part is read again.
         """
         return self.given_probs or self.decided
 

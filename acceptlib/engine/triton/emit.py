@@ -5,7 +5,8 @@ program to arrive, or one that waits for the others, scans these sums, searches 
 list holds all that may be drawn, one program goes through that (`listed`).
 
 The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
-at, from the last to the first, and a row's last program to arrive decides the position before it.
+at, from the last to the first. After a stage that says which, a row's last program to arrive decides the position
+before it; elsewhere the request's last one decides all.
 """
 
 # ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
@@ -82,12 +83,11 @@ def emit(
     """
     if CALL.mass_scalar >= 0:
         emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL)
-    else:
-        leaves = grid.program < 0
-        if CALL.lists and not CALL.decided:
-            leaves = listed.leaves(grid, count, fault, request, CALL)
-        if not leaves:
+    elif CALL.lists and not CALL.decided:
+        if not listed.leaves(grid, count, fault, request, CALL):
             emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL)
+    else:
+        emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL)
 
 
 @triton.jit
@@ -199,12 +199,12 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
     """
     stop_ptr = request.counters.stop_ptr
     number = wanted.first * 0
-    turn = number + tl.program_id(2)  # rows that come before the next one of this program
+    until_own = number + tl.program_id(2)  # rows that come before the next one of this program
     for i in range(wanted.first, wanted.last + 1):
         position = wanted.last + wanted.first - i
         if masses.may_matter(position, wanted):
-            if turn == 0:
-                turn += tl.num_programs(2)
+            if until_own == 0:
+                until_own += tl.num_programs(2)
                 sums_ptr = partials.row_partials(position, partials_ptr, grid, CALL)
                 if not accepted_beyond(position, number, stop_ptr, CALL):
                     weigh_row(position, length, grid, known, request, sums_ptr, CALL)
@@ -217,7 +217,7 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
                                 if settle_mass(position, sums, length, known, request, CALL):
                                     tl.atomic_max(stop_ptr, position)
             number += 1
-            turn -= 1
+            until_own -= 1
 
 
 @triton.jit

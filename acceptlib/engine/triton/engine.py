@@ -119,6 +119,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     resident = resident_programs(device, tuning.emit_warps, emit_registers)
     num_programs, shares = 1, 1
     if call.draws and not call.draws_by_law:
+        # Rows of a request are weighed at once, but after a stage that decides most programs have one or none.
         at_once = num_requests * (1 if call.decided else min(tuning.shares, most + 1))
         num_programs = programs_of(num_emit_blocks, at_once, resident) if tuning.loops else num_emit_blocks
     if call.mass_scalar >= 0:

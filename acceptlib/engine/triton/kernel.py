@@ -290,12 +290,13 @@ def verify_kernel(
         if carries:
             _, wanted, _ = masses.prepare(count, fetched, request, CALL)
             tl.debug_barrier()
-            fetched = decide.fetch_first(count, request, CALL)
         if CALL.mass_scalar >= 0:
             tl.store(prepared_ptr, wanted.first)
             tl.store(prepared_ptr + 1, wanted.last)
             tl.store(prepared_ptr + 2, wanted.bits)
         else:
+            if carries:
+                fetched = masses.joined(fetched, count, request, CALL)
             stop, passed = decide.find_stop(count, fetched, request, CALL)
             tl.store(request.counters.stop_ptr, counters.coded(stop))
             if CALL.counts_passed:

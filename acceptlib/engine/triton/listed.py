@@ -46,7 +46,7 @@ class Ahead(NamedTuple):
 def leaves(grid, count, fault, request, CALL: tl.constexpr):
     """Return whether this program has nothing to do, wherever the request stops: see `Listed.suffices`.
 
-    It leaves before it looks for the stop, for it would slow down the first ones, which do not wait here.
+    It leaves before it looks for the stop, which would slow down requests' first programs; these do not wait here.
     """
     found = grid.program < 0
     if grid.program > 0:

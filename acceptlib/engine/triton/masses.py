@@ -25,10 +25,10 @@ LANE_BITS = tl.constexpr((1 << decide.LANES.value) - 1)
 
 
 HALF = tl.constexpr(decide.LANES.value // 2)
-"""What is not done where there are no more positions, for most requests draft few tokens."""
+"""Positions that are looked at together: later ones only where a request has as many, for most draft few tokens."""
 
 TWICE = tl.constexpr(2 * decide.LANES.value)
-"""Each position twice: what no mass comes to and what the largest does are found at once."""
+"""Lanes for each position twice, so that what no mass comes to and what the largest does are found at once."""
 
 
 class Fetched(NamedTuple):
@@ -69,6 +69,19 @@ def fetch(base, count, request, CALL: tl.constexpr):
 def after_wait(fetched, count, request, CALL: tl.constexpr):
     """Return what `fetch` did once the stages before have ended."""
     return Fetched(fetched.first, fetched.later, decide.uniforms_after_wait(fetched.u, count, request, CALL))
+
+
+@triton.jit
+def joined(fetched, count, request, CALL: tl.constexpr):
+    """Return what `fetch` found of the first positions as `decide.fetch_first` does."""
+    first, later = fetched.first, fetched.later
+    position = tl.arange(0, decide.LANES)
+    return decide.Fetched(
+        laws.end_to_end(first.ids, later.ids),
+        laws.end_to_end(first.x_target, later.x_target),
+        laws.end_to_end(first.x_draft, later.x_draft),
+        decide.uniforms(position, position < count, request, CALL),
+    )
 
 
 @triton.jit
@@ -117,7 +130,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             if base == 0:
                 known = Known(u, found, pair)
         if CALL.spares_masses:
-            stands = passes(u, found, tl.where(lane < decide.LANES, before * 0.0, rows.MASS_LIMIT), CALL)
+            stands = passes(u, found, tl.where(lane < decide.LANES, 0.0, rows.MASS_LIMIT), CALL)
             # Bits of one sum, for threads take long to tell each other.
             flags = tl.where(lane < decide.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
             word = tl.sum(flags + (stands.to(tl.int32) << lane), 0)

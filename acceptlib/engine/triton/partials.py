@@ -152,7 +152,7 @@ def finishes(grid, few, request, CALL: tl.constexpr):
     if CALL.awaits:
         last = grid.program == grid.num_programs
     elif CALL.lists:
-        last = few.suffices & (grid.program == 0)
+        last = few.suffices  # then only the first one is left, which came here: see `listed.leaves`
         if few.suffices == 0:
             last = counters.arrive(request.counters.arrived_ptr, grid.num_programs)
     else:
@@ -194,17 +194,17 @@ def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def in_lanes(numbers, LANES: tl.constexpr):
-    """Return [n] numbers as n / LANES tensors [LANES], so that each lane has neighbours.
+def in_lanes(numbers, NUM_LANES: tl.constexpr):
+    """Return [n] numbers as n / NUM_LANES tensors [NUM_LANES], so that each lane has neighbours.
 
     They cross warps once. What is found of them then takes none of the waits for other warps that sums over all take.
     """
-    if numbers.shape[0] == LANES:
+    if numbers.shape[0] == NUM_LANES:
         return (numbers,)
     else:
-        halves = tl.split(tl.reshape(numbers, [LANES, numbers.shape[0] // LANES // 2, 2]))
-        evens = in_lanes(tl.reshape(halves[0], [numbers.shape[0] // 2]), LANES)
-        odds = in_lanes(tl.reshape(halves[1], [numbers.shape[0] // 2]), LANES)
+        halves = tl.split(tl.reshape(numbers, [NUM_LANES, numbers.shape[0] // NUM_LANES // 2, 2]))
+        evens = in_lanes(tl.reshape(halves[0], [numbers.shape[0] // 2]), NUM_LANES)
+        odds = in_lanes(tl.reshape(halves[1], [numbers.shape[0] // 2]), NUM_LANES)
         found = ()
         for i in tl.static_range(len(evens)):
             found = found + (evens[i], odds[i])

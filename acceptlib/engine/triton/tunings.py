@@ -136,14 +136,14 @@ class Sizes(NamedTuple):
         small: Blocks of stopping rows. From here on `SMALL`, and `SMALLER` below, from logits where no mass decides.
         masses: The same. From here on `SMALL_MASSES`, and `SMALLER_MASSES` below, where a mass decides.
         large_masses: The same. From here on `LARGE_MASSES`, where a mass decides.
-        medium: The same. From here on a batch is not small where none does.
+        medium: The same. From here on a batch is not small, where no mass decides.
         runs: The same. From here on `MEDIUM`, and `MEDIUM_MIN_P` below, in float32 under min-p alone.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
 
     small: int = 133  # more blocks than half the programs that run at a time
-    masses: int = 97  # four requests', whose rows all programs of `SMALLER_MASSES` do not read at a time
+    masses: int = 97  # four requests', of which programs of a block each, for two rows, do not all run at a time
     large_masses: int = 513  # more than 16 requests'
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     runs: int = 577  # more than 18 requests
