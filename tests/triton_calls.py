@@ -280,11 +280,12 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
         drafted[1:, 2] = p.shape[-1]
     lengths = torch.arange(min(most, decide.LANES.value + 1) + 1)
     each = lengths % len(ids)
+    far = 100.0 * torch.arange(most + 1)[:, None]  # so that no row's law would do for another
     return {
         "every-length": {  # of which every token stands
             "ids": torch.where(torch.arange(most) < lengths[:, None], ids[each], -1),
-            "target_logits": p[each].log(),
-            "draft_logits": q[each].log(),
+            "target_logits": p[each].log() + far,
+            "draft_logits": q[each].log() + far[:most],
             "uniforms": acceptlib.Uniforms(accept=torch.full((len(each), most), 0.001).double(), emit=emit[each]),
         },
         "by-mass": {

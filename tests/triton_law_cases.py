@@ -356,6 +356,38 @@ def running_kernel(ends_ptr, fours_ptr, weights_ptr, LENGTH: tl.constexpr):
         tl.store(fours_ptr + row * (LENGTH // 4) + four, sums.fixed_fours(weights, in_fours))
 
 
+def compare_parts() -> str:
+    """Return an empty string if of each number of parts in lanes, the one that r falls into is found for each r."""
+    generator = torch.Generator().manual_seed(10)
+    problems = []
+    for size, num_lanes, count in ((8, 8, 5), (8, 4, 8), (64, 8, 63), (64, 16, 40)):
+        parts = torch.randint(0, 2**50, (size,), generator=generator)
+        parts *= torch.randint(0, 2, (size,), generator=generator) * (torch.arange(size) < count)
+        parts[3], changed = 5, parts.clone()
+        changed[3] = 2**40
+        ends = changed.cumsum(0)
+        numbers = torch.cat((ends[:count], ends[:count] - 1, torch.zeros(1, dtype=torch.int64))).clamp(0)
+        found = torch.empty(3, len(numbers), dtype=torch.int64)
+        parts_kernel[len(numbers),](found, parts, numbers, count, size, num_lanes)
+        at = torch.searchsorted(ends, numbers, right=True).clamp(max=count - 1)
+        expected = torch.stack((at, torch.cat((ends[:1] * 0, ends))[at], ends[-1].expand_as(at)))
+        expected[1] = torch.where(numbers >= ends[-1], ends[-1], expected[1])  # beyond all, which no draw is
+        problems += [f"{count} of {size} in {num_lanes}"] if not torch.equal(found, expected) else []
+    return "; ".join(problems)
+
+
+@triton.jit
+def parts_kernel(found_ptr, parts_ptr, numbers_ptr, count, SIZE: tl.constexpr, NUM_LANES: tl.constexpr):
+    """Store which part each number falls into, what lies below it, and the total, once the fourth has another sum."""
+    parts = partials.in_lanes(tl.load(parts_ptr + tl.arange(0, SIZE)), NUM_LANES)
+    total, ends = partials.total_and_ends(partials.with_part(parts, 3, 2**40))
+    number, taken = partials.part_at(ends, tl.load(numbers_ptr + tl.program_id(0)), count)
+    place = found_ptr + tl.program_id(0)
+    tl.store(place, number)
+    tl.store(place + tl.num_programs(0), taken)
+    tl.store(place + 2 * tl.num_programs(0), total)
+
+
 def compare_lists() -> str:
     """Return an empty string if a list of each length knows what comes before each of its entries."""
     generator = torch.Generator().manual_seed(9)
@@ -471,6 +503,7 @@ SUMS = {
     "thirds": compare_thirds,
     "running": compare_running,
     "words": compare_words,
+    "parts": compare_parts,
     "lists": compare_lists,
     "row-sums": compare_row_sums,
 }
