@@ -288,6 +288,7 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
             "draft_logits": q[each].log() + far[:most],
             "uniforms": acceptlib.Uniforms(accept=torch.full((len(each), most), 0.001).double(), emit=emit[each]),
         },
+        "many": many(),
         "by-mass": {
             "ids": drafted,
             "target_probs": p,
@@ -301,6 +302,17 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
             "uniforms": acceptlib.Uniforms(accept=torch.full_like(accept, 0.5), emit=emit),
         },
     }
+
+
+def many() -> dict[str, object]:
+    """Return a call of so many requests, whose rows differ so much, that each bound of a mass decides some token."""
+    count, most, generator = 24, 10, torch.Generator().manual_seed(9)
+    p, q = (3.0 * torch.randn(count, length, 5, generator=generator) for length in (most + 1, most))
+    ids = torch.multinomial(q.softmax(-1).flatten(0, 1), 1, generator=generator).view(count, most)
+    uniforms = acceptlib.Uniforms(
+        accept=torch.rand(count, most, generator=generator).double(), emit=torch.arange(count) << 57
+    )
+    return {"ids": ids, "target_logits": p, "draft_logits": q, "uniforms": uniforms}
 
 
 def outside(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> dict[str, dict[str, object]]:

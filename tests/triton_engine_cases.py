@@ -87,7 +87,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("fly", "padded"),
     ("deferred", "padded"),
 )
-# That go through "by-mass", "every-length", "passed", and "outside", whose ids are above the vocabulary behind others.
+# That go through "by-mass", "every-length", "many", "passed" and "outside", whose ids are too large behind others.
 MASSES = ("block",)
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
@@ -306,7 +306,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
     more = {"bad-entry": SUMS, "passed": APART + MASSES, "wide-draft": WIDE, "cut-short": LENGTHS}
-    more |= dict.fromkeys(("by-mass", "every-length", "outside", "outside-one-hot"), MASSES)
+    more |= dict.fromkeys(("by-mass", "every-length", "many", "outside", "outside-one-hot"), MASSES)
     more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
