@@ -15,12 +15,8 @@ from acceptlib.ops import Value
 
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
 ONE_BLOCK = (3, 3, 50)  # a row of one block, for few calls: a shape of two blocks has what it has
-LONG = (
-    "padded",
-    "ragged",
-    "by-mass",
-    "every-length",
-)  # calls of the longest shape, which takes the interpreter longest
+# Calls of the longest shape, which takes the interpreter longest.
+LONG = ("padded", "ragged", "by-mass", "every-length")
 OFTEN = 6  # so that among requests that differ in their streams alone some are decided by what is wrong
 
 
