@@ -26,7 +26,7 @@ class Block(AcceptanceStrategy):
     @rule
     def carry(carry: Value, target_prob: Value, draft_prob: Value) -> Value:
         """Return P."""
-        # The quotient by itself, which no other position has to be known for.
+        # The quotient by itself, which no other position has to be known for; 0 times an infinite one is 0.
         grown = carry * ops.ratio(target_prob, draft_prob)
         return ops.minimum(ops.where(carry > 0, grown, 0.0), 1.0)
 
