@@ -373,6 +373,8 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
         "cu_num_draft_tokens": torch.tensor([0, 8, 17, 18]),
         "max_num_draft_tokens": 9,
     }
+    other = same.clone()
+    other[[0, 9]] *= -1  # so that the first token of each is rejected
     # The last request begins where the first one's rows are.
     overlapping: dict[str, object] = {
         "ids": first[:3].argmax(1),
@@ -402,6 +404,8 @@ def special(logits: torch.Tensor, draft_logits: torch.Tensor) -> dict[str, dict[
         "counts-far-below": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, -(2**40), 2 - 2**40, 3])},
         "counts-behind-too-many": {**overlapping, "cu_num_draft_tokens": torch.tensor([0, 4, 3, 3])},
         "lanes": {**lanes, "logprobs": True},
+        # Those behind pass on their own, in the next lanes too.
+        "lanes-passed": {**lanes, "target_logits": other, "num_passed": True},
         "lanes-min-p": {**lanes, "sampling": acceptlib.SamplingParams(min_p=0.01)},
         "lanes-top-k": {**lanes, "sampling": acceptlib.SamplingParams(top_k=5)},
     }

@@ -54,6 +54,7 @@ SPECIAL = (
     "counts-far-below",
     "counts-behind-too-many",
     "lanes",
+    "lanes-passed",
     "lanes-min-p",
     "lanes-top-k",
 )
@@ -69,11 +70,14 @@ FILTERED = {
     "filtered-draft": ("forgetful",),  # whose draws go by the law of a row that is not filtered
 }
 EVERY_SIZE = (
-    tunings.Sizes(small=1, masses=1, large_masses=1 << 30, medium=1 << 30),
+    tunings.Sizes(small=1 << 30, masses=1, large_masses=1 << 30, medium=1 << 30),
     tunings.Sizes(large_masses=1, medium=1, runs=1),
     tunings.Sizes(large_masses=1, medium=1, large=0),
 )
 """With which every batch is small, medium, or large."""
+
+MORE = tunings.Sizes(small=1, medium=1 << 30)
+"""With which a small batch is not one of the fewest requests, of which fewer positions are decided at a time."""
 
 RUNS = tunings.Sizes(medium=1)
 """With which a batch is medium, and its blocks list runs under min-p alone."""
@@ -255,7 +259,9 @@ def codes(
         kinds = zip(typed, annotated, strict=False)  # constants follow
         signature = [KINDS[v.dtype] if isinstance(v, torch.Tensor) else kind for v, kind in kinds]
         overlap = target == EVERYTHING  # where kernels may start before the one that they depend on ends
-        constants = (*key, overlap)
+        call, *others = key
+        # Interpreted, no thread waits by itself, nor on AMD.
+        constants = (dataclasses.replace(call, spins=TARGETS[target][0] == "cuda"), *others, overlap)
         positions = {(len(values) + index,): value for index, value in enumerate(constants)}
         source = ASTSource(
             fn=kernels.verify_kernel,
@@ -270,8 +276,11 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     """Return an empty string if every stage of a call compiles to a binary, and waits for what comes before it."""
     problems = []
     stage = None
-    for (_, stage, _, first, _, overlap), asm in codes(strategy, target, arguments):
+    for (call, stage, _, first, _, overlap), asm in codes(strategy, target, arguments):
         problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{stage}: no binary in {sorted(asm)}"]
+        spins = "bra WAIT" in asm.get("ptx", "")
+        wanted = call.spins and call.awaits and stage == "emit"
+        problems += [] if spins == wanted else [f"{stage}: {'threads wait' if spins else 'no thread waits'} by itself"]
         waits = "griddepcontrol.wait" in asm.get("ptx", "")
         problems += [] if waits == (overlap and not first) else [f"{stage}: {'waits' if waits else 'does not wait'}"]
     return "; ".join(problems) if stage else "nothing was launched"
@@ -354,6 +363,8 @@ def main(mode: str, path: str) -> None:
                     # A medium batch has little that a small or a large one has not.
                     thorough = sizes == ONE_BLOCK or (name == "rejection" and call in MEDIUM)
                     some = EVERY_SIZE if thorough else EVERY_SIZE[::2]
+                    if name == "rejection" and call in MEDIUM:
+                        some = (*some, MORE)
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()

@@ -16,6 +16,9 @@ MOST_LISTED = 256
 LISTED_AHEAD = 64
 """Of these, or of runs, that are loaded before the stop is known."""
 
+LANES = 8
+"""Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
+
 WARP = 32
 """Threads that tell each other numbers without waiting."""
 
@@ -57,7 +60,8 @@ class Call:
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
-        lazy, loops, blocks_ahead, thirds, in_order, runs, emit_parts: See `forms.Tuning`.
+        lazy, loops, blocks_ahead, thirds, in_order, runs, emit_parts, law_lanes: See `forms.Tuning`.
+        spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
     """
 
     accept: Any
@@ -123,6 +127,8 @@ class Call:
     emit_run: int
     thirds: bool
     in_order: bool
+    spins: bool
+    law_lanes: int
     runs: bool
     max_emit_blocks: int
     tile: int
@@ -298,6 +304,11 @@ class Call:
         """
         decides = not (self.filters or self.decided or self.draws_by_law)
         return decides and (self.mass_scalar >= 0 or (any(self.logits) and not self.loops))
+
+    @property
+    def lanes(self) -> int:
+        """Positions decided at a time."""
+        return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
 
     @cached_property
     def draws_by_law(self) -> bool:

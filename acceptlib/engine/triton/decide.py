@@ -1,24 +1,23 @@
 """Which drafted tokens stand, inside the kernels.
 
-A strategy that stops at the first rejection is decided wherever its answer is needed, LANES positions at a time: it
+A strategy that stops at the first rejection is decided wherever its answer is needed, a few positions at a time: it
 takes less time to find it again than to wait for it. Where a decision depends on other positions (a carry, the last
 acceptance, a window), one program a request decides. Where it depends on the mass of residuals, the last
 stage, which finds them, decides: see `masses`.
 """
 
-# ruff: noqa: N803, RUF005 - jit functions; their constants are in capitals
+# ruff: noqa: N803, N806, RUF005 - jit functions; their constants are in capitals
 
 from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, laws, random, rows
+from acceptlib.engine.triton import call, counters, laws, random, rows
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
-LANES = tl.constexpr(8)
-"""Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
+LANES = tl.constexpr(call.LANES)
 
 QUANTITIES = (
     "target_prob",
@@ -92,7 +91,7 @@ class Seen(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The laws of both models' rows at LANES positions from the first on, which is -LANES for none."""
+    """The laws of both models' rows at `CALL.lanes` positions from the first on."""
 
     first: tl.tensor
     laws: laws.Pair
@@ -218,7 +217,7 @@ def uniforms(position, exists, request, CALL: tl.constexpr):
 @triton.jit
 def fetch_first(count, request, CALL: tl.constexpr):
     """Return `fetch` of the first positions, as decisions begin with them."""
-    return fetch(tl.arange(0, LANES), count, request, CALL)
+    return fetch(tl.arange(0, CALL.lanes), count, request, CALL)
 
 
 @triton.jit
@@ -262,9 +261,9 @@ def uniforms_after_wait(u, count, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def judge(position, fetched, length, request, CALL: tl.constexpr):
+def judge(position, fetched, parts, length, request, CALL: tl.constexpr):
     """Return whether tokens at positions [n] are accepted, and what `look` returns."""
-    seen = look(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
+    seen = look(position, fetched, parts, length, request, CALL)
     return (seen.u < evaluate(CALL.accept, seen.scalars, tl.float64)) & seen.sound, seen
 
 
@@ -314,7 +313,7 @@ def settle(position, count, request, CALL: tl.constexpr):
         length = length_of(request, count)
     here = tl.zeros((1,), tl.int32) + position
     fetched = fetch(here, length, request, CALL)
-    accepted, _ = judge(here, fetched, length, request, CALL)
+    accepted, _ = judge(here, fetched, load_parts(here, length, request, CALL), length, request, CALL)
     if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
         tl.atomic_max(request.counters.stop_ptr, counters.coded(position))
 
@@ -323,8 +322,9 @@ def settle(position, count, request, CALL: tl.constexpr):
 def first_rejection(count, fetched, request, CALL: tl.constexpr):
     """Return how many drafted tokens stand, the request's length, how many tokens pass on their own, and `Kept`.
 
-    Where `CALL.keeps_laws`, the last holds the laws at the stop, unless that follows the last lane.
+    Where `CALL.keeps_laws`, the last holds the laws at the stop.
     """
+    NUM: tl.constexpr = CALL.lanes
     length = count
     if CALL.reads_length:
         length = length_of(request, count)
@@ -332,25 +332,37 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
     stop = length
     passed = length * 0
     sound_length = length
+    bound = length
     kept = ()
     if CALL.keeps_laws:
-        kept = Kept(length * 0 - LANES, laws.no_pair(LANES, CALL))
-    for base in range(0, length, LANES):
-        position = base + tl.arange(0, LANES)
-        accepted, seen = judge(position, fetched, length, request, CALL)
-        first_unsound = tl.min(tl.where(seen.sound, length, position), 0)
-        sound_length = tl.minimum(sound_length, first_unsound)
-        # A placeholder is neither sound nor accepted.
-        placeholder = tl.where(seen.scalars[DRAFTED] < 0, position, length)
-        first, first_placeholder = tl.reduce((tl.where(accepted, length, position), placeholder), 0, _smaller_two)
-        stop = tl.minimum(stop, first)
-        end = tl.minimum(end, first_placeholder)
-        passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
-        if CALL.keeps_laws:
-            if (stop >= base) & (stop < base + LANES):
-                kept = Kept(length * 0 + base, seen.laws)
-        if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, CALL)
+        kept = Kept(length * 0, laws.no_pair(NUM, CALL))
+        bound += 1  # what is emitted behind the last token has a law too
+    for base in range(0, bound, NUM):
+        # Where few are decided at a time, others may follow a rejection, and nobody asks for them.
+        goes_on = stop >= base if NUM < LANES and not CALL.counts_passed else True
+        if goes_on:
+            position = base + tl.arange(0, NUM)
+            parts = load_parts(position, length, request, CALL)
+            following = fetched
+            if NUM < LANES:  # on its way meanwhile; else so many tokens are rare
+                if base + NUM < bound:
+                    following = fetch(position + NUM, length, request, CALL)
+            accepted, seen = judge(position, fetched, parts, length, request, CALL)
+            first_unsound = tl.min(tl.where(seen.sound, length, position), 0)
+            sound_length = tl.minimum(sound_length, first_unsound)
+            # A placeholder is neither sound nor accepted.
+            placeholder = tl.where(seen.scalars[DRAFTED] < 0, position, length)
+            first, first_placeholder = tl.reduce((tl.where(accepted, length, position), placeholder), 0, _smaller_two)
+            stop = tl.minimum(stop, first)
+            end = tl.minimum(end, first_placeholder)
+            passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
+            if CALL.keeps_laws:
+                if (stop >= base) & (stop < base + NUM):
+                    kept = Kept(length * 0 + base, seen.laws)
+            if NUM == LANES:
+                if base + NUM < bound:
+                    following = fetch(position + NUM, length, request, CALL)
+            fetched = following
     return stop, end, passed, kept
 
 
@@ -368,7 +380,7 @@ def last_acceptance(count, fetched, request, CALL: tl.constexpr):
     sound_length = length
     for base in range(0, length, LANES):
         position = base + tl.arange(0, LANES)
-        accepted, seen = judge(position, fetched, length, request, CALL)
+        accepted, seen = judge(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
         unsound = (position < length) & (seen.sound == 0)
         sound_length = tl.minimum(sound_length, tl.min(tl.where(unsound, position, length), 0))
         stop = tl.maximum(stop, tl.max(tl.where(accepted & (position < sound_length), position + 1, 0), 0))
@@ -385,7 +397,7 @@ def window(count, fetched, request, CALL: tl.constexpr):
     lane = tl.arange(0, LANES)
     for base in range(0, length, LANES):
         position = base + lane
-        accepted, seen = judge(position, fetched, length, request, CALL)
+        accepted, seen = judge(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
         forgiven = evaluate(CALL.forgive, seen.scalars, tl.int1) & seen.sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)

@@ -307,9 +307,7 @@ def kept_row(stop, length, kept, request, CALL: tl.constexpr):
             row = reduce.open_row(stop, length, request, CALL)
         return row
     elif CALL.keeps_laws:  # noqa: RET505 - a branch on what is known when compiling
-        pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, decide.LANES) == stop, CALL)
-        if (stop < kept.first) | (stop >= kept.first + decide.LANES):  # nothing was picked
-            pair = reduce.laws_of(stop, length, request, CALL)
+        pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, CALL.lanes) == stop, CALL)
         return reduce.row_of(stop, length, pair, request, CALL)
     else:
         return reduce.open_row(stop, length, request, CALL)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from acceptlib.engine.triton.call import Call
+from acceptlib.engine.triton.call import LANES, Call
 from acceptlib.engine.triton.counters import THREADS
 from acceptlib.engine.triton.plans import Rules
 from acceptlib.engine.triton.records import WIDTH
@@ -37,6 +37,8 @@ class Tuning(NamedTuple):
             programs count who is last.
         runs: Whether programs that reduce rows under min-p alone list runs that may hold what is kept, which is more to
             do for them, and less for the program that finds it.
+        law_lanes: Positions that the last stage decides at a time, where it combines the laws of their rows: a row for
+            each of its warps is soonest done.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
         patience: What `Sizes.large` is multiplied by where it says whether a batch is large enough to be run so.
     """
@@ -57,6 +59,7 @@ class Tuning(NamedTuple):
     runs: bool = False
     row_blocks: tuple[int, int] = (2048, 4096)
     blocks_ahead: int = 0
+    law_lanes: int = LANES
     shares: int = 1
     patience: float = 1
 
@@ -206,9 +209,11 @@ def compiled_for(
         blocks_ahead=tuning.blocks_ahead,
         emit_block=tuning.emit_block,
         emit_parts=tuning.emit_parts,
+        law_lanes=tuning.law_lanes,
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
         in_order=tuning.in_order and tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS and torch.version.hip is None,
+        spins=form.device.type == "cuda" and torch.version.hip is None,
         runs=tuning.runs,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,

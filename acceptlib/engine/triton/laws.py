@@ -30,6 +30,9 @@ from acceptlib.engine.triton.sums import (
 
 LN_2 = tl.constexpr(math.log(2.0))
 
+REDUCE_THREADS = tl.constexpr(128)
+"""Threads of a program that reduces rows, of a small batch at least."""
+
 
 class Parts(NamedTuple):
     """What laws of rows are combined from, [n, MAX_BLOCKS]; `bits` is for the entropy."""
@@ -83,8 +86,10 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
         place = block * sub_blocks + tl.arange(0, sub_blocks)
         tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
         maximum = tl.reduce(maxima, 0, larger)
-    else:
+    elif CALL.loops:
         maximum = tl.reduce(x, 0, larger)
+    else:
+        maximum = largest_of_block(x)
     at = position.to(tl.int64) * num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
     if CALL.loops:
@@ -105,6 +110,19 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
             tl.store(model.sums_ptr + at, total, mask=mask)
     if not CALL.loops:  # after what takes longest; elsewhere registers would have to hold the block until then
         store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
+
+
+@triton.jit
+def largest_of_block(x):
+    """Return the largest of a block, NaN if one is, sooner than a reduction does, whose threads compare one by one.
+
+    Neighbours are compared side by side first, and what threads find is compared as integers, as in `largest_of`.
+    """
+    pairs = tl.reduce(tl.reshape(x, [x.shape[0] // 2, 2]), 1, larger)
+    fours = tl.reduce(tl.reshape(pairs, [x.shape[0] // 4, 2]), 1, larger)
+    threads: tl.constexpr = min(x.shape[0] // 4, REDUCE_THREADS.value)
+    each = tl.reduce(tl.reshape(fours, [x.shape[0] // 4 // threads, threads]), 0, larger)
+    return logit_of(tl.max(key_or_nan(each), 0))
 
 
 @triton.jit

@@ -18,9 +18,6 @@ from acceptlib.engine.triton.records import HELD, RUN, block_list, list_of, reco
 from acceptlib.engine.triton.rows import TARGET
 from acceptlib.engine.triton.sums import inverse_of, mass_of, sum_exp
 
-REDUCE_THREADS = tl.constexpr(128)
-"""Threads of a program that reduces rows where blocks list runs: as many runs lie between two of a thread's."""
-
 LEVELS = tl.constexpr(12)
 """At which `before` pairs the numbers of a row: there are no more than 2^12."""
 
@@ -66,7 +63,7 @@ def _larger_two(first, second, other_first, other_second):
 @triton.jit
 def list_runs(largest, reaches, position, block, model, CALL: tl.constexpr):
     """List runs of a block that reach a bound, as many as there is room for; return how many do up to each thread."""
-    each: tl.constexpr = max(CALL.block // RUN // REDUCE_THREADS, 1)
+    each: tl.constexpr = max(CALL.block // RUN // laws.REDUCE_THREADS, 1)  # runs of a thread, with those of all between
     run = block * (CALL.block // RUN) + tl.arange(0, CALL.block // RUN)
     # By thread, where it has loaded four neighbours at a time: nothing moves.
     flags = tl.trans(tl.reshape(reaches.to(tl.int32), [each, CALL.block // RUN // each]))

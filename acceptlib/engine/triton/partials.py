@@ -170,14 +170,7 @@ def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
     index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)
     num_parts = num_blocks * CALL.emit_parts
     if CALL.awaits:
-        words_ptr = request.counters.awaited_ptr + index
-        words = index.to(tl.int64) * 0
-        # The draw's random bits are found before, while nothing is there yet: whether to wait seems to hang on them.
-        missing = num_parts + (random.bits_of(request, CALL) >> 63).to(tl.int32)
-        while missing > 0:
-            words = tl.load(words_ptr, mask=index < num_parts, other=1, volatile=True)
-            missing = tl.sum((words == 0).to(tl.int32), 0)
-        parts = sum_of(words)
+        parts = sum_of(_awaited(num_parts, request, CALL))
         weights, p, q = _load_masses(request, num_parts, CALL)
     else:
         parts = tl.load(partials_ptr + index, mask=index < num_parts, other=0, cache_modifier=".cg")
@@ -191,6 +184,55 @@ def load_sums(partials_ptr, grid, request, CALL: tl.constexpr):
             p = tl.load(masses_ptr + num_masses, mask=used, other=0.0, cache_modifier=".cg")
             q = tl.load(masses_ptr + 2 * num_masses, mask=used, other=0.0, cache_modifier=".cg")
     return Sums(parts, weights, p, q)
+
+
+@triton.jit
+def _awaited(num_parts, request, CALL: tl.constexpr):
+    """Return the words of a row's sums, once none of them is 0, and 1 beyond them."""
+    words_ptr = request.counters.awaited_ptr
+    SIZE: tl.constexpr = CALL.max_emit_blocks * CALL.emit_parts
+    index = tl.arange(0, SIZE)
+    words = index.to(tl.int64) * 0
+    # The draw's random bits are found before, while nothing is there yet: how often to wait seems to hang on them.
+    bits = random.bits_of(request, CALL)
+    if CALL.spins:
+        turns = tl.where(bits == 0, 2, 1)
+        while turns > 0:  # once; but what is in a loop is not moved to where all warps would wait for all words
+            words = _spin(words_ptr, num_parts, SIZE)
+            turns -= 1
+    else:
+        missing = num_parts + (bits >> 63).to(tl.int32)
+        while missing > 0:
+            words = tl.load(words_ptr + index, mask=index < num_parts, other=1, volatile=True)
+            missing = tl.sum((words == 0).to(tl.int32), 0)
+    return words
+
+
+@triton.jit
+def _spin(words_ptr, num_words, SIZE: tl.constexpr):
+    """Return the same [SIZE]: each thread waits for two of the words by itself, and for nothing that others see."""
+    start = tl.arange(0, SIZE // 2) * 2
+    evens, odds = tl.inline_asm_elementwise(
+        """{
+        .reg .pred even, odd, missing;
+        setp.gt.s32 even, $3, 0;
+        setp.gt.s32 odd, $3, 1;
+        mov.b64 $0, 1;
+        mov.b64 $1, 1;
+        WAIT:
+        @even ld.volatile.global.b64 $0, [$2];
+        @odd ld.volatile.global.b64 $1, [$2 + 8];
+        setp.eq.s64 missing, $0, 0;
+        setp.eq.or.s64 missing, $1, 0, missing;
+        @missing bra WAIT;
+        }""",
+        "=&l,=&l,l,r",
+        [words_ptr + start, num_words - start],
+        dtype=(tl.int64, tl.int64),
+        is_pure=False,
+        pack=1,
+    )
+    return tl.reshape(tl.join(evens, odds), [SIZE])
 
 
 @triton.jit
