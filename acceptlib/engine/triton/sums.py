@@ -65,9 +65,10 @@ def sum_exp_and_bits(x, maximum, factor):
     """
     relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
     terms = tl.exp2(relative)
-    halves = _halves(fours(terms)) + _halves(fours(terms * tl.minimum(-relative, NEGLIGIBLE)))
-    highs, lows, bit_highs, bit_lows = tl.reduce(halves, 0, add_four)
-    return _joined(highs, lows), _joined(bit_highs, bit_lows)
+    halves = tl.join(*_halves(fours(terms)))
+    bit_halves = tl.join(*_halves(fours(terms * tl.minimum(-relative, NEGLIGIBLE))))
+    sums, bits = tl.split(tl.sum(tl.join(halves, bit_halves), 0))
+    return _joined(*tl.split(sums)), _joined(*tl.split(bits))
 
 
 @triton.jit

@@ -36,6 +36,9 @@ SMALLER_MASSES = SMALL_MASSES._replace(loops=False, shares=1)
 SMALLER = SMALL._replace(emit_warps=4, emit_block=2048, emit_parts=4, law_lanes=4)
 """For requests so few that twice the programs of the last stage run at a time, of half as many warps."""
 
+SMALLER_FILTERED = SMALLER._replace(emit_warps=SMALL.emit_warps)
+"""The same under filters, whose cuts a stage finds: the last one has little to decide."""
+
 LARGE = Tuning(
     reduce_warps=4,
     reduce_registers=112,
@@ -108,6 +111,7 @@ class Tunings(NamedTuple):
     """One for each kind of batch; see the constants of these names."""
 
     smaller: Tuning = SMALLER
+    smaller_filtered: Tuning = SMALLER_FILTERED
     small: Tuning = SMALL
     small_probs: Tuning = SMALL_PROBS
     small_masses: Tuning = SMALL_MASSES
@@ -133,7 +137,8 @@ class Sizes(NamedTuple):
     """Numbers of blocks, of BLOCK entries each, from which on a batch is run in another way.
 
     Attributes:
-        small: Blocks of stopping rows. From here on `SMALL`, and `SMALLER` below, from logits where no mass decides.
+        small: Blocks of stopping rows. From here on `SMALL`, from logits where no mass decides, and below `SMALLER` or
+            `SMALLER_FILTERED`.
         masses: The same. From here on `SMALL_MASSES`, and `SMALLER_MASSES` below, where a mass decides.
         large_masses: The same. From here on `LARGE_MASSES`, where a mass decides.
         medium: The same. From here on a batch is not small, where no mass decides.
@@ -176,7 +181,7 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     if small and _draws_listed(rules, target, draft):
         return TUNINGS.small  # whose programs are few, for one of them has anything to do
     if num_blocks < SIZES.small and small:
-        return TUNINGS.smaller
+        return TUNINGS.smaller_filtered if _filters(target, draft) else TUNINGS.smaller
     if small:
         return TUNINGS.small
     if num_blocks < SIZES.runs and target.dtype == torch.float32 and _filters(target, draft) == {"min_p"}:
