@@ -103,7 +103,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
             wanted = wanted & (floor_of(model) == 0)
         if wanted:
             if CALL.entropy and MODEL == TARGET:
-                total, bits = sum_exp_and_bits(x, maximum, factor)
+                total, bits = sum_exp_and_bits(x, maximum, factor, CALL.loops)
                 tl.store(model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw, bits, mask=mask)
             else:
                 total = sum_exp(x, maximum, factor)

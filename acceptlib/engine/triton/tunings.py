@@ -33,7 +33,7 @@ SMALL_MASSES = SMALL_PROBS._replace(emit_registers=168, loops=True, in_order=Fal
 SMALLER_MASSES = SMALL_MASSES._replace(loops=False, shares=1)
 """The same for requests so few that programs of one block each run at once."""
 
-SMALLER = SMALL._replace(emit_warps=4, emit_block=2048, emit_parts=4, law_lanes=4)
+SMALLER = SMALL._replace(reduce_registers=128, emit_warps=4, emit_block=2048, emit_parts=4, law_lanes=4)
 """For requests so few that twice the programs of the last stage run at a time, of half as many warps."""
 
 SMALLER_FILTERED = SMALLER._replace(emit_warps=SMALL.emit_warps)
