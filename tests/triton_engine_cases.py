@@ -58,6 +58,8 @@ SPECIAL = (
     "lanes-min-p",
     "lanes-top-k",
 )
+# Calls of more positions than are decided at a time, which "rejection" goes through in both small batches.
+MANY = ("every-length", "lanes", "lanes-passed")
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
@@ -74,10 +76,10 @@ EVERY_SIZE = (
     tunings.Sizes(large_masses=1, medium=1, runs=1),
     tunings.Sizes(large_masses=1, medium=1, large=0),
 )
-"""With which every batch is small, medium, or large."""
+"""With which every batch is of the fewest requests, medium, or large."""
 
 MORE = tunings.Sizes(small=1, medium=1 << 30)
-"""With which a small batch is not one of the fewest requests, of which fewer positions are decided at a time."""
+"""With which it is small, but not of the fewest, of which fewer positions are decided at a time."""
 
 RUNS = tunings.Sizes(medium=1)
 """With which a batch is medium, and its blocks list runs under min-p alone."""
@@ -332,7 +334,10 @@ def compile_of(target: str, group: str) -> dict[str, tuple[str, str, tunings.Siz
     small = [*(("cautious", call) for call in too), *COMPILED_FILTERED, *more]
     found = {f"{name}-{call}": (name, call, EVERY_SIZE[0]) for name, call in small}
     found |= {f"{name}-{call}-large": (name, call, EVERY_SIZE[-1]) for name, call in large}
-    return found | {f"{name}-logits-smaller": (name, "logits", tunings.Sizes()) for name in MASSES if everything}
+    if everything:
+        found["rejection-logits-small"] = ("rejection", "logits", MORE)
+        found |= {f"{name}-logits-smaller": (name, "logits", tunings.Sizes()) for name in MASSES}
+    return found
 
 
 def run_apart(mode: str, path: Path, script: str = __file__) -> dict[str, str]:
@@ -363,7 +368,7 @@ def main(mode: str, path: str) -> None:
                     # A medium batch has little that a small or a large one has not.
                     thorough = sizes == ONE_BLOCK or (name == "rejection" and call in MEDIUM)
                     some = EVERY_SIZE if thorough else EVERY_SIZE[::2]
-                    if name == "rejection" and call in MEDIUM:
+                    if name == "rejection" and call in (*MEDIUM, *MANY):
                         some = (*some, MORE)
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
     else:

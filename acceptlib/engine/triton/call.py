@@ -17,7 +17,7 @@ LISTED_AHEAD = 64
 """Of these, or of runs, that are loaded before the stop is known."""
 
 LANES = 8
-"""Positions decided at a time: the partial results of 8 rows are about as many as a program has threads."""
+"""Positions decided at a time, at most: the partial results of 8 rows are about as many as a program has threads."""
 
 WARP = 32
 """Threads that tell each other numbers without waiting."""
@@ -307,7 +307,7 @@ class Call:
 
     @property
     def lanes(self) -> int:
-        """Positions decided at a time."""
+        """Positions that `decide.first_rejection` decides at a time."""
         return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
 
     @cached_property

@@ -322,9 +322,10 @@ def settle(position, count, request, CALL: tl.constexpr):
 def first_rejection(count, fetched, request, CALL: tl.constexpr):
     """Return how many drafted tokens stand, the request's length, how many tokens pass on their own, and `Kept`.
 
-    Where `CALL.keeps_laws`, the last holds the laws at the stop.
+    Where `CALL.keeps_laws` and no mass decides, the last holds the laws at the stop.
     """
     NUM: tl.constexpr = CALL.lanes
+    KEEPS: tl.constexpr = CALL.keeps_laws and CALL.mass_scalar < 0
     length = count
     if CALL.reads_length:
         length = length_of(request, count)
@@ -332,20 +333,20 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
     stop = length
     passed = length * 0
     sound_length = length
-    bound = length
+    num_rows = length
     kept = ()
-    if CALL.keeps_laws:
+    if KEEPS:
         kept = Kept(length * 0, laws.no_pair(NUM, CALL))
-        bound += 1  # what is emitted behind the last token has a law too
-    for base in range(0, bound, NUM):
-        # Where few are decided at a time, others may follow a rejection, and nobody asks for them.
-        goes_on = stop >= base if NUM < LANES and not CALL.counts_passed else True
+        num_rows += 1  # what is emitted behind the last token has a law too
+    for base in range(0, num_rows, NUM):
+        # Positions behind a rejection are left out, unless what passes is counted, where there may be some.
+        goes_on = stop >= base if KEEPS and not CALL.counts_passed else True
         if goes_on:
             position = base + tl.arange(0, NUM)
             parts = load_parts(position, length, request, CALL)
             following = fetched
             if NUM < LANES:  # on its way meanwhile; else so many tokens are rare
-                if base + NUM < bound:
+                if base + NUM < num_rows:
                     following = fetch(position + NUM, length, request, CALL)
             accepted, seen = judge(position, fetched, parts, length, request, CALL)
             first_unsound = tl.min(tl.where(seen.sound, length, position), 0)
@@ -356,11 +357,11 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
             stop = tl.minimum(stop, first)
             end = tl.minimum(end, first_placeholder)
             passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
-            if CALL.keeps_laws:
+            if KEEPS:
                 if (stop >= base) & (stop < base + NUM):
                     kept = Kept(length * 0 + base, seen.laws)
             if NUM == LANES:
-                if base + NUM < bound:
+                if base + NUM < num_rows:
                     following = fetch(position + NUM, length, request, CALL)
             fetched = following
     return stop, end, passed, kept

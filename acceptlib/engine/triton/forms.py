@@ -115,7 +115,7 @@ PARAMETERS = RowsForm._fields[6:]
 """Sampling parameters, as `Rows` names them."""
 
 LEAST_PARTS = THREADS.value
-"""Parts of a row, rounded up, from which on a program may wait for their sums: each thread looks at some of its own.
+"""Parts of a row, rounded up, from which on a program may wait for their sums: each thread looks at masses of its own.
 Warps that looked at the same ones would see them written at different times, and go different ways."""
 
 WARP_BYTES = 512

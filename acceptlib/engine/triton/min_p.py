@@ -63,7 +63,7 @@ def _larger_two(first, second, other_first, other_second):
 @triton.jit
 def list_runs(largest, reaches, position, block, model, CALL: tl.constexpr):
     """List runs of a block that reach a bound, as many as there is room for; return how many do up to each thread."""
-    each: tl.constexpr = max(CALL.block // RUN // laws.REDUCE_THREADS, 1)  # runs of a thread, with those of all between
+    each: tl.constexpr = max(CALL.block // RUN // laws.REDUCE_THREADS, 1)  # runs that a thread has
     run = block * (CALL.block // RUN) + tl.arange(0, CALL.block // RUN)
     # By thread, where it has loaded four neighbours at a time: nothing moves.
     flags = tl.trans(tl.reshape(reaches.to(tl.int32), [each, CALL.block // RUN // each]))

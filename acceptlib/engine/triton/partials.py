@@ -197,11 +197,12 @@ def _awaited(num_parts, request, CALL: tl.constexpr):
     bits = random.bits_of(request, CALL)
     if CALL.spins:
         turns = tl.where(bits == 0, 2, 1)
-        while turns > 0:  # once; but what is in a loop is not moved to where all warps would wait for all words
+        # Once, or twice, which finds the same. Out of a loop it would be moved to where all warps wait for all words.
+        while turns > 0:
             words = _spin(words_ptr, num_parts, SIZE)
             turns -= 1
     else:
-        missing = num_parts + (bits >> 63).to(tl.int32)
+        missing = num_parts + (bits >> 63).to(tl.int32)  # interpreted: nothing is
         while missing > 0:
             words = tl.load(words_ptr + index, mask=index < num_parts, other=1, volatile=True)
             missing = tl.sum((words == 0).to(tl.int32), 0)
@@ -210,7 +211,10 @@ def _awaited(num_parts, request, CALL: tl.constexpr):
 
 @triton.jit
 def _spin(words_ptr, num_words, SIZE: tl.constexpr):
-    """Return the same [SIZE]: each thread waits for two of the words by itself, and for nothing that others see."""
+    """Return the same [SIZE]: each thread waits for two of the words by itself, and meets no other warp.
+
+    Warps may look at the same words. All meet in the total of masses, before any word is cleared.
+    """
     start = tl.arange(0, SIZE // 2) * 2
     evens, odds = tl.inline_asm_elementwise(
         """{

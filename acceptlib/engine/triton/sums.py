@@ -62,7 +62,7 @@ def sum_exp_and_bits(x, maximum, factor, AS_ONE: tl.constexpr):
     """Return `sum_exp`, and likewise the sum of each exponential times the bits that it lies below its maximum.
 
     An exponential times its bits is at most 1 / (e ln 2), so that it fits where an exponential does. Added up as one
-    tensor if `AS_ONE`, which takes fewer instructions, but few programs longer.
+    tensor if `AS_ONE`, which takes fewer instructions, but longer where programs are few.
     """
     relative = (x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor
     terms = tl.exp2(relative)
