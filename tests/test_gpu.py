@@ -310,8 +310,29 @@ def test_sums_from_logits_that_are_waited_for(
     assert_changes_nothing("in_order", lambda call: call.awaits, steps, monkeypatch)
 
 
+@pytest.mark.parametrize(("vocab_size", "count"), [(FULL, 1), (LONG, 1), (FULL, 4), (FULL, 8)])
+def test_programs_that_leave_their_draw_to_the_last_one(
+    vocab_size: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as they miss a sum, unless the last one has started, beside kernels that take places on the device."""
+    step = Step("rejection", count, "logits", vocab_size=vocab_size)
+    expected = step.from_the_start(20)
+    monkeypatch.setattr(launching, "KERNELS", {})
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    monkeypatch.setattr(tunings, "TUNINGS", tunings.Tunings(*(some._replace(looks=0) for some in tunings.TUNINGS)))
+    assert torch.equal(torch.stack(step.from_the_start(20)), torch.stack(expected))
+    assert {(call.draws_held, call.looks) for call, *_ in launching.KERNELS} == {(True, 0)}
+    filler, aside = torch.ones(1 << 24, device="cuda"), torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(500):
+            filler.mul_(1.0)
+    for _ in range(5):
+        assert torch.equal(torch.stack(step.from_the_start(20)), torch.stack(expected))
+
+
 def test_waiting_calls_of_other_forms_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From logits fewer words are waited for than from probabilities: each call leaves what the next one needs."""
+    """From logits other words are waited for than from probabilities: each call leaves what the next one needs."""
     monkeypatch.setattr(launching, "KERNELS", {})
     steps = [Step("rejection", count, form, vocab_size=LONG) for count, form in ((6, "probs"), (1, "logits"))]
     expected = [step.from_the_start(20) for step in steps]

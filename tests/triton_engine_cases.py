@@ -31,9 +31,10 @@ from acceptlib.checks import Arguments
 from acceptlib.engine import torch_engine
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import call as engine_call
-from acceptlib.engine.triton import engine, forms, memory, min_p, records, stages, tunings
+from acceptlib.engine.triton import engine, forms, held, launching, memory, min_p, records, stages, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton.launching import Launch
+from acceptlib.engine.triton.layout import layout_of
 from acceptlib.inputs import Inputs, prepare
 
 SHAPES = {
@@ -226,9 +227,43 @@ def shrink() -> None:
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=128) for tuning in tunings.TUNINGS))
     forms.LEAST_PARTS = 1  # there are no warps that could go different ways
     engine_call.WARP = 4  # so that lanes have several parts each
+    held.WARP = triton.language.constexpr(1)  # likewise
+    engine.launch = launch_and_hold
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     memory._scratch = poisoned
+
+
+def launch_and_hold(launches: tuple[Any, ...], tensors: tuple[Any, ...], numbers: tuple[int, ...]) -> None:
+    """Launch a call's stages, and the last one twice if its programs hold their weights.
+
+    Interpreted, programs run one after the other, so all but the last one leave. The second time every sum is there,
+    and each has to write the token that the draw gives it.
+    """
+    for stage in launches[:-1]:
+        launching.dispatch(stage, tensors, numbers)
+    last = launches[-1]
+    call = last.key.call
+    given = dict(zip(kernels.verify_kernel.arg_names, [*tensors, *numbers], strict=False))
+    changed = [given[name] for name in ("offsets_ptr", "totals_ptr") if given[name] is not None]
+    before = [tensor.clone() for tensor in changed]
+    launching.dispatch(last, tensors, numbers)
+    if call.draws_held:
+        programs, *others = last.grid
+        tokens = given["token_ids_ptr"]
+        drawn = tokens.clone()
+        tokens.fill_(-7)
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+        sizes = ("num_positions", "num_tokens", "num_requests", "num_blocks", "num_emit_blocks")
+        layout = layout_of.fn(*(given[name] for name in sizes), call)
+        marks = layout.draws + given["num_programs"] + layout.draw_words * torch.arange(given["num_requests"])
+        given["workspace_ptr"][marks] = 0
+        launching.dispatch(last._replace(grid=(programs - 1, *others)), tensors, numbers)
+        wrong = (tokens != -7) & (tokens != drawn)
+        assert not wrong.any(), f"programs that hold their weights drew {tokens}, the last one {drawn}"
+        launching.dispatch(last, tensors, numbers)
+        assert torch.equal(tokens, drawn), f"together with the last one they drew {tokens}, which drew {drawn}"
 
 
 def shrink_further() -> None:
@@ -280,9 +315,9 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
     stage = None
     for (call, stage, _, first, _, overlap), asm in codes(strategy, target, arguments):
         problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{stage}: no binary in {sorted(asm)}"]
-        spins = "bra WAIT" in asm.get("ptx", "")
-        wanted = call.spins and call.awaits and stage == "emit"
-        problems += [] if spins == wanted else [f"{stage}: {'threads wait' if spins else 'no thread waits'} by itself"]
+        spins = [word for word in ("WAIT", "LOOK") if f"bra {word}" in asm.get("ptx", "")]
+        wanted = ["LOOK" if call.holds else "WAIT"] if call.spins and call.awaits and stage == "emit" else []
+        problems += [] if spins == wanted else [f"{stage}: threads wait by themselves in {spins}, not in {wanted}"]
         waits = "griddepcontrol.wait" in asm.get("ptx", "")
         problems += [] if waits == (overlap and not first) else [f"{stage}: {'waits' if waits else 'does not wait'}"]
     return "; ".join(problems) if stage else "nothing was launched"

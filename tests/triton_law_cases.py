@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -27,7 +28,7 @@ import triton_engine_cases as cases
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, row_sum, rule
 from acceptlib.engine import process, torch_engine
-from acceptlib.engine.triton import bins, engine, listed, lists, min_p, partials, records, select, sums, tunings
+from acceptlib.engine.triton import bins, engine, held, listed, lists, min_p, partials, records, select, sums, tunings
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
@@ -499,6 +500,81 @@ def compare_row_sums() -> str:
     return "; ".join(filter(None, problems))
 
 
+class Weighty(AcceptanceStrategy):
+    """Rejects every token; what it draws from has any mass, or is no number where infinities come together."""
+
+    name = "weighty"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    class Options(acceptlib.Options):
+        """Options of `weighty`."""
+
+        scale: float
+
+    @rule
+    def accept(target_prob: Value) -> Value:
+        """Return h."""
+        return 0.0 * target_prob
+
+    @rule
+    def residual(p: Value, q: Value, scale: Value) -> Value:
+        """Return the weight of each entry."""
+        return p * scale * scale - q * scale * scale
+
+
+SCALES = (1.0, 1.3, 1.6, 2.0, 2.5, 10.0, 1e9, 1e15, 1e30)
+"""Masses that are sure, that are not but sound, that are a fault, that wrap, and what is infinite and no number."""
+
+
+def compare_held() -> str:
+    """Return an empty string if draws of any mass, or of nothing, behind any token, are torch's, else what is wrong."""
+    generator = torch.Generator().manual_seed(11)
+    logits, draft_logits = (3 * torch.randn(8, 3, 301, generator=generator) for _ in range(2))
+    draft_logits[:2] = logits[:2]  # of which nothing is left
+    ids = torch.randint(0, 301, (8, 2), generator=generator)
+    ids[2, 0], ids[3, 0], ids[4, 0] = 301, 2**31 - 1, -1
+    logits[5, 0, 7] = math.inf
+    temperature = torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.3])
+    bits = torch.randint(-(2**63), 2**63 - 1, (8,), generator=generator)
+    found = []
+    for scale, some in itertools.product(SCALES, (slice(0, 4), slice(4, 8))):  # so few that programs may wait
+        arguments = {
+            "ids": ids[some],
+            "target_logits": logits[some],
+            "draft_logits": draft_logits[some, :2],
+            "sampling": acceptlib.SamplingParams(temperature=temperature[some]),
+            "uniforms": acceptlib.Uniforms(accept=torch.zeros(4, 2, dtype=torch.float64), emit=bits[some]),
+        }
+        found.append(cases.compare(Weighty(scale=scale), arguments, (cases.EVERY_SIZE[0], cases.MORE)))
+    return "; ".join(filter(None, found))
+
+
+def compare_doubts() -> str:
+    """Return an empty string if sums of a warp are exact as long as they are sure, and in doubt however far beyond."""
+    sure, doubt = held.SURE.value << held.HIGH.value, held.DOUBT.value
+    generator = torch.Generator().manual_seed(12)
+    rows = [
+        [doubt] * 32,
+        [doubt] * 2 + [0] * 30,
+        [0] * 31 + [doubt],
+        [sure >> 5] * 32,
+        [sure, *[1] * 31],
+        [sure + 2**42, *[0] * 31],
+    ]
+    rows += [torch.randint(0, (sure >> 5) + 2**54, (32,), generator=generator).tolist() for _ in range(10)]
+    found = torch.empty(16, dtype=torch.int64)
+    doubts_kernel[1,](found, torch.tensor(rows), COUNT=16)
+    expected = [sum(row) if sum(n >> held.HIGH.value for n in row) <= held.SURE.value else doubt for row in rows]
+    return "" if found.tolist() == expected else f"{found.tolist()}, not {expected}"
+
+
+@triton.jit
+def doubts_kernel(sums_ptr, numbers_ptr, COUNT: tl.constexpr):
+    """Store the sum of each 32 numbers."""
+    row, lane = tl.arange(0, COUNT), tl.arange(0, 32)
+    tl.store(sums_ptr + row, held._sum(tl.load(numbers_ptr + row[:, None] * 32 + lane[None, :])))
+
+
 SUMS = {
     "thirds": compare_thirds,
     "running": compare_running,
@@ -506,6 +582,8 @@ SUMS = {
     "parts": compare_parts,
     "lists": compare_lists,
     "row-sums": compare_row_sums,
+    "held": compare_held,
+    "doubts": compare_doubts,
 }
 """Checks of sums in integers, and of how they pass between programs."""
 

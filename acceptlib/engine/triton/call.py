@@ -60,7 +60,7 @@ class Call:
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
-        lazy, loops, blocks_ahead, thirds, in_order, runs, emit_parts, law_lanes: See `forms.Tuning`.
+        lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `forms.Tuning`.
         spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
     """
 
@@ -127,6 +127,7 @@ class Call:
     emit_run: int
     thirds: bool
     in_order: bool
+    looks: int
     spins: bool
     law_lanes: int
     runs: bool
@@ -263,9 +264,19 @@ class Call:
         return self.emit_block // self.emit_parts
 
     @property
+    def sum_parts(self) -> int:
+        """Parts of a block that have a sum of their own."""
+        return 1 if self.holds else self.emit_parts
+
+    @property
+    def sum_part(self) -> int:
+        """Entries of such a part."""
+        return self.emit_block // self.sum_parts
+
+    @property
     def part_lanes(self) -> int:
         """How many threads look at the parts of a row, each at neighbours: those of a warp, if they can hold them."""
-        parts = self.max_emit_blocks * self.emit_parts
+        parts = self.max_emit_blocks * self.sum_parts
         return min(parts, max(WARP, parts // MOST_PARTS_EACH))
 
     @property
@@ -330,8 +341,18 @@ class Call:
 
     @property
     def awaited_words(self) -> int:
-        """Words of a part that it waits for: its sum, and the masses that are checked."""
-        return 3 if self.given_probs else 2
+        """Counters of 64 bits of a part that it waits for: its sum, and the masses that are checked."""
+        return 3 if self.awaits and not self.holds else 0
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether each program stores one word of the workspace for all that it found, and may hold its weights."""
+        return self.awaits and not self.given_probs
+
+    @property
+    def draws_held(self) -> bool:
+        """Whether the program that the draw falls into writes the token, of which nothing else is needed."""
+        return self.holds and not (self.logprobs or self.has_bonus)
 
     @property
     def given_probs(self) -> bool:

@@ -91,10 +91,14 @@ class Seen(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The laws of both models' rows at `CALL.lanes` positions from the first on."""
+    """The laws of both models' rows at `CALL.lanes` positions from the first on.
+
+    `unsound` is the first position whose token could not be accepted whatever its number, if no rejection is before it.
+    """
 
     first: tl.tensor
     laws: laws.Pair
+    unsound: tl.tensor
 
 
 @triton.jit
@@ -336,7 +340,7 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
     num_rows = length
     kept = ()
     if KEEPS:
-        kept = Kept(length * 0, laws.no_pair(NUM, CALL))
+        kept = Kept(length * 0, laws.no_pair(NUM, CALL), length)
         num_rows += 1  # what is emitted behind the last token has a law too
     for base in range(0, num_rows, NUM):
         # Positions behind a rejection are left out, unless what passes is counted, where there may be some.
@@ -349,17 +353,23 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
                 if base + NUM < num_rows:
                     following = fetch(position + NUM, length, request, CALL)
             accepted, seen = judge(position, fetched, parts, length, request, CALL)
-            first_unsound = tl.min(tl.where(seen.sound, length, position), 0)
-            sound_length = tl.minimum(sound_length, first_unsound)
             # A placeholder is neither sound nor accepted.
             placeholder = tl.where(seen.scalars[DRAFTED] < 0, position, length)
-            first, first_placeholder = tl.reduce((tl.where(accepted, length, position), placeholder), 0, _smaller_two)
+            unsound = tl.where(seen.sound, length, position)
+            if CALL.holds:
+                firsts = (tl.where(accepted, length, position), placeholder, unsound)
+                first, first_placeholder, first_unsound = tl.reduce(firsts, 0, _smaller_three)
+            else:
+                first_unsound = tl.min(unsound, 0)
+                firsts = (tl.where(accepted, length, position), placeholder)
+                first, first_placeholder = tl.reduce(firsts, 0, _smaller_two)
+            sound_length = tl.minimum(sound_length, first_unsound)
             stop = tl.minimum(stop, first)
             end = tl.minimum(end, first_placeholder)
             passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
             if KEEPS:
                 if (stop >= base) & (stop < base + NUM):
-                    kept = Kept(length * 0 + base, seen.laws)
+                    kept = Kept(length * 0 + base, seen.laws, sound_length)
             if NUM == LANES:
                 if base + NUM < num_rows:
                     following = fetch(position + NUM, length, request, CALL)
@@ -371,6 +381,12 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
 def _smaller_two(a, b, c, d):
     """Return the smaller ones of two pairs."""
     return tl.minimum(a, c), tl.minimum(b, d)
+
+
+@triton.jit
+def _smaller_three(a, b, c, d, e, f):
+    """Return the smaller ones of two triples."""
+    return tl.minimum(a, d), tl.minimum(b, e), tl.minimum(c, f)
 
 
 @triton.jit

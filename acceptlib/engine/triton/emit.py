@@ -1,8 +1,9 @@
 """The last stage: one draw a request at its stopping row, and the result.
 
 Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
-program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result. Where a
-list holds all that may be drawn, one program goes through that (`listed`).
+program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result. Where
+programs hold one block each, the one that the draw falls into may write the token (`held`), and where a list holds all
+that may be drawn, one program goes through that (`listed`).
 
 The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
 at, from the last to the first. After a stage that says which, a row's last program to arrive decides the position
@@ -16,8 +17,20 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, draw, laws, listed, masses, partials, random, reduce, rows
-from acceptlib.engine.triton.layout import ROW_COUNTS
+from acceptlib.engine.triton import (
+    counters,
+    decide,
+    draw,
+    held,
+    laws,
+    listed,
+    masses,
+    partials,
+    random,
+    reduce,
+    results,
+    rows,
+)
 from acceptlib.engine.triton.rows import (
     DROP,
     INVALID_ROW,
@@ -30,23 +43,6 @@ from acceptlib.engine.triton.rows import (
     UNNORMALIZED_ROW,
 )
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, fours, in_thirds, running
-
-WRITTEN = tl.constexpr(64)
-"""Positions written at a time."""
-
-
-class Out(NamedTuple):
-    """Where one request's result goes, and its stream's offset."""
-
-    token_ids_ptr: tl.tensor
-    logprobs_ptr: tl.tensor
-    raw_logprobs_ptr: tl.tensor
-    num_accepted_ptr: tl.tensor
-    num_emitted_ptr: tl.tensor
-    status_ptr: tl.tensor
-    num_passed_ptr: tl.tensor
-    totals_ptr: tl.tensor
-    offset_ptr: tl.tensor
 
 
 class Kind(NamedTuple):
@@ -107,6 +103,32 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     if CALL.draws_by_law:
         row, parts = draw.open_known(stop, length, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
+    elif CALL.holds:
+        kind = kind_of(stop, length, CALL)
+        if grid.program < grid.num_programs:
+            raw, row = open_block(stop, length, grid, kept, request, CALL)
+            _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
+            token = held.hold(weights, grid, request, CALL)
+            if CALL.draws_held:
+                status = fault
+                if not CALL.keeps_laws:
+                    status = results.fault_of(kind, row, stop * 0, fault, request, CALL)
+                elif stop < length:  # the same without the drafted token, which would have to be loaded
+                    status = tl.where(kept.unsound == stop, rows.INVALID_ROW, fault)
+                held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
+        else:
+            row = kept_row(stop, length, kept, request, CALL)
+            status = results.fault_of(kind, row, stop * 0, fault, request, CALL)
+            drawn = (status == 0) & (kind.known == 0)
+            if CALL.draws_held:
+                lane = tl.arange(0, results.WRITTEN)
+                ids = decide.tokens_at(request, lane, lane < stop, -1)
+                results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
+            if held.watch(grid, request, CALL) & drawn & CALL.draws_held:
+                results.close(stop, passed, status, request, out, CALL)
+            else:
+                sums = held.load_sums(grid, request, CALL)
+                finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
     else:
         few = ()
         if CALL.lists:
@@ -246,13 +268,24 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 
 @triton.jit
-def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexpr):
-    """Store the partial results of some blocks of one row; return the row."""
-    program, num_programs, num_blocks = grid
-    # The first block is on its way before the row's law is known, and each next one before this one is weighed.
-    raw = load_rows(partials.entries_of(program, CALL), stop, stop < length, request, CALL)
+def open_block(stop, length, grid, kept, request, CALL: tl.constexpr):
+    """Return a program's first block of the rows at a stop as they are given, and the rows.
+
+    The block is on its way before the row's law is known.
+    """
+    raw = load_rows(partials.entries_of(grid.program, CALL), stop, stop < length, request, CALL)
     tl.debug_barrier()  # an assembler moves loads down to where they are used, but not past this
-    row = kept_row(stop, length, kept, request, CALL)
+    return raw, kept_row(stop, length, kept, request, CALL)
+
+
+@triton.jit
+def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexpr):
+    """Store the partial results of some blocks of one row; return the row.
+
+    Each block is on its way before the one ahead of it is weighed.
+    """
+    program, num_programs, num_blocks = grid
+    raw, row = open_block(stop, length, grid, kept, request, CALL)
     kind = kind_of(stop, length, CALL)
     is_bonus = kind.is_bonus
     idle = kind.idle
@@ -346,7 +379,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     """
     kind = kind_of(stop, length, CALL)
     # On its way while the token is found.
-    lane = tl.arange(0, WRITTEN)
+    lane = tl.arange(0, results.WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
     if CALL.draws_by_law:
         token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, random.bits_of(request, CALL), request, CALL)
@@ -367,27 +400,9 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     sound = (token >= 0) & (token < request.vocab_size)
     x = rows.load(request.target, stop, token, sound, 0.0, CALL, TARGET)
     p = laws.prob_of(x, token, sound, request.target, row.target_law, CALL, TARGET)
-    if not kind.is_bonus:
-        # A fault of the whole request comes first, then one of the drafted token at the stop, then the row's.
-        own = decide.token_fault(row.token, row.scalars[0], row.target_law, request.vocab_size, CALL)
-        row_fault = tl.where(own == 0, row_fault, own)
-    fault = tl.where(fault == 0, row_fault, fault)
-    write(stop, ids, token, p, fault, request, out, CALL)
-    if CALL.counts_passed:
-        if CALL.mass_scalar >= 0 or not CALL.decided:
-            tl.store(out.num_passed_ptr, passed)
-        elif CALL.adds_up:
-            passed = tl.load(out.num_passed_ptr, cache_modifier=".cg")  # the stage that decides stored it
-    if CALL.adds_up:
-        tl.atomic_add(out.totals_ptr, passed.to(tl.int64), sem="relaxed")
-        tl.atomic_add(out.totals_ptr + 1, (stop + (fault == 0).to(tl.int32)).to(tl.int64), sem="relaxed")
-    if CALL.advances:
-        tl.store(out.offset_ptr, request.stream.offset + 1)
-    tl.debug_barrier()  # every warp has read them
-    tl.store(request.counters.arrived_ptr, 0)
-    tl.store(request.counters.stop_ptr, 0)
-    if CALL.counts_rows:
-        counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS)
+    fault = results.fault_of(kind, row, row_fault, fault, request, CALL)
+    results.write(stop, ids, token, p, fault, stop < 0, request, out, CALL)
+    results.close(stop, passed, fault, request, out, CALL)
 
 
 @triton.jit
@@ -398,21 +413,20 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
     row_fault = tl.where(target_law.maximum == target_law.maximum, 0, INVALID_ROW)
     if not kind.idle:
         is_bonus = kind.is_bonus
-        num_parts = num_blocks * CALL.emit_parts
+        num_parts = num_blocks * CALL.sum_parts
         bits = random.bits_of(request, CALL)
         parts = partials.in_lanes(sums.parts, CALL.part_lanes)
-        total, ends = partials.total_and_ends(parts)
         from_target = is_bonus
+        mass = tl.full((), 1.0, tl.float32)
+        if CALL.holds:
+            if not sums.sure:
+                parts, mass = weigh_again(parts, num_parts, stop, from_target, row, is_bonus == 0, request, CALL)
+        total, ends = partials.total_and_ends(parts)
         if CALL.residual is not None:
             if (total == 0) & (is_bonus == 0):
                 # Nothing is left of the residual: draw from p, whose partial sums nobody has taken yet.
                 from_target = is_bonus == 0
-                for number in range(num_parts):
-                    entries = rows.entries_from(number * CALL.emit_part, CALL.emit_part)
-                    raw = load_rows(entries, stop, is_bonus == 0, request, CALL)
-                    _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
-                    part = tl.sum(fixed_fours(weights, CALL.in_fours), 0)
-                    parts = partials.with_part(parts, number, part)
+                parts, _ = weigh_again(parts, num_parts, stop, from_target, row, is_bonus == 0, request, CALL)
                 total, ends = partials.total_and_ends(parts)
         # Draw: the first entry whose running sum exceeds r.
         r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
@@ -424,10 +438,13 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
             most = tl.max(largest, 0)
             if kind.takes_best:
                 found = tl.min(tl.where((largest == most) & (index < num_parts), index, num_parts - 1), 0)
-        entries = rows.entries_from(found * CALL.emit_part, CALL.emit_part)
+        entries = rows.entries_from(found * CALL.sum_part, CALL.sum_part)
         raw = load_rows(entries, stop, is_bonus == 0, request, CALL)
         # While the part is on its way: are the rows' masses sound?
-        w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)
+        if CALL.holds:
+            w_mass = mass
+        else:
+            w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)
         # A total of weights too large wraps around, to 0 even: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law.maximum != target_law.maximum)
         unnormalized = (w_mass <= MASS_LIMIT) == 0
@@ -438,7 +455,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
             invalid = invalid | ((tl.abs(p_mass) < float("inf")) == 0)
         row_fault = tl.where(invalid, INVALID_ROW, tl.where(unnormalized, UNNORMALIZED_ROW, 0))
         entry, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
-        token = found.to(tl.int64) * CALL.emit_part + tl.sum(
+        token = found.to(tl.int64) * CALL.sum_part + tl.sum(
             (running(weights, CALL.in_fours) <= r - taken).to(tl.int32), 0
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
@@ -449,35 +466,14 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
 
 
 @triton.jit
-def write(stop, ids, token, p, fault, request, out, CALL: tl.constexpr):
-    """Write one request's result; `ids` are the drafted tokens of its first `WRITTEN` positions."""
-    target = request.target
-    # A fault of the whole request, found before any decision, keeps nothing.
-    for base in range(0, request.most + 1, WRITTEN):
-        place = base + tl.arange(0, WRITTEN)
-        if base > 0:
-            ids = decide.tokens_at(request, place, place < stop, -1)
-        found = tl.where((place == stop) & (fault == 0), token, ids)
-        tl.store(out.token_ids_ptr + place, found.to(out.token_ids_ptr.dtype.element_ty), mask=place <= request.most)
-    if CALL.logprobs:
-        for base in range(0, request.most + 1, decide.LANES):
-            position = base + tl.arange(0, decide.LANES)
-            accepted = position < stop
-            tokens = decide.tokens_at(request, position, accepted, 0)
-            parts = laws.load_parts(target, position, accepted, request.num_blocks, CALL, TARGET)
-            entries = rows.load(target, position, tokens, accepted, 0.0, CALL, TARGET)
-            law = laws.one(target, parts, CALL, TARGET)
-            probs = laws.prob_of(entries, tokens, accepted, target, law, CALL, TARGET)
-            probs = tl.where(position == stop, tl.where(fault == 0, p, float("nan")), probs)
-            logs = tl.where(position <= stop, tl.log(probs), float("nan"))
-            tl.store(out.logprobs_ptr + position, logs.to(tl.float32), mask=position <= request.most)
-            if CALL.raw:
-                emitted = accepted | (position == tl.where(fault == 0, stop, -1))
-                tokens = tl.where(accepted, tokens, token)
-                entries = rows.load_raw(target, position, tokens, emitted, 0.0, KEEP, CALL)
-                logs = laws.raw_logs(entries, target, position, emitted, request.num_blocks, CALL)
-                logs = tl.where(emitted & (probs == probs), logs, float("nan"))
-                tl.store(out.raw_logprobs_ptr + position, logs.to(tl.float32), mask=position <= request.most)
-    tl.store(out.num_accepted_ptr, stop)
-    tl.store(out.num_emitted_ptr, stop + (fault == 0).to(tl.int32))
-    tl.store(out.status_ptr, fault.to(tl.int8))
+def weigh_again(parts, num_parts, stop, from_target, row, has_draft, request, CALL: tl.constexpr):
+    """Return the sums of a row's parts, `partials.in_lanes`, in place of these, and the mass where `CALL.holds`."""
+    mass = tl.full((), 0.0, tl.float32)
+    for number in range(num_parts):
+        entries = rows.entries_from(number * CALL.sum_part, CALL.sum_part)
+        raw = load_rows(entries, stop, has_draft, request, CALL)
+        _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
+        parts = partials.with_part(parts, number, tl.sum(fixed_fours(weights, CALL.in_fours), 0))
+        if CALL.holds:
+            mass += tl.sum(weights, 0)
+    return parts, mass

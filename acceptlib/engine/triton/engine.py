@@ -355,7 +355,7 @@ def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> 
     The number is even, for the next one's words of 64 bits may come behind them.
     """
     counts: int = num_counts.fn(num_requests, most).value
-    words_awaited = num_emit_blocks * call.emit_parts * call.awaited_words if call.awaits else 0
+    words_awaited = num_emit_blocks * call.emit_parts * call.awaited_words
     return (counts + 2 * words_awaited + 1) // 2 * 2
 
 

@@ -35,6 +35,8 @@ class Tuning(NamedTuple):
         blocks_ahead: Blocks that are on their way while such a program reduces one.
         in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
             programs count who is last.
+        looks: How often a program looks for the sums that the others store before it leaves the draw to the last one;
+            see `held`.
         runs: Whether programs that reduce rows under min-p alone list runs that may hold what is kept, which is more to
             do for them, and less for the program that finds it.
         law_lanes: Positions that the last stage decides at a time, where it combines the laws of their rows: a row for
@@ -56,6 +58,7 @@ class Tuning(NamedTuple):
     lazy: bool
     thirds: bool = False
     in_order: bool = False
+    looks: int = 64
     runs: bool = False
     row_blocks: tuple[int, int] = (2048, 4096)
     blocks_ahead: int = 0
@@ -115,7 +118,7 @@ PARAMETERS = RowsForm._fields[6:]
 """Sampling parameters, as `Rows` names them."""
 
 LEAST_PARTS = THREADS.value
-"""Parts of a row, rounded up, from which on a program may wait for their sums: each thread looks at masses of its own.
+"""Parts of a row, rounded up, from which on a program may wait for their masses: each thread looks at its own.
 Warps that looked at the same ones would see them written at different times, and go different ways."""
 
 WARP_BYTES = 512
@@ -174,6 +177,8 @@ def compiled_for(
     reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
     filtered = any(map(any, filters))
     part = tuning.emit_block // tuning.emit_parts
+    all_logits = target.is_logits and (draft is None or draft.is_logits)
+    enough_parts = tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS
     return Call(
         **{**rules, "sums": sums},
         entropy=entropy,
@@ -212,7 +217,8 @@ def compiled_for(
         law_lanes=tuning.law_lanes,
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
-        in_order=tuning.in_order and tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS and torch.version.hip is None,
+        in_order=tuning.in_order and (all_logits or enough_parts) and torch.version.hip is None,
+        looks=tuning.looks,
         spins=form.device.type == "cuda" and torch.version.hip is None,
         runs=tuning.runs,
         max_emit_blocks=1 << emit_blocks_bits,

@@ -20,7 +20,19 @@ request.
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import bins, counters, decide, emit, masses, partials, random, reduce, rows, select
+from acceptlib.engine.triton import (
+    bins,
+    counters,
+    decide,
+    emit,
+    masses,
+    partials,
+    random,
+    reduce,
+    results,
+    rows,
+    select,
+)
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -228,8 +240,11 @@ def verify_kernel(
     else:
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
-    # [B, awaited_words, num_parts] int64 if `CALL.awaits`.
-    awaited_ptr = counters_ptr + num_counts(num_requests, max_num_draft_tokens)
+    # [B, awaited_words, num_parts] int64
+    awaited_ptr = (counters_ptr + num_counts(num_requests, max_num_draft_tokens)).to(tl.pointer_type(tl.int64))
+    awaited_ptr += number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts
+    if CALL.holds:  # [B, num_programs + 1]
+        awaited_ptr = workspace_ptr + layout.draws + number * layout.draw_words
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
         number=number,
@@ -253,8 +268,7 @@ def verify_kernel(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
             rows_ptr=counters_ptr + 2 * num_requests + number * ROW_COUNTS * (max_num_draft_tokens + 1),
-            awaited_ptr=awaited_ptr.to(tl.pointer_type(tl.int64))
-            + number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts,
+            awaited_ptr=awaited_ptr,
         ),
     )
     prepared_ptr = workspace_ptr + layout.prepared + 3 * number
@@ -279,6 +293,9 @@ def verify_kernel(
         else:
             tl.extra.cuda.gdc_wait()
     if STAGE == "reduce":
+        if CALL.holds:
+            if (program == 0) & (tl.program_id(2) == 0):
+                counters.clear(request.counters.awaited_ptr, num_programs + 1)
         reduce.reduce_rows(position, num_read, program, request, ROWS, CALL)
     elif STAGE == "select" or STAGE == "finish":  # noqa: PLR1714 - what Triton compiles
         select.select_rows(position, num_read, program, request, STAGE, CALL)
@@ -303,7 +320,7 @@ def verify_kernel(
                 tl.store(num_passed_ptr + number, passed)
     else:
         row = number * (max_num_draft_tokens + 1)
-        out = emit.Out(
+        out = results.Out(
             token_ids_ptr=token_ids_ptr + row,
             logprobs_ptr=logprobs_ptr + row,
             raw_logprobs_ptr=raw_logprobs_ptr + row,

@@ -3,6 +3,7 @@
 Mostly programs count who has arrived, and the last one reads what they stored, which has to be in memory before each of
 them counts. Where `CALL.awaits`, a program of its own waits for the numbers themselves, in words that are 0 before and
 after and that no number makes 0. It is the last of the request's in the grid: those that it waits for started before.
+What is said of `CALL.awaits` here is for probabilities; logits, of which less has to be known, have `held`.
 """
 
 # ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
@@ -95,8 +96,7 @@ def store_masses(weights, p, q, grid, partials_ptr, request, CALL: tl.constexpr)
         words_ptr = request.counters.awaited_ptr + num_parts + place
         pairs, words = words_of(weights, p, q)
         tl.store(words_ptr, pairs)
-        if CALL.given_probs:
-            tl.store(words_ptr + num_parts, words)
+        tl.store(words_ptr + num_parts, words)
     else:
         masses_ptr = largest_in(partials_ptr, num_blocks, CALL) + num_parts + place
         tl.store(masses_ptr, weights)
@@ -301,9 +301,7 @@ def _load_masses(request, num_parts, CALL: tl.constexpr):
     words_ptr = request.counters.awaited_ptr + num_parts + index
     # Beyond the parts there is 0.0.
     pairs = tl.load(words_ptr, mask=used, other=MASS_SIGN << 32, volatile=True)
-    words = pairs
-    if CALL.given_probs:
-        words = tl.load(words_ptr + num_parts, mask=used, other=MASS_SIGN, volatile=True)
+    words = tl.load(words_ptr + num_parts, mask=used, other=MASS_SIGN, volatile=True)
     return masses_of(pairs, words)
 
 
@@ -324,9 +322,7 @@ def total_masses(sums, grid, request, CALL: tl.constexpr):
         while missing > 0:
             used = index < num_parts
             pairs = tl.load(words_ptr + num_parts, mask=used, other=1, volatile=True)
-            words = pairs
-            if CALL.given_probs:
-                words = tl.load(words_ptr + 2 * num_parts, mask=used, other=1, volatile=True)
+            words = tl.load(words_ptr + 2 * num_parts, mask=used, other=1, volatile=True)
             missing = tl.sum(((pairs == 0) | (words == 0)).to(tl.int32), 0)
             if missing == 0:
                 weights, p, q = tl.reduce(_load_masses(request, num_parts, CALL), 0, add_three)

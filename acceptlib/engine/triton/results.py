@@ -1,0 +1,100 @@
+"""One request's result: what of it is at fault, and where it is written."""
+
+# ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton import counters, decide, laws, rows
+from acceptlib.engine.triton.layout import ROW_COUNTS
+from acceptlib.engine.triton.rows import KEEP, TARGET
+
+WRITTEN = tl.constexpr(64)
+"""Positions written at a time."""
+
+
+class Out(NamedTuple):
+    """Where one request's result goes, and its stream's offset."""
+
+    token_ids_ptr: tl.tensor
+    logprobs_ptr: tl.tensor
+    raw_logprobs_ptr: tl.tensor
+    num_accepted_ptr: tl.tensor
+    num_emitted_ptr: tl.tensor
+    status_ptr: tl.tensor
+    num_passed_ptr: tl.tensor
+    totals_ptr: tl.tensor
+    offset_ptr: tl.tensor
+
+
+@triton.jit
+def fault_of(kind, row, row_fault, fault, request, CALL: tl.constexpr):
+    """Return a request's `Status`: what it has as a whole, else the drafted token at the stop, else the row."""
+    if not kind.is_bonus:
+        own = decide.token_fault(row.token, row.scalars[0], row.target_law, request.vocab_size, CALL)
+        row_fault = tl.where(own == 0, row_fault, own)
+    return tl.where(fault == 0, row_fault, fault)
+
+
+@triton.jit
+def write(stop, ids, token, p, fault, leaves, request, out, CALL: tl.constexpr):
+    """Write one request's result; `ids` are the drafted tokens of its first `WRITTEN` positions.
+
+    The token at the stop is left to another program if this one `leaves` it.
+    """
+    target = request.target
+    # A fault of the whole request, found before any decision, keeps nothing.
+    for base in range(0, request.most + 1, WRITTEN):
+        place = base + tl.arange(0, WRITTEN)
+        if base > 0:
+            ids = decide.tokens_at(request, place, place < stop, -1)
+        found = tl.where((place == stop) & (fault == 0), token, ids)
+        own = place <= request.most
+        if CALL.draws_held:
+            own = own & (place != tl.where(leaves, stop, -1))
+        tl.store(out.token_ids_ptr + place, found.to(out.token_ids_ptr.dtype.element_ty), mask=own)
+    if CALL.logprobs:
+        for base in range(0, request.most + 1, decide.LANES):
+            position = base + tl.arange(0, decide.LANES)
+            accepted = position < stop
+            tokens = decide.tokens_at(request, position, accepted, 0)
+            parts = laws.load_parts(target, position, accepted, request.num_blocks, CALL, TARGET)
+            entries = rows.load(target, position, tokens, accepted, 0.0, CALL, TARGET)
+            law = laws.one(target, parts, CALL, TARGET)
+            probs = laws.prob_of(entries, tokens, accepted, target, law, CALL, TARGET)
+            probs = tl.where(position == stop, tl.where(fault == 0, p, float("nan")), probs)
+            logs = tl.where(position <= stop, tl.log(probs), float("nan"))
+            tl.store(out.logprobs_ptr + position, logs.to(tl.float32), mask=position <= request.most)
+            if CALL.raw:
+                emitted = accepted | (position == tl.where(fault == 0, stop, -1))
+                tokens = tl.where(accepted, tokens, token)
+                entries = rows.load_raw(target, position, tokens, emitted, 0.0, KEEP, CALL)
+                logs = laws.raw_logs(entries, target, position, emitted, request.num_blocks, CALL)
+                logs = tl.where(emitted & (probs == probs), logs, float("nan"))
+                tl.store(out.raw_logprobs_ptr + position, logs.to(tl.float32), mask=position <= request.most)
+    tl.store(out.num_accepted_ptr, stop)
+    tl.store(out.num_emitted_ptr, stop + (fault == 0).to(tl.int32))
+    tl.store(out.status_ptr, fault.to(tl.int8))
+
+
+@triton.jit
+def close(stop, passed, fault, request, out, CALL: tl.constexpr):
+    """Count what passed where that is asked for, advance the stream, and leave the counters as they were."""
+    if CALL.counts_passed:
+        if CALL.mass_scalar >= 0 or not CALL.decided:
+            tl.store(out.num_passed_ptr, passed)
+        elif CALL.adds_up:
+            passed = tl.load(out.num_passed_ptr, cache_modifier=".cg")  # the stage that decides stored it
+    if CALL.adds_up:
+        tl.atomic_add(out.totals_ptr, passed.to(tl.int64), sem="relaxed")
+        tl.atomic_add(out.totals_ptr + 1, (stop + (fault == 0).to(tl.int32)).to(tl.int64), sem="relaxed")
+    if CALL.advances:
+        tl.store(out.offset_ptr, request.stream.offset + 1)
+    if not CALL.awaits:  # where nobody counts
+        tl.debug_barrier()  # every warp has read them
+        tl.store(request.counters.arrived_ptr, 0)
+        tl.store(request.counters.stop_ptr, 0)
+    if CALL.counts_rows:
+        counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS)
