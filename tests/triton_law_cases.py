@@ -522,6 +522,23 @@ class Weighty(AcceptanceStrategy):
         return p * scale * scale - q * scale * scale
 
 
+class Borrowed(AcceptanceStrategy):
+    """Rejects every token and draws from the draft's row, whatever the target's holds."""
+
+    name = "borrowed"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(draft_prob: Value) -> Value:
+        """Return h."""
+        return 0.0 * draft_prob
+
+    @rule
+    def residual(q: Value) -> Value:
+        """Return the weight of each entry."""
+        return q
+
+
 SCALES = (1.0, 1.3, 1.6, 2.0, 2.5, 10.0, 1e9, 1e15, 1e30)
 """Masses that are sure, that are not but sound, that are a fault, that wrap, and what is infinite and no number."""
 
@@ -547,6 +564,21 @@ def compare_held() -> str:
         }
         found.append(cases.compare(Weighty(scale=scale), arguments, (cases.EVERY_SIZE[0], cases.MORE)))
     return "; ".join(filter(None, found))
+
+
+def compare_spread() -> str:
+    """Return an empty string if what no program finds by itself is found too: a row's mass, and that it has no law."""
+    generator = torch.Generator().manual_seed(13)
+    logits, draft_logits = (torch.randn(4, 2, 1300, generator=generator) for _ in range(2))
+    bits = torch.randint(-(2**63), 2**63 - 1, (4,), generator=generator)
+    uniforms = acceptlib.Uniforms(accept=torch.zeros(4, 1, dtype=torch.float64), emit=bits)
+    arguments = {"ids": torch.zeros(4, 1).long(), "target_logits": logits, "uniforms": uniforms}
+    arguments["draft_logits"] = draft_logits[:, :1]
+    sizes = cases.EVERY_SIZE[:1]
+    found = [cases.compare(Weighty(scale=scale), arguments, sizes) for scale in (2.0, 3.0, 4.0)]
+    for number, value in enumerate((math.nan, math.inf, -math.inf)):
+        logits[number, 0, 700] = value
+    return "; ".join(filter(None, [*found, cases.compare(Borrowed(), arguments, sizes)]))
 
 
 def compare_doubts() -> str:
@@ -583,6 +615,7 @@ SUMS = {
     "lists": compare_lists,
     "row-sums": compare_row_sums,
     "held": compare_held,
+    "spread": compare_spread,
     "doubts": compare_doubts,
 }
 """Checks of sums in integers, and of how they pass between programs."""

@@ -303,7 +303,7 @@ class Call:
     def drops(self) -> bool:
         """Whether what the last stage reads is the first to leave the cache.
 
-        Of logits that have room there it stays, for one part is read again.
+        Of logits that have room there it stays, for a part of it may be read again.
         """
         return self.given_probs or self.decided
 

@@ -28,7 +28,7 @@ models, its law."""
 class Counters(NamedTuple):
     """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for.
 
-    These are 0 between calls, or, where `CALL.holds`, words of the workspace that the stage before the last one clears.
+    These are 0 between calls, or, where `CALL.holds`, words of the workspace that `reduce` clears.
     """
 
     arrived_ptr: tl.tensor

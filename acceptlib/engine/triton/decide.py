@@ -93,7 +93,7 @@ class Seen(NamedTuple):
 class Kept(NamedTuple):
     """The laws of both models' rows at `CALL.lanes` positions from the first on.
 
-    `unsound` is the first position whose token could not be accepted whatever its number, if no rejection is before it.
+    The token at the stop could not be accepted whatever its number if `unsound` is the stop.
     """
 
     first: tl.tensor

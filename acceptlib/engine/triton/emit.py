@@ -110,24 +110,28 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
             _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
             token = held.hold(weights, grid, request, CALL)
             if CALL.draws_held:
-                status = fault
-                if not CALL.keeps_laws:
-                    status = results.fault_of(kind, row, stop * 0, fault, request, CALL)
-                elif stop < length:  # the same without the drafted token, which would have to be loaded
-                    status = tl.where(kept.unsound == stop, rows.INVALID_ROW, fault)
+                row_fault = tl.where(row.target_law.maximum == row.target_law.maximum, 0, INVALID_ROW)
+                if CALL.keeps_laws:  # the drafted token, which would have to be loaded, is known to be sound or not
+                    status = tl.where(fault == 0, row_fault, fault)
+                    if stop < length:
+                        status = tl.where(kept.unsound == stop, INVALID_ROW, status)
+                else:
+                    status = results.fault_of(kind, row, row_fault, fault, request, CALL)
                 held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
         else:
             row = kept_row(stop, length, kept, request, CALL)
-            status = results.fault_of(kind, row, stop * 0, fault, request, CALL)
+            row_fault = tl.where(row.target_law.maximum == row.target_law.maximum, 0, INVALID_ROW)
+            status = results.fault_of(kind, row, row_fault, fault, request, CALL)
             drawn = (status == 0) & (kind.known == 0)
             if CALL.draws_held:
                 lane = tl.arange(0, results.WRITTEN)
                 ids = decide.tokens_at(request, lane, lane < stop, -1)
                 results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
-            if held.watch(grid, request, CALL) & drawn & CALL.draws_held:
+            writes, sure = held.watch(grid, request, CALL)
+            if writes & drawn & CALL.draws_held:
                 results.close(stop, passed, status, request, out, CALL)
             else:
-                sums = held.load_sums(grid, request, CALL)
+                sums = held.load_sums(sure, grid, request, CALL)
                 finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
     else:
         few = ()

@@ -121,6 +121,9 @@ LEAST_PARTS = THREADS.value
 """Parts of a row, rounded up, from which on a program may wait for their masses: each thread looks at its own.
 Warps that looked at the same ones would see them written at different times, and go different ways."""
 
+MOST_DOUBTS = 8
+"""Parts of a block, at most, of which `held` adds up sums that are all in doubt."""
+
 WARP_BYTES = 512
 """That a warp loads at once: 16 for each of its threads."""
 
@@ -178,7 +181,10 @@ def compiled_for(
     filtered = any(map(any, filters))
     part = tuning.emit_block // tuning.emit_parts
     all_logits = target.is_logits and (draft is None or draft.is_logits)
-    enough_parts = tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS
+    # Warps that shared a part would look at sums apart, and tell others what both found.
+    waits = tuning.emit_warps <= tuning.emit_parts <= MOST_DOUBTS
+    if not all_logits:
+        waits = tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS
     return Call(
         **{**rules, "sums": sums},
         entropy=entropy,
@@ -217,7 +223,7 @@ def compiled_for(
         law_lanes=tuning.law_lanes,
         emit_run=part if tuning.emit_parts == 1 else min(WARP_BYTES // target.dtype.itemsize, part),
         thirds=tuning.thirds,
-        in_order=tuning.in_order and (all_logits or enough_parts) and torch.version.hip is None,
+        in_order=tuning.in_order and waits and torch.version.hip is None,
         looks=tuning.looks,
         spins=form.device.type == "cuda" and torch.version.hip is None,
         runs=tuning.runs,

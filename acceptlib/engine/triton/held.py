@@ -5,8 +5,8 @@ others, and the one that the draw falls into writes the token: nothing is read a
 in the grid watches. It writes what does not depend on the draw, and draws by itself where nobody else can.
 
 Programs need not all run at a time, and one that waits may take the place of one that it waits for. So one that has
-looked for long enough leaves, unless the last one has started, and with it all others. The last one learns as it starts
-whether any has left, and then draws by itself: it may be the one that the draw falls into.
+looked for long enough leaves, unless the last one has started, and with it all others. The last one learns before it
+looks itself whether any has left, and then draws: the draw may fall into the one that has.
 """
 
 # ruff: noqa: N803, N806, RUF005 - jit functions; constants in capitals, branches known when compiling
@@ -42,7 +42,7 @@ STARTED = tl.constexpr(2)
 
 
 class Sums(NamedTuple):
-    """What programs found of a row: the sum of each one's block, int64, and whether no mass of the row is in doubt."""
+    """What programs found of a row: the sum of each one's block, int64, and whether the row's mass is in no doubt."""
 
     parts: tl.tensor
     sure: tl.tensor
@@ -74,7 +74,7 @@ def hold(weights, grid, request, CALL: tl.constexpr):
     token = tl.full([PARTS, FOURS], -1, tl.int32)
     if CALL.draws_held:
         # While the others' sums are on their way: where each four begins. What an assembler could do before the store,
-        # it would; so all of it hangs on what warps tell each other behind.
+        # it would; so all of it hangs on what warps tell each other, which Triton 3.6 does behind it.
         start = tl.cumsum(sums, 0) - sums
         four = tl.arange(0, FOURS)[None, :]
         starts = ()
@@ -83,7 +83,7 @@ def hold(weights, grid, request, CALL: tl.constexpr):
             starts = starts + (tl.cumsum(shifted, 1) - ends[i][3],)
             start = _sum(shifted)
         part = grid.program * PARTS + tl.arange(0, PARTS)[:, None]
-        lane = part * 0 + tl.arange(0, WARP)[None, :]  # every warp looks at all sums, and waits for no other
+        lane = part * 0 + tl.arange(0, WARP)[None, :]  # every warp looks at all sums by itself
         bits = random.bits_of(request, CALL)
         words = _words(lane, bits, grid, request, CALL)
         total = _sum_before(words, lane, grid.num_programs)[:, None]
@@ -102,7 +102,10 @@ def hold(weights, grid, request, CALL: tl.constexpr):
 
 @triton.jit
 def watch(grid, request, CALL: tl.constexpr):
-    """Wait until each program has stored its sum; return whether the one that the draw falls into writes the token."""
+    """Wait until each program has stored its sum.
+
+    Return whether the one that the draw falls into writes the token, and whether the row's mass is in no doubt.
+    """
     left = tl.atomic_xchg(request.counters.awaited_ptr + grid.num_programs, STARTED, sem="relaxed") == LEFT
     lane = tl.arange(0, WARP)
     bits = random.bits_of(request, CALL)
@@ -115,16 +118,16 @@ def watch(grid, request, CALL: tl.constexpr):
         for i in tl.static_range(1, len(words)):
             absent = absent | (words[i] == 0)
         missing = tl.max(absent.to(tl.int32), 0)
-    return (total > 0) & (total < DOUBT) & (left == 0)
+    sure = total < DOUBT
+    return (total > 0) & sure & (left == 0), sure
 
 
 @triton.jit
-def load_sums(grid, request, CALL: tl.constexpr):
-    """Return what programs found, once they have stored it."""
+def load_sums(sure, grid, request, CALL: tl.constexpr):
+    """Return what programs found, once they have stored it, beside whether it is `sure`."""
     index = tl.arange(0, CALL.max_emit_blocks)
     words = tl.load(request.counters.awaited_ptr + index, mask=index < grid.num_programs, other=1, volatile=True)
-    parts = words >> 1
-    return Sums(parts, tl.max(parts, 0) < DOUBT)
+    return Sums(words >> 1, sure)
 
 
 @triton.jit

@@ -36,7 +36,7 @@ SMALLER_MASSES = SMALL_MASSES._replace(loops=False, shares=1)
 SMALLER = SMALL._replace(reduce_registers=128, emit_warps=4, emit_block=2048, emit_parts=4, law_lanes=4)
 """For requests so few that twice the programs of the last stage run at a time, of half as many warps."""
 
-SMALLER_FILTERED = SMALLER._replace(reduce_registers=0, emit_warps=SMALL.emit_warps)
+SMALLER_FILTERED = SMALLER._replace(reduce_registers=0, emit_warps=SMALL.emit_warps, emit_parts=SMALL.emit_parts)
 """The same under filters, whose cuts a stage finds: the last one has little to decide."""
 
 LARGE = Tuning(
