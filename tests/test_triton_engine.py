@@ -213,7 +213,7 @@ def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size
     with mock.patch.object(engine, "launch"), mock.patch.object(engine, "resident_programs", return_value=660):
         engine.verify(plan, inputs)  # or raises
         engine.verify(plan, too)
-    assert len(workspace.counters) < 20000
+    assert len(workspace.counters) < 30000  # as of few requests, not of 100 that wait
 
 
 class Compiled:
