@@ -249,23 +249,16 @@ def write(token, draws, token_ptr, CALL: tl.constexpr):
     """
     writes = token >= tl.where(draws, 0, LARGEST_INT32)
     ID: tl.constexpr = token_ptr.dtype.element_ty
-    if not CALL.spins:
-        tl.store(token_ptr + token * 0, token.to(ID), mask=writes)
-    elif tl.int64 == ID:
+    BITS: tl.constexpr = "64" if ID.primitive_bitwidth == 64 else "32"
+    REGISTER: tl.constexpr = "l" if ID.primitive_bitwidth == 64 else "r"
+    if CALL.spins:
         tl.inline_asm_elementwise(
-            "{ .reg .pred own; setp.ne.s32 own, $3, 0; @own st.global.b64 [$1], $2; mov.b32 $0, 0; }",
-            "=r,l,l,r",
+            "{ .reg .pred own; setp.ne.s32 own, $3, 0; @own st.global.b" + BITS + " [$1], $2; mov.b32 $0, 0; }",
+            "=r,l," + REGISTER + ",r",
             [token_ptr + token * 0, token.to(ID), writes.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred own; setp.ne.s32 own, $3, 0; @own st.global.b32 [$1], $2; mov.b32 $0, 0; }",
-            "=r,l,r,r",
-            [token_ptr + token * 0, token.to(ID), writes.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        tl.store(token_ptr + token * 0, token.to(ID), mask=writes)
