@@ -313,7 +313,7 @@ class Call:
 
         Programs that loop have no room for them, but where masses decide few run at a time.
         """
-        decides = not (self.filters or self.decided or self.draws_by_law)
+        decides = not (self.filters or self.decided)
         return decides and (self.mass_scalar >= 0 or (any(self.logits) and not self.loops))
 
     @property

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
 from acceptlib.engine.triton.binding import evaluate
-from acceptlib.engine.triton.rows import DRAFT, DROP, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
+from acceptlib.engine.triton.rows import DROP, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
 
 FOUR = tl.constexpr(4)
@@ -38,26 +38,15 @@ def weigh(raw, from_target, row, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def open_known(stop, length, request, CALL: tl.constexpr):
-    """Return the row at the stop, of whose laws the target's is known, and what that is combined from."""
-    lane = tl.zeros((1,), tl.int32)
-    parts = laws.load_parts(request.target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
-    law = laws.one(request.target, parts, CALL, TARGET)
-    if CALL.filtered[DRAFT]:  # of another kind
-        pair = reduce.laws_of(stop, length, request, CALL)
-    else:
-        pair = laws.pair_at(laws.Pair(law, law), lane == 0, CALL)
-    return reduce.row_of(stop, length, pair, request, CALL), parts
-
-
-@triton.jit
-def by_law(stop, is_bonus, row, parts, bits, request, CALL: tl.constexpr):
+def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     """Return the token at the stopping row, and the row's `Status`.
 
     A block's sum is an integer, in 2^-44 of a weight that is no less than any, and so are the weights within the block
     that the draw falls into: it takes the first of which the running sum exceeds r.
     """
     target, law = request.target, row.target_law
+    lane = tl.zeros((1,), tl.int32)
+    parts = laws.load_parts(target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
     factor = rows.factor_of(target, CALL, TARGET)
     index = tl.arange(0, CALL.max_blocks)
     maxima, sums = tl.max(parts.maxima, 0), tl.sum(parts.sums, 0)  # of the only row

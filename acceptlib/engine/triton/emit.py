@@ -101,8 +101,8 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
             ahead = listed.load_ahead(count, request, CALL)
         stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
     if CALL.draws_by_law:
-        row, parts = draw.open_known(stop, length, request, CALL)
-        finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, parts, out, CALL)
+        row = kept_row(stop, length, kept, request, CALL)
+        finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, (), out, CALL)
     elif CALL.holds:
         kind = kind_of(stop, length, CALL)
         if grid.program < grid.num_programs:
@@ -379,15 +379,18 @@ def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr,
 def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL: tl.constexpr):
     """Draw one request's token, write its result, and leave the counters as they were.
 
-    `found` is what programs found of the row, or what its law is combined from where that is enough for the draw.
+    `found` is what programs found of the row, nothing where its law is enough for the draw.
     """
     kind = kind_of(stop, length, CALL)
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
     if CALL.draws_by_law:
-        token, row_fault = draw.by_law(stop, kind.is_bonus, row, found, random.bits_of(request, CALL), request, CALL)
-        token = tl.where(kind.known, row.target_law.argmax, token)
+        token = row.target_law.argmax.to(tl.int64)
+        row_fault = tl.where(row.target_law.maximum == row.target_law.maximum, 0, INVALID_ROW)
+        if not kind.known:
+            bits = random.bits_of(request, CALL)
+            token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
     elif CALL.lists:
         if found.number < 0:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)

@@ -7,7 +7,7 @@ integers, of fours added up in one order, so neither the layout of a program nor
 A row's law is also a cut where its model is filtered: `select` finds it once a row, or `min_p`, and stores it.
 """
 
-# ruff: noqa: N803, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
 
 import math
 from typing import NamedTuple
@@ -212,7 +212,11 @@ def one(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what the laws of rows at positions [n] are combined from."""
+    """Return what the laws of rows at positions [n] are combined from.
+
+    Whoever needs it again finds it in the nearest cache, unless it was stored since the program began.
+    """
+    CACHE: tl.constexpr = ".cg" if CALL.lazy else ""
     index = tl.arange(0, CALL.max_blocks)[None, :]
     at = position.to(tl.int64)[:, None] * num_blocks + index
     mask = wanted[:, None] & (index < num_blocks)
@@ -220,18 +224,18 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
     sums = tl.zeros(at.shape, tl.int64)
     best = tl.zeros(at.shape, tl.int32)
     if CALL.logits[MODEL] or CALL.best[MODEL]:
-        maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=CACHE)
     if CALL.logits[MODEL]:
-        sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=".cg")
+        sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         size = num_blocks
         if not CALL.best[MODEL]:
             size = tl.where(model.temperature > 0, 0, num_blocks)
-        best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=".cg")
+        best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=CACHE)
     bits = sums
     if CALL.entropy and MODEL == TARGET:
         bits_ptr = model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw
-        bits = tl.load(bits_ptr, mask=mask, other=0, cache_modifier=".cg")
+        bits = tl.load(bits_ptr, mask=mask, other=0, cache_modifier=CACHE)
     return Parts(maxima, sums, best, bits)
 
 
