@@ -236,7 +236,7 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
     bonus_rows: tuple[int, ...] = (1,) if bonus is None or arguments.logprobs else (1, 0)
     if counts is None:
         return _padded(ids, target, draft, most, bonus_rows=bonus_rows)
-    expect("cu_num_draft_tokens", counts, (None,), ID_DTYPES, target.device)
+    expect("cu_num_draft_tokens", counts, ("B+1",), ID_DTYPES, target.device)
     num_requests = count_requests(ids, target, counts, bonus)
     _ragged(ids, target, draft, num_requests, bonus_rows=bonus_rows)
     return num_requests, _longest(counts, ids.shape[0]) if most is None else int(most)  # NumPy's too
@@ -359,7 +359,7 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
         expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
     bias = sampling.logit_bias
     if bias is not None:
-        expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, None), ID_DTYPES, data.device)
+        expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, "n"), ID_DTYPES, data.device)
         expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
 
 

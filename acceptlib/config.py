@@ -90,6 +90,12 @@ class AcceptanceConfig(pydantic.BaseModel):
         default=True, description="whether strategies of installed packages may be named"
     )
 
+    @pydantic.field_validator("options", mode="before")
+    @classmethod
+    def _or_none(cls, options: object) -> object:
+        """Take a key that nothing follows, which is null in YAML, as no options."""
+        return {} if options is None else options
+
 
 def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceStrategy:
     """Create the strategy that a config names.
@@ -106,11 +112,17 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
     """
     config = load(source)
     third_parties = None if config.plugins else False
-    entry = registry.find(config.strategy, third_parties=third_parties)
-    if "backend" in config.options:
-        msg = f"Strategy {config.strategy!r} has no option 'backend': it is a key beside 'options'."
-        raise OptionError(msg)
-    return entry.strategy(backend=config.backend, **config.options)
+    try:
+        entry = registry.find(config.strategy, third_parties=third_parties)
+        if "backend" in config.options:
+            msg = f"Strategy {config.strategy!r} has no option 'backend': it is a key beside 'options'."
+            raise OptionError(msg)
+        return entry.strategy(backend=config.backend, **config.options)
+    except ConfigError as error:
+        if isinstance(source, Mapping):
+            raise
+        msg = f"{source}: {error}"
+        raise type(error)(msg) from None
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig:
@@ -186,7 +198,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         msg = f"{path}: cannot be read: {error.strerror}"
         raise ConfigError(msg) from error
     except (ValueError, yaml.YAMLError) as error:  # tomllib's and json's errors are ValueErrors
-        msg = f"{path}: not valid {path.suffix[1:].upper()}: {error}"
+        msg = f"{path}: not valid {path.suffix[1:].upper().replace('YML', 'YAML')}: {error}"
         raise ConfigError(msg) from error
     except RecursionError:
         msg = f"{path}: tables in tables too deep to read"

@@ -38,7 +38,7 @@ def sample(
     Raises:
         InputError: Shapes, dtypes, devices or parameters do not fit, or the position is no int in [0, 2^32).
     """
-    expect("logits", logits, (None, None), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
+    expect("logits", logits, ("B", "V"), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
     if not isinstance(rng, Rng):
         msg = f"rng: expected an acceptlib.Rng, the one that `verify` is given, got {type(rng).__name__}"
         raise InputError(msg)

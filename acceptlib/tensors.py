@@ -37,17 +37,17 @@ def as_device(device: str | torch.device) -> torch.device:
 def expect(
     name: str,
     value: torch.Tensor,
-    shape: tuple[int | None, ...] | None,
+    shape: tuple[int | str, ...] | None,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """Check one tensor; None in `shape` stands for any length, and None as `shape` for any shape."""
+    """Check one tensor; a name in `shape` stands for any length, and None as `shape` for any shape."""
     if (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided
         and value.dtype in dtypes
         and value.device == device
-        and (shape is None or value.shape == shape or (None in shape and _fits(value.shape, shape)))
+        and (shape is None or value.shape == shape or _fits(value.shape, shape))
     ):
         return  # the rest says what is wrong
     if not isinstance(value, torch.Tensor):
@@ -66,7 +66,7 @@ def expect(
         msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"
         raise InputError(msg)
     assert shape is not None  # noqa: S101 - for the type checker
-    expected = ", ".join("any" if length is None else str(length) for length in shape)
+    expected = ", ".join(map(str, shape))
     msg = f"{name}: expected shape [{expected}], got {list(value.shape)}"
     raise InputError(msg)
 
@@ -76,8 +76,8 @@ def _kind(dtype: torch.dtype) -> str:
     return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
 
 
-def _fits(shape: torch.Size, expected: tuple[int | None, ...]) -> bool:
-    """Return whether a shape is the expected one, of which None is any length."""
+def _fits(shape: torch.Size, expected: tuple[int | str, ...]) -> bool:
+    """Return whether a shape is the expected one, of which a name is any length."""
     return len(shape) == len(expected) and all(
-        length in (None, actual) for length, actual in zip(expected, shape, strict=True)
+        isinstance(length, str) or length == actual for length, actual in zip(expected, shape, strict=True)
     )

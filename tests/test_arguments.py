@@ -63,7 +63,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ids-padded": ({"draft_token_ids": torch.zeros(2, 2, dtype=I64)}, ["draft_token_ids", "[T]", "[2, 2]"]),
     "cu-type": ({"cu_num_draft_tokens": (0, 2, 3)}, ["cu_num_draft_tokens", "torch.Tensor", "tuple"]),
     "cu-dtype": ({"cu_num_draft_tokens": torch.zeros(3, dtype=I16)}, ["cu_num_draft_tokens", "int32", "int16"]),
-    "cu-shape": ({"cu_num_draft_tokens": torch.zeros(3, 1, dtype=I64)}, ["cu_num_draft_tokens", "[any]", "[3, 1]"]),
+    "cu-shape": ({"cu_num_draft_tokens": torch.zeros(3, 1, dtype=I64)}, ["cu_num_draft_tokens", "[B+1]", "[3, 1]"]),
     "cu-empty": ({"cu_num_draft_tokens": torch.zeros(0, dtype=I64)}, ["cu_num_draft_tokens", "[B+1]", "[0]"]),
     "cu-device": (
         {"cu_num_draft_tokens": torch.zeros(3, dtype=I64, device="meta")},

@@ -186,6 +186,10 @@ def test_bad_mapping(table: dict[str, Any], error: type[ConfigError], fragments:
         ("a.yaml", "acceptance:\n", ["table 'acceptance'"]),
         ("a.toml", minimal("backends = 'torch'"), ["a.toml", "unknown key 'backends'", "Did you mean 'backend'"]),
         ("a.yaml", "acceptance: {strategy: block, 3: x}", ["a.yaml", "3"]),
+        ("a.yml", "acceptance: [", ["a.yml", "not valid YAML"]),
+        ("a.yaml", "acceptance: {strategy: blok}", ["a.yaml: Unknown strategy 'blok'"]),
+        ("a.yaml", "acceptance: {strategy: block, options: {x: 1}}", ["a.yaml: Strategy 'block' has no option 'x'"]),
+        ("a.yaml", "acceptance: {strategy: block, options: {backend: torch}}", ["a.yaml: Strategy 'block'", "a key"]),
     ],
 )
 def test_bad_file(tmp_path: Path, name: str, text: str, fragments: list[str]) -> None:
@@ -193,6 +197,11 @@ def test_bad_file(tmp_path: Path, name: str, text: str, fragments: list[str]) ->
         acceptlib.from_config(written(tmp_path, name, text))
     for fragment in fragments:
         assert fragment in str(caught.value)
+
+
+def test_options_that_are_all_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.yaml", "acceptance:\n  strategy: lenience\n  options:\n    # lenience: 0.3\n")
+    assert repr(acceptlib.from_config(path)) == repr(acceptlib.create("lenience"))
 
 
 @pytest.mark.parametrize("name", ["a.toml", "a.json", "a.yaml"])

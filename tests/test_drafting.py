@@ -72,7 +72,7 @@ def test_a_row_without_a_law_gives_an_id_and_no_law() -> None:
     ("arguments", "message"),
     [
         ({"logits": [0.0]}, "logits: expected a torch.Tensor, got list"),
-        ({"logits": torch.zeros(3)}, r"logits: expected shape \[any, any\], got \[3\]"),
+        ({"logits": torch.zeros(3)}, r"logits: expected shape \[B, V\], got \[3\]"),
         ({"logits": torch.zeros(2, 0)}, "at least one vocabulary entry"),
         ({"logits": torch.zeros(2, 3, dtype=torch.int64)}, "logits: expected dtype"),
         ({"rng": 7}, "rng: expected an acceptlib.Rng, the one that `verify` is given, got int"),

@@ -371,7 +371,7 @@ WRONG = {
     ),
     "bias-ids": (
         SamplingParams(logit_bias=LogitBias(torch.zeros(3, 1, dtype=I64), torch.zeros(3, 1))),
-        ["sampling.logit_bias.token_ids", "[2, any]", "[3, 1]"],
+        ["sampling.logit_bias.token_ids", "[2, n]", "[3, 1]"],
     ),
     "bias-values": (
         SamplingParams(logit_bias=LogitBias(torch.zeros(2, 1, dtype=I64), torch.zeros(2, 2))),

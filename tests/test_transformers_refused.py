@@ -135,6 +135,8 @@ def test_what_is_no_length_shows_at_once(length: Any) -> None:
 def test_what_is_no_function_shows_at_once() -> None:
     with pytest.raises(InputError, match="on_step: expected a function of a Step, or None, got 5"):
         custom_generate(on_step=5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="seed: expected an int or None, got 'a'"):
+        custom_generate(seed="a")  # type: ignore[arg-type]
 
 
 def test_unknown_strategy_shows_at_once() -> None:
@@ -383,7 +385,7 @@ def test_a_name_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"target: .* cannot be loaded as a model folder"):
+    with pytest.raises(InputError, match=r"target: expected a model folder, .* has no config\.json"):
         load_pair(str(tmp_path))
 
 
@@ -391,6 +393,7 @@ def test_different_vocabularies(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(DRAFT, local_files_only=True)
     tokenizer.add_tokens(["<a-token-of-its-own>"])
     tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((DRAFT / "config.json").read_bytes())
     with pytest.raises(InputError, match="differ in 1 entries"):
         load_pair(str(TARGET), tmp_path)
 

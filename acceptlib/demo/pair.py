@@ -13,6 +13,9 @@ from acceptlib.errors import InputError
 from acceptlib.integrations.decoder import import_transformers
 from acceptlib.tensors import as_device
 
+CONFIG = "config.json"
+"""What every model folder of transformers has."""
+
 
 @dataclass(frozen=True)
 class ModelPair:
@@ -74,6 +77,9 @@ def _load(loader: Any, role: str, name: str | Path, **options: Any) -> Any:
         isinstance(name, Path) or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
     ):
         msg = f"{role}: expected a model folder, got {str(name)!r}, which does not exist"
+        raise InputError(msg)
+    if is_local and not (path / CONFIG).is_file():  # transformers would ask for the packages of other tokenizers
+        msg = f"{role}: expected a model folder, got {str(name)!r}, which has no {CONFIG}"
         raise InputError(msg)
     try:
         return loader.from_pretrained(str(path) if is_local else name, local_files_only=is_local, **options)

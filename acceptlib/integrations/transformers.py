@@ -107,6 +107,9 @@ def custom_generate(
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = as_strategy(strategy)
     check_length(num_draft_tokens, least=1)
+    if not (seed is None or isinstance(seed, int)):
+        msg = f"seed: expected an int or None, got {shortened(seed)}"
+        raise InputError(msg)
     if on_step is not None and not callable(on_step):
         msg = f"on_step: expected a function of a Step, or None, got {shortened(on_step)}"
         raise InputError(msg)
