@@ -12,7 +12,7 @@ import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
 from acceptlib.engine.triton.binding import evaluate
-from acceptlib.engine.triton.rows import DROP, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
+from acceptlib.engine.triton.rows import DROP, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
 
 FOUR = tl.constexpr(4)
@@ -54,7 +54,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     token = tl.full((), -1, tl.int32)  # the one with another weight
     weight = law.normaliser * 0.0
     largest = law.normaliser
-    fault = tl.where(law.maximum == law.maximum, 0, INVALID_ROW)
+    fault = laws.status_of(law)
     own = index < 0
     if CALL.residual is not None:
         if is_bonus == 0:

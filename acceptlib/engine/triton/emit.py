@@ -110,7 +110,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
             _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
             token = held.hold(weights, grid, request, CALL)
             if CALL.draws_held:
-                row_fault = tl.where(row.target_law.maximum == row.target_law.maximum, 0, INVALID_ROW)
+                row_fault = laws.status_of(row.target_law)
                 if CALL.keeps_laws:  # the drafted token, which would have to be loaded, is known to be sound or not
                     status = tl.where(fault == 0, row_fault, fault)
                     if stop < length:
@@ -120,7 +120,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
                 held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
         else:
             row = kept_row(stop, length, kept, request, CALL)
-            row_fault = tl.where(row.target_law.maximum == row.target_law.maximum, 0, INVALID_ROW)
+            row_fault = laws.status_of(row.target_law)
             status = results.fault_of(kind, row, row_fault, fault, request, CALL)
             drawn = (status == 0) & (kind.known == 0)
             if CALL.draws_held:
@@ -387,7 +387,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     ids = decide.tokens_at(request, lane, lane < stop, -1)
     if CALL.draws_by_law:
         token = row.target_law.argmax.to(tl.int64)
-        row_fault = tl.where(row.target_law.maximum == row.target_law.maximum, 0, INVALID_ROW)
+        row_fault = laws.status_of(row.target_law)
         if not kind.known:
             bits = random.bits_of(request, CALL)
             token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
@@ -417,7 +417,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
     """Return the token at the stopping row, and the row's `Status`."""
     target_law, num_blocks = row.target_law, grid.num_blocks
     token = tl.full((), 0, tl.int64) + target_law.argmax
-    row_fault = tl.where(target_law.maximum == target_law.maximum, 0, INVALID_ROW)
+    row_fault = laws.status_of(target_law)
     if not kind.idle:
         is_bonus = kind.is_bonus
         num_parts = num_blocks * CALL.sum_parts

@@ -17,7 +17,17 @@ import triton.language as tl
 
 from acceptlib.engine.triton.keys import key_or_nan, larger, logit_of
 from acceptlib.engine.triton.records import WIDTH, in_runs, record_of, sub_maxima
-from acceptlib.engine.triton.rows import DRAFT, KEEP, LARGEST_INT32, LOG2_E, TARGET, factor_of, floor_of, load_raw
+from acceptlib.engine.triton.rows import (
+    DRAFT,
+    INVALID_ROW,
+    KEEP,
+    LARGEST_INT32,
+    LOG2_E,
+    TARGET,
+    factor_of,
+    floor_of,
+    load_raw,
+)
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
@@ -293,6 +303,12 @@ def rescaled(maxima, sums, maximum, factor):
     """Return the sums of exponentials of blocks times 2^44, relative to the maxima of their rows, [n, MAX_BLOCKS]."""
     relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
     return (sums.to(tl.float64) * tl.exp2(relative).to(tl.float64)).to(tl.int64)
+
+
+@triton.jit
+def status_of(law):
+    """Return the `Status` of a row, as far as its law tells."""
+    return tl.where(law.maximum == law.maximum, 0, INVALID_ROW)
 
 
 @triton.jit
