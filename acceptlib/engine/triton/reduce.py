@@ -179,12 +179,6 @@ def top_entropy(tops_ptr, size, num_blocks, CALL: tl.constexpr):
 @triton.jit
 def open_row(position, length, request, CALL: tl.constexpr):
     """Return one position's rows for elementwise rules."""
-    return row_of(position, length, laws_of(position, length, request, CALL), request, CALL)
-
-
-@triton.jit
-def laws_of(position, length, request, CALL: tl.constexpr):
-    """Return the laws of one position's rows."""
     target, draft = request.target, request.draft
     num_blocks = request.num_blocks
     lane = tl.zeros((1,), tl.int32)
@@ -193,7 +187,8 @@ def laws_of(position, length, request, CALL: tl.constexpr):
     if CALL.has_draft:
         exists = lane + (position < length).to(tl.int32) != 0
         draft_parts = laws.load_parts(draft, lane + position, exists, num_blocks, CALL, DRAFT)
-    return laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
+    pair = laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
+    return row_of(position, length, pair, request, CALL)
 
 
 @triton.jit
