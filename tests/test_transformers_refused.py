@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -137,6 +138,7 @@ def test_what_is_no_function_shows_at_once() -> None:
         custom_generate(on_step=5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="seed: expected an int or None, got 'a'"):
         custom_generate(seed="a")  # type: ignore[arg-type]
+    custom_generate(seed=np.int64(3))  # as `Rng.of` takes it
 
 
 def test_unknown_strategy_shows_at_once() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def custom_generate(
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = as_strategy(strategy)
     check_length(num_draft_tokens, least=1)
-    if not (seed is None or isinstance(seed, int)):
+    if not (seed is None or isinstance(seed, Integral)):  # NumPy's too
         msg = f"seed: expected an int or None, got {shortened(seed)}"
         raise InputError(msg)
     if on_step is not None and not callable(on_step):
