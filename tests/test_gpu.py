@@ -158,6 +158,26 @@ def test_stages_wait_for_what_they_read(
     take_turns(40, {"sampling": SamplingParams(temperature=0.7, **filters)})
 
 
+@pytest.mark.parametrize("name", ["rejection", "typical"])
+@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize("most", [K, 31, 32])  # one word says what became of 32 positions
+@pytest.mark.parametrize("count", [2, 40])  # of few, rows beyond their stops are read in vain
+def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request's by itself, while other rows are read; and rows read in vain leave nothing to the next call."""
+    strategy = create(name)
+    calls = [batch(count, form, most, seed=seed) for seed in range(2)]
+    workspace = strategy.workspace(count, most, V, "cuda")
+
+    def turns(times: int, large: int) -> list[VerifyResult]:
+        monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=large))
+        monkeypatch.setattr(checks, "_CHECKED", {})
+        return [strategy.verify(**calls[turn % 2], rng=streams(count), workspace=workspace) for turn in range(times)]
+
+    expected = turns(2, large=1 << 30)
+    for turn, result in enumerate(turns(40, large=0)):
+        assert same(result, expected[turn % 2])
+
+
 def take_turns(count: int, samplings: dict[str, SamplingParams]) -> None:
     """Check many calls of two batches, one after the other in the same memory."""
     strategy = create("rejection")

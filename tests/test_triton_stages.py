@@ -96,8 +96,8 @@ def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
         ("rejection", {"one_hot": True}, [(27, 4), (32, 3)], False),
         ("greedy", {}, [(32, 2)], True),
         ("greedy", {}, [(31, 2)], False),
-        ("rejection", {"dtype": torch.bfloat16}, [(36, 4), (32, 7)], True),
-        ("rejection", {"dtype": torch.bfloat16}, [(35, 4), (32, 3)], False),
+        ("rejection", {"dtype": torch.bfloat16}, [(32, 3), (24, 4)], True),
+        ("rejection", {"dtype": torch.bfloat16}, [(31, 3), (23, 4)], False),
         ("rejection", {"min_p": 0.1}, [(16, 7), (28, 4)], True),
         ("rejection", {"min_p": 0.1}, [(32, 3), (27, 4)], False),
         ("rejection", {"top_k": 9}, [(64, 3)], True),  # whose positions go in parts
@@ -164,7 +164,10 @@ def test_rows_without_filters_are_read_beside_the_search(
 
 @pytest.mark.parametrize("far", [1 << 30, 1])
 def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take the place of one that reads them; after any other stage it may wait where it will run."""
+    """It would take the place of one that reads them; after any other stage it may wait where it will run.
+
+    The last one has something to do before, where the one that reads rows finds stops.
+    """
     monkeypatch.setattr(tunings, "SIZES", cases.EVERY_SIZE[-1])
     monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
     monkeypatch.setattr(engine, "_overlaps", lambda _: True)
@@ -178,8 +181,12 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
     near = far > 1
     found_in_parts = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
     filtered = [("reduce", True), *found_in_parts[1:], ("emit", False)]
-    plain = [("reduce", True, near), ("emit", not near, near)]
-    assert found == [*((*stage, True) for stage in filtered), *plain]
+    plain = [("reduce", True), ("emit", False)]
+    assert found == [(*stage, True) for stage in (*filtered, *plain)]
+    found.clear()
+    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=1 << 30))
+    engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, target_logits=logits))
+    assert found == [("reduce", True, near), ("emit", not near, near)]
 
 
 @pytest.mark.parametrize(

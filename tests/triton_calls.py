@@ -15,7 +15,8 @@ from acceptlib.ops import Value
 
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
 ONE_BLOCK = (3, 3, 50)  # a row of one block, for few calls: a shape of two blocks has what it has
-# Calls of the longest shape, which takes the interpreter longest.
+MOST_SETTLED = (2, 31, 11)  # of the most positions of which one word says what became of each
+# Calls of the longest shapes, which take the interpreter longest.
 LONG = ("padded", "ragged", "by-mass", "every-length")
 OFTEN = 6  # so that among requests that differ in their streams alone some are decided by what is wrong
 
@@ -262,7 +263,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
             found |= special(logits, draft_logits)
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
-    return {name: found[name] for name in LONG} if most > 64 else found
+    return {name: found[name] for name in LONG} if most >= MOST_SETTLED[1] else found
 
 
 def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Tensor) -> dict[str, dict[str, object]]:

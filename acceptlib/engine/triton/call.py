@@ -62,6 +62,7 @@ class Call:
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
         lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `forms.Tuning`.
         spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
+        overlaps: Whether a launch may start before the one ahead of it ends (programmatic dependent launch).
     """
 
     accept: Any
@@ -129,6 +130,7 @@ class Call:
     in_order: bool
     looks: int
     spins: bool
+    overlaps: bool
     law_lanes: int
     runs: bool
     max_emit_blocks: int
@@ -195,6 +197,11 @@ class Call:
     def joins(self) -> bool:
         """Whether a row's last program to reduce it finds what is kept of it, which is quick for min-p alone."""
         return self.lazy and self.min_p_alone
+
+    @property
+    def chains(self) -> bool:
+        """Whether stages find stops as they go through rows, and the last one waits for that of its request alone."""
+        return self.lazy and self.decided and not self.needs_sums
 
     @property
     def selects(self) -> bool:

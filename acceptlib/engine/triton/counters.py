@@ -11,6 +11,9 @@ FAR = tl.constexpr(1 << 30)
 """Where the first rejection stops a request, a stop at position i is kept as FAR - i: 0 is none, and the first stop is
 the largest number. Where a mass decides, it is the last accepted position that is kept, as it is."""
 
+MOST_SETTLED = tl.constexpr(32)
+"""Positions of a request, at most, of which a word of 64 bits says what became of each."""
+
 THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
 
@@ -28,7 +31,8 @@ models, its law."""
 class Counters(NamedTuple):
     """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for.
 
-    These are 0 between calls, or, where `CALL.holds`, words of the workspace that `reduce` clears.
+    These are 0 between calls, or, where `CALL.holds`, words of the workspace that `reduce` clears. Where `CALL.chains`
+    one word is waited for: its low half has the positions that are accepted, its high half those that are not.
     """
 
     arrived_ptr: tl.tensor
@@ -93,3 +97,62 @@ def arrive(counter_ptr, expected):
         last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
         tl.debug_barrier()
     return last
+
+
+@triton.jit
+def settle(position, stands, request, CALL: tl.constexpr):
+    """Say what became of a position: it `stands`, or the request stops there at the latest."""
+    if CALL.chains:
+        if request.most < MOST_SETTLED:
+            bit = tl.where(stands, 1, 1 << 32).to(tl.int64) << position
+            tl.atomic_or(request.counters.awaited_ptr, bit, sem="release")  # what the decision was made from is there
+    if stands == 0:
+        tl.atomic_max(request.counters.stop_ptr, coded(position), sem="relaxed")
+
+
+@triton.jit
+def known_stop(exists, request, OVERLAP: tl.constexpr):
+    """Return where a request stops, as a stage has found that goes through its rows unless it has none.
+
+    If that stage may still run, wait until it is known for this request: all its positions up to the stop are settled,
+    and all of that stage's programs have started.
+    """
+    stop = request.most
+    if request.most < MOST_SETTLED:
+        if OVERLAP:
+            accepted = _settled(request.counters.awaited_ptr, exists)
+        else:
+            accepted = tl.load(request.counters.awaited_ptr, cache_modifier=".cg").to(tl.int32)
+        position = tl.arange(0, MOST_SETTLED)
+        stop = tl.min(tl.where((accepted >> position) & 1 == 0, position, MOST_SETTLED), 0)
+    else:
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+        code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
+        stop = tl.where(code == 0, stop, coded(code))
+    return stop
+
+
+@triton.jit
+def _settled(settled_ptr, waits):
+    """Return the positions that are accepted, once the first one that is not is known, if this `waits`."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred missing;
+        .reg .b32 rejected, first, others;
+        WAIT:
+        ld.acquire.gpu.global.v2.b32 {$0, rejected}, [$1];
+        add.u32 first, $0, 1;
+        not.b32 others, $0;
+        and.b32 first, first, others;
+        and.b32 first, first, rejected;
+        setp.eq.u32 missing, first, 0;
+        setp.ne.and.s32 missing, $2, 0, missing;
+        @missing bra WAIT;
+        }""",
+        "=&r,l,r",
+        [settled_ptr, waits.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

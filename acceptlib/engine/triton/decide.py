@@ -311,15 +311,15 @@ def token_fault(ids, p, target_law, vocab_size, CALL: tl.constexpr):
 
 @triton.jit
 def settle(position, count, request, CALL: tl.constexpr):
-    """Lower the request's stop to this position if the drafted token is rejected."""
+    """Say whether the drafted token at a position stands. Behind the last one a request stops in any case."""
     length = count
     if CALL.reads_length:
         length = length_of(request, count)
     here = tl.zeros((1,), tl.int32) + position
     fetched = fetch(here, length, request, CALL)
     accepted, _ = judge(here, fetched, load_parts(here, length, request, CALL), length, request, CALL)
-    if (position < count) & (tl.sum(accepted.to(tl.int32), 0) == 0):
-        tl.atomic_max(request.counters.stop_ptr, counters.coded(position))
+    stands = (position < count) & (tl.sum(accepted.to(tl.int32), 0) != 0)
+    counters.settle(position, stands, request, CALL)
 
 
 @triton.jit

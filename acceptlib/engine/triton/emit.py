@@ -65,7 +65,7 @@ class Kind(NamedTuple):
 def emit(
     grid,
     count,
-    fetched,  # what `decide.fetch_first` or `masses.fetch` returned, if the decision is made here
+    fetched,  # what `decide.fetch_first` or `masses.fetch` returned, if the decision is made here; or `known_stop`
     fault,
     request,
     prepared_ptr,
@@ -90,9 +90,12 @@ def emit(
 def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: tl.constexpr):
     """Weigh the row at the stop, which is known before; finish the request if `partials.finishes` says so."""
     if CALL.decided:
-        code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
         length = decide.length_of(request, count)
-        stop = tl.minimum(tl.where(code == 0, length, counters.coded(code)), length)
+        if CALL.chains:
+            stop = tl.minimum(fetched, length)
+        else:
+            code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
+            stop = tl.minimum(tl.where(code == 0, length, counters.coded(code)), length)
         passed = length
         kept, ahead = (), ()
     else:

@@ -129,7 +129,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
     near = num_requests * num_blocks < OVERLAP_BLOCKS
     # Interpreted, stages never overlap, but then it is the order that counts.
-    beside = call.splits and near and (_overlaps(device) or device.type == "cpu")
+    beside = call.splits and near and (call.overlaps or device.type == "cpu")
     select_warps, select_registers = SELECT_WARPS, tuning.select_registers
     if call.num_filtered == 1:
         select_registers = max(select_registers, SELECT_REGISTERS)
@@ -137,9 +137,11 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
             select_warps = SELECT_WARPS_BESIDE
     found = stages(call, most, num_requests * num_blocks, beside=beside)
     # Without overlap it makes no difference, and shall not compile a stage twice.
-    near = near or not _overlaps(device)
+    near = near or not call.overlaps
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
-    overlap = any(waits) and _overlaps(device)
+    if call.chains:  # the last one has something to do by then
+        waits[-1] = True
+    overlap = any(waits) and call.overlaps
     sizes_of = {  # programs, warps and registers
         "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
         "select": (call.num_filtered, select_warps, select_registers),
@@ -168,7 +170,8 @@ def _compiled_for(rules: Rules, form: Form, tuning: tunings.Tuning, num_blocks: 
     """Return how many blocks a row has in the last stage, and what the kernel is compiled for."""
     num_emit_blocks = -(-form.target.vocab_size // tuning.emit_block)
     bits = (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length()
-    return num_emit_blocks, compiled_for(rules, form, tuning, BLOCK, *bits, TILE)
+    call = compiled_for(rules, form, tuning, BLOCK, *bits, TILE, overlaps=_overlaps(form.device))
+    return num_emit_blocks, call
 
 
 class Run(NamedTuple):
@@ -352,11 +355,11 @@ def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks:
 def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> int:
     """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two.
 
-    The number is even, for the next one's words of 64 bits may come behind them.
+    Behind the counts, of which there is an even number, come words that are waited for: of parts, or one a request.
     """
     counts: int = num_counts.fn(num_requests, most).value
-    words_awaited = num_emit_blocks * call.emit_parts * call.awaited_words
-    return (counts + 2 * words_awaited + 1) // 2 * 2
+    words_awaited = max(num_emit_blocks * call.emit_parts * call.awaited_words, num_requests)
+    return counts + 2 * words_awaited
 
 
 def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device: torch.device) -> Workspace:
@@ -390,7 +393,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         rows = rows._replace(is_logits=is_logits, **filters)
         num_emit_blocks = -(-vocab_size // tuning.emit_block)
         emit_bits = (num_emit_blocks - 1).bit_length()
-        call = compiled_for(rules, form._replace(target=rows, draft=rows), tuning, BLOCK, 0, emit_bits, TILE)
+        form = form._replace(target=rows, draft=rows)
+        call = compiled_for(rules, form, tuning, BLOCK, 0, emit_bits, TILE, overlaps=False)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
         # Batches of which programs wait are small.
         num_emit_blocks = min(num_requests * num_emit_blocks, tunings.SIZES.medium * BLOCK // tuning.emit_block)

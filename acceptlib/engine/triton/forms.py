@@ -157,7 +157,15 @@ def may_leave_rows(rules: Rules, form: Form) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def compiled_for(
-    rules: Rules, form: Form, tuning: Tuning, block: int, blocks_bits: int, emit_blocks_bits: int, tile: int
+    rules: Rules,
+    form: Form,
+    tuning: Tuning,
+    block: int,
+    blocks_bits: int,
+    emit_blocks_bits: int,
+    tile: int,
+    *,
+    overlaps: bool,
 ) -> Call:
     """Return what the kernel is compiled for, the same object for the same call."""
     target, draft = form.target, form.draft
@@ -226,6 +234,7 @@ def compiled_for(
         in_order=tuning.in_order and waits and torch.version.hip is None,
         looks=tuning.looks,
         spins=form.device.type == "cuda" and torch.version.hip is None,
+        overlaps=overlaps,
         runs=tuning.runs,
         max_emit_blocks=1 << emit_blocks_bits,
         tile=tile if filtered else 0,

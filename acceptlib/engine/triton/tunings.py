@@ -73,7 +73,7 @@ LARGE_ONE_AHEAD = LARGE_ONE._replace(blocks_ahead=2)
 LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
 """The same where argmaxes are all that is asked for."""
 
-LARGE_HALF = LARGE._replace(reduce_registers=64, emit_registers=96, patience=2.25)
+LARGE_HALF = LARGE._replace(reduce_registers=64, emit_registers=96, patience=1.5)
 """The same for rows of 16-bit numbers, of which a block is half as many bytes."""
 
 LARGE_MIN_P = LARGE_FILTERED._replace(reduce_registers=128, emit_parts=1, patience=1.75)
