@@ -3,7 +3,8 @@
 Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
 program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result. Where
 programs hold one block each, the one that the draw falls into may write the token (`held`), and where a list holds all
-that may be drawn, one program goes through that (`listed`).
+that may be drawn, one program goes through that (`listed`). Where stages find stops as they go through rows, a
+request's programs begin once its own is known, while rows of others are read (`counters.known_stop`).
 
 The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
 at, from the last to the first. After a stage that says which, a row's last program to arrive decides the position
