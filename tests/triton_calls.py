@@ -276,6 +276,8 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
     if most > decide.LANES.value:  # and before tokens that are looked at later, and would stand
         drafted[1:, 2] = p.shape[-1]
     lengths = torch.arange(min(most, decide.LANES.value + 1) + 1)
+    if most == MOST_SETTLED[1]:
+        lengths = torch.cat((lengths, torch.tensor([15, 16, 30, 31])))
     each = lengths % len(ids)
     far = 100.0 * torch.arange(most + 1)[:, None]  # so that no row's law would do for another
     return {

@@ -36,6 +36,7 @@ from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton.launching import Launch
 from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.inputs import Inputs, prepare
+from acceptlib.result import Status
 
 SHAPES = {
     "B3-K3-V50": ONE_BLOCK,
@@ -252,11 +253,15 @@ def launch_and_hold(launches: tuple[Any, ...], tensors: tuple[Any, ...], numbers
     before = [tensor.clone() for tensor in changed]
     launching.dispatch(last, tensors, numbers)
     if call.chains:
-        for word, stop, status in zip(settled.tolist(), given["num_accepted_ptr"], given["status_ptr"], strict=True):
+        results = (settled, given["num_accepted_ptr"], given["status_ptr"])
+        for word, stop, status in zip(*(result.tolist() for result in results), strict=True):
             accepted, rejected = word & (1 << 32) - 1, word >> 32
-            known = most < counters.MOST_SETTLED.value and status == 0
-            assert (~accepted & rejected & (1 << stop) and accepted & (1 << stop) - 1 == (1 << stop) - 1) or not known
-            assert known or most < counters.MOST_SETTLED.value or word == 0
+            first = ~accepted & (accepted + 1)
+            if most >= counters.MOST_SETTLED.value:
+                assert word == 0
+            elif status != Status.INVALID_COUNT:  # whose rows nobody reads, nor waits for
+                assert rejected & first, "its programs would wait for ever"
+                assert first == 1 << stop or status != Status.OK
     if call.draws_held:
         programs, *others = last.grid
         tokens = given["token_ids_ptr"]
@@ -330,8 +335,14 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
         if stage == "emit" and ((call.spins and call.awaits) or (overlap and call.chains)):
             wanted = ["LOOK" if call.holds else "WAIT"]
         problems += [] if spins == wanted else [f"{stage}: threads wait by themselves in {spins}, not in {wanted}"]
-        waits = "griddepcontrol.wait" in asm.get("ptx", "")
-        problems += [] if waits == (overlap and not first) else [f"{stage}: {'waits' if waits else 'does not wait'}"]
+        waits = asm.get("ptx", "").count("griddepcontrol.wait")
+        problems += [] if bool(waits) == (overlap and not first) else [f"{stage}: waits {waits} times"]
+        if call.chains and overlap:  # what is settled is seen behind what it was found from, and cleared after the end
+            both = 2  # for many positions, and before counters are cleared
+            if stage == "emit" and not (waits == both and "ld.acquire.gpu.global.b64" in asm["ptx"]):
+                problems.append(f"{stage}: does not wait for a request alone, or for all before it clears")
+            if stage == "reduce" and not call.selects and "gpu.release.or.b64" not in asm["ptx"]:
+                problems.append(f"{stage}: says what is settled before what it was found from")
     return "; ".join(problems) if stage else "nothing was launched"
 
 

@@ -114,8 +114,8 @@ def settle(position, stands, request, CALL: tl.constexpr):
 def known_stop(exists, request, OVERLAP: tl.constexpr):
     """Return where a request stops, as a stage has found that goes through its rows unless it has none.
 
-    If that stage may still run, wait until it is known for this request: all its positions up to the stop are settled,
-    and all of that stage's programs have started.
+    If that stage may still run, wait until it is known for this request: all its positions up to the stop are settled.
+    All of that stage's programs have started by then, as a launch may only overlap one that has.
     """
     stop = request.most
     if request.most < MOST_SETTLED:
@@ -140,8 +140,10 @@ def _settled(settled_ptr, waits):
         """{
         .reg .pred missing;
         .reg .b32 rejected, first, others;
+        .reg .b64 word;
         WAIT:
-        ld.acquire.gpu.global.v2.b32 {$0, rejected}, [$1];
+        ld.acquire.gpu.global.b64 word, [$1];
+        mov.b64 {$0, rejected}, word;
         add.u32 first, $0, 1;
         not.b32 others, $0;
         and.b32 first, first, others;

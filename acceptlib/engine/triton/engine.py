@@ -30,7 +30,9 @@ REGISTERS = 1 << 16
 """Of a multiprocessor."""
 
 OVERLAP_BLOCKS = 4096
-"""Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place."""
+"""Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place.
+
+The last one does where `Call.chains`, for it does not wait for that end."""
 
 MOST_BLOCKS = 8
 """Blocks that a program weighs where a mass decides, unless programs then took more than `MOST_TURNS` turns."""

@@ -12,7 +12,7 @@ from acceptlib.inputs import Inputs
 from acceptlib.workspace import Workspace
 
 RESERVED_COUNTERS = 1 << 22
-"""Counters of a GPU for captured calls, all zero, enough for some 400 of 256 requests and 7 drafted tokens: a graph
+"""Counters of a GPU for captured calls, all zero, enough for 370 of 256 requests and 7 drafted tokens: a graph
 would zero fresh ones in every replay, a kernel more."""
 
 ALIGNMENT = 8
