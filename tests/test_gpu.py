@@ -36,6 +36,7 @@ from acceptlib.engine.triton import engine, launching, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton import memory as kept
 from acceptlib.engine.triton.call import Call
+from acceptlib.result import Status
 from acceptlib.rng import CUDA_STEP
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -164,8 +165,45 @@ def test_stages_wait_for_what_they_read(
 @pytest.mark.parametrize("count", [2, 40])  # of few, rows beyond their stops are read in vain
 def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request's by itself, while other rows are read; and rows read in vain leave nothing to the next call."""
+    assert_large_as_medium(name, [batch(count, form, most, seed=seed) for seed in range(2)], count, most, monkeypatch)
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize("most", [K, 32])
+def test_nobody_waits_for_requests_with_faults(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are those beside them held up, in the same call or the next."""
+    count = 40
+    calls = [with_faults(batch(count, form, most, seed=seed)) for seed in range(2)]
+    found = assert_large_as_medium("rejection", calls, count, most, monkeypatch)
+    for call, result in zip(calls, found, strict=True):
+        expected = acceptlib.create("rejection", backend="torch").verify(**call, rng=streams(count))
+        assert torch.equal(result.status, expected.status)
+        kinds = {Status(value) for value in result.status.tolist()}
+        assert kinds >= {Status.OK, Status.INVALID_ROW, Status.INVALID_PARAMETER, Status.INVALID_TOKEN_ID}
+        assert (Status.INVALID_COUNT in kinds) == (form == "ragged-logits")
+
+
+def with_faults(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call some of whose requests have no sound temperature, rows, drafted tokens or, if ragged, counts."""
+    temperature = call["sampling"].temperature.clone()
+    temperature[::6] = float("nan")
+    ids, target, ragged = call["draft_token_ids"].clone(), call["target_logits"].clone(), "cu_num_draft_tokens" in call
+    number = torch.arange(len(temperature), device="cuda")
+    first = call["cu_num_draft_tokens"][:-1] if ragged else number * ids.shape[1]
+    ids.view(-1)[first[1::6]] = V + 5
+    target.view(-1, V)[(first + number)[2::6]] = float("nan")
+    changed = {"draft_token_ids": ids, "target_logits": target, "sampling": SamplingParams(temperature=temperature)}
+    if ragged:
+        changed["cu_num_draft_tokens"] = call["cu_num_draft_tokens"].clone()
+        changed["cu_num_draft_tokens"][-3] = 1 << 20
+    return call | changed
+
+
+def assert_large_as_medium(
+    name: str, calls: list[dict[str, Any]], count: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> list[VerifyResult]:
+    """Check two calls in turns in the same memory, whose stages wait for stops, against stages that wait for all."""
     strategy = create(name)
-    calls = [batch(count, form, most, seed=seed) for seed in range(2)]
     workspace = strategy.workspace(count, most, V, "cuda")
 
     def turns(times: int, large: int) -> list[VerifyResult]:
@@ -176,6 +214,7 @@ def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monke
     expected = turns(2, large=1 << 30)
     for turn, result in enumerate(turns(40, large=0)):
         assert same(result, expected[turn % 2])
+    return expected
 
 
 def take_turns(count: int, samplings: dict[str, SamplingParams]) -> None:
