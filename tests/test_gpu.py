@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, SamplingParams, VerifyResult, checks
+from acceptlib import Rng, SamplingParams, VerifyResult, checks
 from acceptlib.benchmarks import measure, timing, workloads
 from acceptlib.benchmarks.workloads import Workload
 
@@ -29,203 +29,18 @@ import fcntl
 import memory_interpreted as memory
 import triton_calls
 import triton_engine_cases as cases
+from gpu_cases import LONG, K, Step, V, batch, create, every_form, every_strategy, on_a_gpu, same, streams
 from triton import knobs
 
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, launching, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton import memory as kept
-from acceptlib.engine.triton.call import Call
-from acceptlib.result import Status
 from acceptlib.rng import CUDA_STEP
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = on_a_gpu
 
 GIB = 1 << 30
-K, V = 3, 9000  # three blocks
-LONG = 140_000
-FULL = 128_256  # of whose parts the threads of a program that waits have one or two each
-FORMS = ("probs", "logits", "ragged-logits", "one-hot")
-STRATEGIES = ("rejection", "block", "fly", "typical", "greedy", "relaxed")
-"""Between them they launch every stage."""
-
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
-every_form = pytest.mark.parametrize("form", FORMS)
-
-
-def create(name: str) -> AcceptanceStrategy:
-    """Return a strategy that runs in the fused kernels or raises."""
-    strategy = triton_calls.strategies()[name]
-    strategy.backend = "triton"
-    return strategy
-
-
-def batch(count: int, form: str, most: int = K, vocab_size: int = V, seed: int = 0) -> dict[str, Any]:
-    """Return a call of B requests; those of a ragged batch have 0 to K drafted tokens, by the seed."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    target = 3 * torch.randn(count, most + 1, vocab_size, generator=generator, device="cuda")
-    draft = target[:, :most] + torch.randn(count, most, vocab_size, generator=generator, device="cuda")
-    ids = torch.multinomial(draft.softmax(-1).view(-1, vocab_size), 1, generator=generator).view(count, most)
-    temperature = torch.linspace(0, 1.5, count, device="cuda")
-    if form == "probs":
-        return {"draft_token_ids": ids, "target_probs": target.softmax(-1), "draft_probs": draft.softmax(-1)}
-    if form == "one-hot":
-        return {"draft_token_ids": ids, "target_logits": target, "sampling": SamplingParams(temperature=temperature)}
-    if form == "logits":
-        sampling = SamplingParams(temperature=temperature)
-        return {"draft_token_ids": ids, "target_logits": target, "draft_logits": draft, "sampling": sampling}
-    lengths = torch.randint(most + 1, (count,), generator=generator, device="cuda")
-    drafted = torch.arange(most, device="cuda") < lengths[:, None]
-    return {
-        "draft_token_ids": ids[drafted],
-        "target_logits": target[torch.arange(most + 1, device="cuda") <= lengths[:, None]],
-        "draft_logits": draft[drafted],
-        "sampling": SamplingParams(temperature=temperature),
-        "cu_num_draft_tokens": torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32),
-        "max_num_draft_tokens": most,
-    }
-
-
-def streams(count: int) -> Rng:
-    seeds = torch.arange(count, device="cuda") * 31 - 7
-    return Rng(seeds=seeds, offsets=torch.zeros(count, dtype=torch.int64, device="cuda"))
-
-
-class Step:
-    """A call that writes into one result, in memory of its own if it `lends` any."""
-
-    def __init__(
-        self, name: str, count: int, form: str, seed: int = 0, *, lends: bool = True, vocab_size: int = V
-    ) -> None:
-        self.strategy = create(name)
-        self.rng = streams(count)
-        self.out = VerifyResult.empty(count, K, torch.device("cuda"))
-        self.arguments = batch(count, form, vocab_size=vocab_size, seed=seed)
-        self.arguments["state"] = self.strategy.initial_state(count, "cuda")
-        self.arguments["workspace"] = self.strategy.workspace(count, K, vocab_size, "cuda") if lends else None
-
-    def __call__(self) -> torch.Tensor:
-        """Take a step and return its tokens."""
-        self.strategy.verify(**self.arguments, rng=self.rng, out=self.out)
-        return self.out.output_token_ids
-
-    def from_the_start(self, times: int) -> list[torch.Tensor]:
-        """Return the tokens of the first steps, and be where it began."""
-        tokens = [self().clone() for _ in range(times)]
-        self.rng.offsets.zero_()
-        return tokens
-
-    def capture(self) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self()
-        return graph
-
-
-@pytest.fixture(autouse=True)
-def runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have it remembered how calls are run, unlike in tests that change what that depends on."""
-    monkeypatch.setattr(checks, "_CHECKED", {})
-
-
-def same(one: VerifyResult, other: VerifyResult, rows: Any = slice(None)) -> bool:
-    """Return whether a result equals some rows of another, bit for bit."""
-    return all(
-        torch.equal(getattr(one, field.name).nan_to_num(9.0), getattr(other, field.name)[rows].nan_to_num(9.0))
-        for field in dataclasses.fields(VerifyResult)
-        if getattr(one, field.name) is not None
-    )
-
-
-@pytest.mark.parametrize("filtered", ["sampling", "draft_sampling"])
-@pytest.mark.parametrize("count", [8, 110])  # a small batch and a medium one
-@pytest.mark.parametrize("filters", [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}], ids=str)
-def test_stages_side_by_side_are_waited_for(filtered: str, count: int, filters: dict[str, float]) -> None:
-    """One model's rows are filtered while the other's are read: the draw must not see laws of the call before."""
-    samplings = {name: SamplingParams() for name in ("sampling", "draft_sampling")}
-    samplings[filtered] = SamplingParams(temperature=0.7, **filters)
-    take_turns(count, samplings)
-
-
-@pytest.mark.parametrize("filters", [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}, {"min_p": 0.05}], ids=str)
-@pytest.mark.parametrize("far", [1 << 30, 1])
-@pytest.mark.parametrize("large", [1 << 30, 1])
-def test_stages_wait_for_what_they_read(
-    filters: dict[str, float], far: int, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether a stage starts before the one that it depends on ends or not."""
-    monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, runs=1, large=large))
-    monkeypatch.setattr(engine, "OVERLAP_BLOCKS", far)
-    take_turns(40, {"sampling": SamplingParams(temperature=0.7, **filters)})
-
-
-@pytest.mark.parametrize("name", ["rejection", "typical"])
-@pytest.mark.parametrize("form", FORMS[1:])
-@pytest.mark.parametrize("most", [K, 31, 32])  # one word says what became of 32 positions
-@pytest.mark.parametrize("count", [2, 40])  # of few, rows beyond their stops are read in vain
-def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each request's by itself, while other rows are read; and rows read in vain leave nothing to the next call."""
-    assert_large_as_medium(name, [batch(count, form, most, seed=seed) for seed in range(2)], count, most, monkeypatch)
-
-
-@pytest.mark.parametrize("form", FORMS[1:])
-@pytest.mark.parametrize("most", [K, 32])
-def test_nobody_waits_for_requests_with_faults(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor are those beside them held up, in the same call or the next."""
-    count = 40
-    calls = [with_faults(batch(count, form, most, seed=seed)) for seed in range(2)]
-    found = assert_large_as_medium("rejection", calls, count, most, monkeypatch)
-    for call, result in zip(calls, found, strict=True):
-        expected = acceptlib.create("rejection", backend="torch").verify(**call, rng=streams(count))
-        assert torch.equal(result.status, expected.status)
-        kinds = {Status(value) for value in result.status.tolist()}
-        assert kinds >= {Status.OK, Status.INVALID_ROW, Status.INVALID_PARAMETER, Status.INVALID_TOKEN_ID}
-        assert (Status.INVALID_COUNT in kinds) == (form == "ragged-logits")
-
-
-def with_faults(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call some of whose requests have no sound temperature, rows, drafted tokens or, if ragged, counts."""
-    temperature = call["sampling"].temperature.clone()
-    temperature[::6] = float("nan")
-    ids, target, ragged = call["draft_token_ids"].clone(), call["target_logits"].clone(), "cu_num_draft_tokens" in call
-    number = torch.arange(len(temperature), device="cuda")
-    first = call["cu_num_draft_tokens"][:-1] if ragged else number * ids.shape[1]
-    ids.view(-1)[first[1::6]] = V + 5
-    target.view(-1, V)[(first + number)[2::6]] = float("nan")
-    changed = {"draft_token_ids": ids, "target_logits": target, "sampling": SamplingParams(temperature=temperature)}
-    if ragged:
-        changed["cu_num_draft_tokens"] = call["cu_num_draft_tokens"].clone()
-        changed["cu_num_draft_tokens"][-3] = 1 << 20
-    return call | changed
-
-
-def assert_large_as_medium(
-    name: str, calls: list[dict[str, Any]], count: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> list[VerifyResult]:
-    """Check two calls in turns in the same memory, whose stages wait for stops, against stages that wait for all."""
-    strategy = create(name)
-    workspace = strategy.workspace(count, most, V, "cuda")
-
-    def turns(times: int, large: int) -> list[VerifyResult]:
-        monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=large))
-        monkeypatch.setattr(checks, "_CHECKED", {})
-        return [strategy.verify(**calls[turn % 2], rng=streams(count), workspace=workspace) for turn in range(times)]
-
-    expected = turns(2, large=1 << 30)
-    for turn, result in enumerate(turns(40, large=0)):
-        assert same(result, expected[turn % 2])
-    return expected
-
-
-def take_turns(count: int, samplings: dict[str, SamplingParams]) -> None:
-    """Check many calls of two batches, one after the other in the same memory."""
-    strategy = create("rejection")
-    calls = [{**batch(count, "logits", seed=seed), **samplings} for seed in range(2)]
-    expected = [acceptlib.create("rejection", backend="torch").verify(**call, rng=streams(count)) for call in calls]
-    workspace = strategy.workspace(count, K, V, "cuda")
-    found = [strategy.verify(**calls[turn % 2], rng=streams(count), workspace=workspace) for turn in range(40)]
-    for turn, result in enumerate(found):
-        assert torch.equal(result.output_token_ids, expected[turn % 2].output_token_ids)
 
 
 @every_form
@@ -309,122 +124,6 @@ def test_graphs_without_a_workspace(reserved: int, monkeypatch: pytest.MonkeyPat
         assert all(
             torch.equal(step, tokens) for step, tokens in zip(steps[0].from_the_start(2), expected[0], strict=True)
         )
-
-
-@pytest.mark.parametrize("lends", [True, False])
-@pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize("name", ["rejection", "lenience"])
-def test_sums_that_are_waited_for(name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, lends: bool) -> None:
-    """Of long rows from probabilities: in calls of two sizes, in turns, then in replays of both."""
-    monkeypatch.setattr(launching, "KERNELS", {})
-    steps = [Step(name, some, "probs", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
-    reference, expected = acceptlib.create(name, backend="torch"), []
-    for step in steps:
-        given, rng = {**step.arguments, "workspace": None}, streams(len(step.out.status))
-        expected.append([reference.verify(**given, rng=rng).output_token_ids for _ in range(20)])
-    for turns in zip(*expected, strict=True):
-        for step, tokens in zip(steps, turns, strict=True):
-            assert torch.equal(step(), tokens)
-    graphs = [step.capture() for step in steps]
-    for step in steps:
-        step.rng.offsets.zero_()
-    for turns in zip(*expected, strict=True):
-        for step, graph, tokens in zip(steps, graphs, turns, strict=True):
-            graph.replay()
-            assert torch.equal(step.out.output_token_ids, tokens)
-    assert all(key[0].awaits and key[0].spins for key in launching.KERNELS)
-
-
-@pytest.mark.parametrize("lends", [True, False])
-@pytest.mark.parametrize("filters_draft", [True, False])
-@pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
-def test_runs_that_are_listed(
-    name: str, count: int, monkeypatch: pytest.MonkeyPatch, *, filters_draft: bool, lends: bool
-) -> None:
-    """Of long rows under min-p: maxima of sub-blocks say the same; in calls of two sizes and in replays."""
-    temperature = torch.linspace(0.3, 1.5, count + 1, device="cuda")
-    least = torch.linspace(0.02, 0.2, count + 1, device="cuda").flip(0)
-    steps = [Step(name, some, "logits", vocab_size=LONG, lends=lends) for some in (count, count + 1)]
-    for step in steps:
-        some = len(step.out.status)
-        sampling = SamplingParams(temperature=temperature[:some], min_p=least[:some])
-        unfiltered = dataclasses.replace(sampling, min_p=None)
-        step.arguments |= {"sampling": sampling, "draft_sampling": None if filters_draft else unfiltered}
-    assert_changes_nothing("runs", lambda call: call.lists_runs, steps, monkeypatch)
-
-
-@pytest.mark.parametrize("vocab_size", [FULL, LONG])
-@pytest.mark.parametrize("count", [1, 6])
-@pytest.mark.parametrize(("name", "top_p"), [("rejection", None), ("lenience", None), ("typical", 0.9)])
-def test_sums_from_logits_that_are_waited_for(
-    name: str, top_p: float | None, count: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of long rows, some greedy: a count of programs says the same; in calls of two sizes and in replays."""
-    steps = [Step(name, some, "logits", vocab_size=vocab_size) for some in (count, count + 1)]
-    for step in steps:
-        some = len(step.out.status)
-        kept = None if top_p is None else torch.full((some,), top_p, device="cuda")
-        step.arguments["sampling"] = dataclasses.replace(step.arguments["sampling"], top_p=kept)
-    assert_changes_nothing("in_order", lambda call: call.awaits, steps, monkeypatch)
-
-
-@pytest.mark.parametrize(("vocab_size", "count"), [(FULL, 1), (LONG, 1), (FULL, 4), (FULL, 8)])
-def test_programs_that_leave_their_draw_to_the_last_one(
-    vocab_size: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As soon as they miss a sum, unless the last one has started, beside kernels that take places on the device."""
-    step = Step("rejection", count, "logits", vocab_size=vocab_size)
-    expected = step.from_the_start(20)
-    monkeypatch.setattr(launching, "KERNELS", {})
-    monkeypatch.setattr(checks, "_CHECKED", {})
-    monkeypatch.setattr(tunings, "TUNINGS", tunings.Tunings(*(some._replace(looks=0) for some in tunings.TUNINGS)))
-    assert torch.equal(torch.stack(step.from_the_start(20)), torch.stack(expected))
-    assert {(call.draws_held, call.looks) for call, *_ in launching.KERNELS} == {(True, 0)}
-    filler, aside = torch.ones(1 << 24, device="cuda"), torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(500):
-            filler.mul_(1.0)
-    for _ in range(5):
-        assert torch.equal(torch.stack(step.from_the_start(20)), torch.stack(expected))
-
-
-def test_waiting_calls_of_other_forms_share_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From logits other words are waited for than from probabilities: each call leaves what the next one needs."""
-    monkeypatch.setattr(launching, "KERNELS", {})
-    steps = [Step("rejection", count, form, vocab_size=LONG) for count, form in ((6, "probs"), (1, "logits"))]
-    expected = [step.from_the_start(20) for step in steps]
-    steps[1].arguments["workspace"] = steps[0].arguments["workspace"]
-    for turns in zip(*expected, strict=True):
-        for step, tokens in zip(steps, turns, strict=True):
-            assert torch.equal(step(), tokens)
-            assert not step.arguments["workspace"].counters.any()
-    assert all(key[0].awaits and key[0].spins for key in launching.KERNELS)
-
-
-def assert_changes_nothing(
-    field: str, is_used: Callable[[Call], bool], steps: list[Step], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Take steps without and with what a field of all tunings turns on, and replay those with it."""
-    found = []
-    for turned_on in (False, True):
-        monkeypatch.setattr(launching, "KERNELS", {})
-        monkeypatch.setattr(checks, "_CHECKED", {})
-        if not turned_on:
-            all_tunings = tunings.Tunings(*(tuning._replace(**{field: False}) for tuning in tunings.TUNINGS))
-            monkeypatch.setattr(tunings, "TUNINGS", all_tunings)
-        found.append([step.from_the_start(20) for step in steps])
-        assert {is_used(key[0]) for key in launching.KERNELS} == {turned_on}
-        assert not any(step.arguments["workspace"].counters.any() for step in steps if step.arguments["workspace"])
-        monkeypatch.undo()
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(torch.stack(one), torch.stack(other))
-    graphs = [step.capture() for step in steps]
-    for turns in zip(*found[0], strict=True):
-        for step, graph, tokens_of_turn in zip(steps, graphs, turns, strict=True):
-            graph.replay()
-            assert torch.equal(step.out.output_token_ids, tokens_of_turn)
 
 
 # Memory and waiting
