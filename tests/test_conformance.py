@@ -112,6 +112,7 @@ def test_mutant_cannot_be_captured(name: str) -> None:
 # Interpreted Triton, in a process of its own: it must be known before the kernels are
 
 
+@pytest.mark.long
 def test_interpreted_triton() -> None:
     """What a kernel can get wrong by itself, equality with torch on all that it runs, and the mutant of that check."""
     pytest.importorskip("triton")

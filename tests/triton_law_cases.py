@@ -678,14 +678,14 @@ def compare_listed(logits: torch.Tensor) -> str:
 
 
 def labels() -> list[tuple[str, str]]:
-    """Return the group and the name of every case: groups run side by side."""
+    """Return the mode and the name of every case: modes run side by side."""
     by_lists = [f"min-p-{room}" for room in LISTED]
     laws = [f"{filters}-{kind}" for filters in ("law", "top-p", "mixed", *by_lists) for kind in law_rows()]
     wide = [f"{rows}-{kind}" for rows in ("wide", *(f"bins-{room}" for room in LISTED)) for kind in wide_rows()]
     return [
-        *(("laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), *SUMS)),
-        *(("wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
-        *(("wide", f"listed-{kind}") for kind in wide_rows()),
+        *(("interpreted:laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), *SUMS)),
+        *(("interpreted:wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
+        *(("interpreted:wide", f"listed-{kind}") for kind in wide_rows()),
     ]
 
 
@@ -727,7 +727,7 @@ def listing(room: int) -> Iterator[None]:
 
 
 def main(mode: str, path: str) -> None:
-    """Run every case of a group."""
+    """Run every case of a mode."""
     torch.set_num_threads(1)
     quick_interpreter.install()
     whole = {"BLOCK": engine.BLOCK, "TILE": engine.TILE}
