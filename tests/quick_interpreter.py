@@ -4,7 +4,7 @@ For each device function that a kernel calls it patches the language anew, which
 has a function of its own it calls that for every entry, which takes tensors as well; it computes sums, differences and
 products of integers twice, for an assertion that it leaves out; it makes a table of all dtypes to look one up, and
 numbers of its own for the shape of every tensor; it makes types of blocks and numbers beside tensors anew for each
-operation; it finds out what two tensors are computed as where they are alike; and it interprets Philox.
+operation; and it finds out what two tensors are computed as where they are alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
-from triton.language import core, random
+from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
@@ -51,8 +51,6 @@ def _call(function: interpreter.InterpretedFunction, *args: object, **kwargs: ob
     if names not in _patched:
         _patched.add(names)
         interpreter._patch_lang(function.fn)
-    if function is random.philox_impl and args[0].dtype is tl.uint32:
-        return _philox(*args)
     return function.rewrite()(*args, **kwargs)
 
 
@@ -257,26 +255,3 @@ def _compute(
     if data.itemsize > width:
         data = data.astype(_numpy_dtype(left.dtype))
     return interpreter.TensorHandle(data, left.dtype)
-
-
-# Streams
-
-_ROUND = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY = (np.uint32(0x9E3779B9), np.uint32(0xBB67AE85))
-_HALF = np.uint64(32)
-
-
-def _philox(*given: Any) -> tuple[tl.tensor, ...]:
-    """Return what Philox makes of four counters and two keys."""
-    *values, rounds = given
-    blocks = [value.type for value in values if value.type.is_block()]
-    shape = np.broadcast_shapes(*(tuple(block.shape.values) for block in blocks))
-    kind = tl.block_type(tl.uint32, list(shape)) if blocks else tl.uint32
-    a, b, c, d, *keys = (np.broadcast_to(value.handle.data, shape or (1,)) for value in values)
-    for _ in range(_unwrap(rounds)):
-        first, second = a * _ROUND[0], c * _ROUND[1]
-        high, other = ((product >> _HALF).astype(np.uint32) for product in (second, first))
-        a, c = high ^ b ^ keys[0], other ^ d ^ keys[1]
-        b, d = second.astype(np.uint32), first.astype(np.uint32)
-        keys = [key + step for key, step in zip(keys, _KEY, strict=True)]
-    return tuple(tl.tensor(interpreter.TensorHandle(part, tl.uint32), kind) for part in (a, b, c, d))

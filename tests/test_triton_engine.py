@@ -17,6 +17,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import interpreter_cases
 import triton_calls
 import triton_engine_cases as cases
 import triton_law_cases as laws
@@ -57,6 +58,12 @@ def results(folder: Path) -> Results:
 def test_laws(mode: str, label: str, folder: Path) -> None:
     """What is kept of a row and with what probability, its entropy, draws by a law, and sums in thirds."""
     assert cases.run_apart(mode, folder / f"{mode.replace(':', '-')}.json", laws.__file__)[label] == ""
+
+
+@pytest.mark.parametrize(("mode", "label"), interpreter_cases.labels())
+def test_quick_interpreter(mode: str, label: str, folder: Path) -> None:
+    """It leaves the same in memory as Triton's own after every launch."""
+    assert cases.run_apart(mode, folder / f"{mode.replace(':', '-')}.json", interpreter_cases.__file__)[label] == ""
 
 
 @pytest.mark.parametrize(("mode", "label"), cases.interpreted())
