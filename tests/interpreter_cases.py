@@ -27,7 +27,7 @@ INTERPRETED = (
     (SEVERAL_BLOCKS, "ragged-logits", "block"),
     (SEVERAL_BLOCKS, "half", "likeliest"),
     (SEVERAL_BLOCKS, "one-hot", "typical"),
-    (FILTERED_SHAPE, "filtered", "rejection"),
+    (FILTERED_SHAPE, "top-p", "rejection"),
     (FILTERED_SHAPE, "min-p-mixed", "block"),
 )
 """A shape, a call and a strategy each, which between them run every stage."""
