@@ -10,11 +10,13 @@ SUM_SCALE: Final = 2.0**44
 ROW_SUM_LIMIT: Final = 2.0**18
 """Magnitudes of a row's terms sum to less than this, or their sum is NaN: integers would overflow at twice as much."""
 
-MAGNITUDE_SHIFT: Final = 31
-"""Bits of a term in fixed point that its magnitude lacks. What is left, steps of 2^-13, sums to less than 2^63 over any
-row of terms up to `ROW_SUM_LIMIT`, and what is lacking to no more than that limit."""
+MAGNITUDE_SCALE: Final = 2.0**13
+"""Fixed-point scale of magnitudes, which are added up in fours of neighbours first, (a + b) + (c + d).
 
-MAGNITUDE_LIMIT: Final = int(ROW_SUM_LIMIT * SUM_SCALE) >> MAGNITUDE_SHIFT
+Those of terms up to `ROW_SUM_LIMIT` sum to less than 2^63 over any row, and what the steps lack to less than that limit.
+"""
+
+MAGNITUDE_LIMIT: Final = int(ROW_SUM_LIMIT * MAGNITUDE_SCALE)
 """`ROW_SUM_LIMIT` in these steps."""
 
 WEIGHT_SCALE: Final = 2.0**60

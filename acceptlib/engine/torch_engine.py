@@ -15,13 +15,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
 from acceptlib.engine import chains, decide, single
 from acceptlib.engine.constants import (
     MAGNITUDE_LIMIT,
-    MAGNITUDE_SHIFT,
+    MAGNITUDE_SCALE,
     ROW_SUM_LIMIT,
     ROW_TOLERANCE,
     SUM_SCALE,
@@ -458,9 +459,10 @@ def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
     most = as_words(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
     if not may_hold(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
         return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
-    fixed = to_fixed(terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT), SUM_SCALE, in_place=True)
-    total = fixed.sum(1).to(torch.float64).div_(SUM_SCALE)
-    magnitude = fixed.abs_().bitwise_right_shift_(MAGNITUDE_SHIFT).sum(1)
+    terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
+    fours = functional.pad(terms.abs(), (0, -terms.shape[1] % 4)).unflatten(1, (-1, 2, 2)).sum(3).sum(2)
+    magnitude = (fours * MAGNITUDE_SCALE).to(torch.int64).sum(1)
+    total = to_fixed(terms, SUM_SCALE, in_place=True).sum(1).to(torch.float64).div_(SUM_SCALE)
     return total.masked_fill_(magnitude >= MAGNITUDE_LIMIT, torch.nan)
 
 

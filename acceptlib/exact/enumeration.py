@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib.engine import decide
-from acceptlib.engine.constants import MAGNITUDE_LIMIT, ROW_SUM_LIMIT, ROW_TOLERANCE
+from acceptlib.engine.constants import ROW_SUM_LIMIT, ROW_TOLERANCE
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, shortened
 from acceptlib.rules import Rule
@@ -313,8 +313,7 @@ def row_scalars(
     of_positions = {name: value[:1] for name, value in given.items() if name == "position" or name in plan.constants}
     for name, row_sum in plan.used_row_sums.items():
         terms = _elementwise(row_sum, ids, p, q, {**values, **of_positions}, numbers)
-        magnitude = (terms.abs() * (MAGNITUDE_LIMIT / ROW_SUM_LIMIT)).floor().sum(-1)  # in the engines' steps
-        values[name] = terms.sum(-1).masked_fill(~(magnitude < MAGNITUDE_LIMIT), torch.nan)
+        values[name] = terms.sum(-1).masked_fill(~(terms.abs().sum(-1) < ROW_SUM_LIMIT), torch.nan)
     return values
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from acceptlib.engine.triton import counters, decide, laws, min_p, rows, select
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
-from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SHIFT, ROW_SUM_LIMIT, SUM_SCALE
+from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
 
 NO_SUM = tl.constexpr(-(2**63))
 """Stands for an entropy of terms that are not all finite: integers have no NaN."""
@@ -124,9 +124,10 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
                 tl.store(partials_ptr + i * size + block, tl.where(finite, total, NO_SUM))
             else:
                 # What is no number is beyond the limit too. Sums wrap beyond it alone, and those of magnitudes never.
-                fixed = (tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT) * SUM_SCALE).to(tl.int64)
-                tl.store(partials_ptr + i * size + block, tl.sum(fixed, 0))
-                tl.store(magnitudes_ptr + i * size + block, tl.sum(tl.abs(fixed) >> MAGNITUDE_SHIFT, 0))
+                terms = tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT)
+                tl.store(partials_ptr + i * size + block, tl.sum((terms * SUM_SCALE).to(tl.int64), 0))
+                magnitude = tl.sum((fours(tl.abs(terms)) * MAGNITUDE_SCALE).to(tl.int64), 0)
+                tl.store(magnitudes_ptr + i * size + block, magnitude)
         left = tl.where(inside, tl.where(p == p, p, float("inf")), -1.0)  # an infinity makes the entropy NaN
         TOP_K: tl.constexpr = CALL.top_k
         for i in tl.static_range(TOP_K):

@@ -22,7 +22,7 @@ SHARE = tl.constexpr(0.25)
 
 ROW_SUM_LIMIT = tl.constexpr(constants.ROW_SUM_LIMIT)
 
-MAGNITUDE_SHIFT = tl.constexpr(constants.MAGNITUDE_SHIFT)
+MAGNITUDE_SCALE = tl.constexpr(constants.MAGNITUDE_SCALE)
 
 MAGNITUDE_LIMIT = tl.constexpr(constants.MAGNITUDE_LIMIT)
 
