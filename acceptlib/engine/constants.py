@@ -13,7 +13,7 @@ ROW_SUM_LIMIT: Final = 2.0**18
 MAGNITUDE_SCALE: Final = 2.0**13
 """Fixed-point scale of magnitudes, which are added up in fours of neighbours first, (a + b) + (c + d).
 
-Those of terms up to `ROW_SUM_LIMIT` sum to less than 2^63 over any row, and what the steps lack to less than that limit.
+Those of terms up to `ROW_SUM_LIMIT` sum to less than 2^63 over any row, and what the steps lack to less than the limit.
 """
 
 MAGNITUDE_LIMIT: Final = int(ROW_SUM_LIMIT * MAGNITUDE_SCALE)

@@ -460,7 +460,8 @@ def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
     if not may_hold(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
         return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
     terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
-    fours = functional.pad(terms.abs(), (0, -terms.shape[1] % 4)).unflatten(1, (-1, 2, 2)).sum(3).sum(2)
+    padded = functional.pad(terms.abs(), (0, -terms.shape[1] % 4))
+    fours = padded.view(-1, padded.shape[1] // 4, 2, 2).sum(3).sum(2)
     magnitude = (fours * MAGNITUDE_SCALE).to(torch.int64).sum(1)
     total = to_fixed(terms, SUM_SCALE, in_place=True).sum(1).to(torch.float64).div_(SUM_SCALE)
     return total.masked_fill_(magnitude >= MAGNITUDE_LIMIT, torch.nan)

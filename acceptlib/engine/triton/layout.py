@@ -14,7 +14,7 @@ class Layout(NamedTuple):
     Attributes:
         draft_partials: Sums, maxima and argmaxes of blocks of the draft's rows, behind those of the target's.
         scalars: The plan's scalars, for each position.
-        sums: Row sums, largest entries, and magnitudes of the strategy's own sums, of blocks, for each position.
+        sums: Row sums, largest entries, and magnitudes of row sums, of blocks, for each position.
         draws: What the last stage finds of a row, for each request; of every row where a mass decides.
         draw_words: Words of one of these.
         prepared: What `masses.prepare` finds, for each request.
@@ -58,8 +58,7 @@ def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_bloc
     draft_partials = 2 * num_rows * num_blocks
     scalars = draft_partials + 2 * num_positions * num_blocks
     sums = scalars + len(CALL.scalars) * num_positions
-    num_magnitudes = CALL.entropy_scalar if CALL.entropy_scalar >= 0 else len(CALL.sums)  # of the strategy's own sums
-    draws = sums + (len(CALL.sums) + CALL.top_k + num_magnitudes) * num_positions * num_blocks
+    draws = sums + (2 * len(CALL.sums) + CALL.top_k) * num_positions * num_blocks
     draw_words = CALL.emit_words * num_emit_blocks
     prepared = draws + (num_rows if CALL.mass_scalar >= 0 else num_requests) * draw_words
     cuts = prepared

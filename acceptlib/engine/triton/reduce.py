@@ -17,9 +17,6 @@ from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
 
-NO_SUM = tl.constexpr(-(2**63))
-"""Stands for an entropy of terms that are not all finite: integers have no NaN."""
-
 
 class Row(NamedTuple):
     """One position's rows for elementwise rules: the drafted token, -1 at a bonus row, its scalars, and both laws."""
@@ -118,16 +115,11 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         numbers = (p, q, is_drafted) + as_rows(row.scalars)
         for i in tl.static_range(len(CALL.sums)):
             terms = tl.where(inside, evaluate(CALL.sums[i], numbers, tl.float32), 0.0)
-            if i == CALL.entropy_scalar:  # which no law takes near the limit
-                total = tl.sum((terms * SUM_SCALE).to(tl.int64), 0)
-                finite = tl.min((tl.abs(terms) < float("inf")).to(tl.int32), 0) != 0
-                tl.store(partials_ptr + i * size + block, tl.where(finite, total, NO_SUM))
-            else:
-                # What is no number is beyond the limit too. Sums wrap beyond it alone, and those of magnitudes never.
-                terms = tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT)
-                tl.store(partials_ptr + i * size + block, tl.sum((terms * SUM_SCALE).to(tl.int64), 0))
-                magnitude = tl.sum((fours(tl.abs(terms)) * MAGNITUDE_SCALE).to(tl.int64), 0)
-                tl.store(magnitudes_ptr + i * size + block, magnitude)
+            # What is no number is beyond the limit too. Sums wrap beyond it alone, and those of magnitudes never.
+            terms = tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT)
+            tl.store(partials_ptr + i * size + block, tl.sum((terms * SUM_SCALE).to(tl.int64), 0))
+            magnitude = tl.sum((fours(tl.abs(terms)) * MAGNITUDE_SCALE).to(tl.int64), 0)
+            tl.store(magnitudes_ptr + i * size + block, magnitude)
         left = tl.where(inside, tl.where(p == p, p, float("inf")), -1.0)  # an infinity makes the entropy NaN
         TOP_K: tl.constexpr = CALL.top_k
         for i in tl.static_range(TOP_K):
@@ -142,12 +134,9 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
                 part = partials_ptr + i * size + index
                 totals = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
                 scalar = tl.sum(totals, 0).to(tl.float64) / SUM_SCALE
-                if i == CALL.entropy_scalar:
-                    scalar = tl.where(tl.min(totals, 0) == NO_SUM, float("nan"), scalar)
-                else:
-                    part = magnitudes_ptr + i * size + index
-                    magnitudes = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
-                    scalar = tl.where(tl.sum(magnitudes, 0) < MAGNITUDE_LIMIT, scalar, float("nan"))
+                part = magnitudes_ptr + i * size + index
+                magnitudes = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
+                scalar = tl.where(tl.sum(magnitudes, 0) < MAGNITUDE_LIMIT, scalar, float("nan"))
                 tl.store(scalars_ptr + i * request.num_positions, scalar)
             if CALL.top_k:
                 entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)
