@@ -223,10 +223,12 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
     """Return B and K, which ids, counts and rows agree on."""
     ids, counts, bonus = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.bonus_token_ids
     most = arguments.max_num_draft_tokens
-    if most is not None and (not isinstance(most, Integral) or most < 0):
-        msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(most)}"
+    if most is not None and not (isinstance(most, Integral) and 0 <= most < 1 << 31):
+        msg = f"max_num_draft_tokens: expected an int >= 0 and below 2^31, got {shortened(most)}"
         raise InputError(msg)
-    if bonus is not None and arguments.logprobs and ids.numel() and target.shape[:-1] == ids.shape:
+    if bonus is not None:
+        expect("bonus_token_ids", bonus, None, ID_DTYPES, target.device)
+    if bonus is not None and arguments.logprobs and ids.numel() and len(bonus) and target.shape[:-1] == ids.shape:
         msg = (
             "target rows: expected bonus rows too, for logprobs=True reads them though bonus_token_ids are given, got "
             f"{list(target.shape)}: pass [B, K+1, V] or [T+B, V], or logprobs=False"

@@ -155,24 +155,30 @@ def _say(key: str, detail: ErrorDetails) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the `acceptance` table, with the options of every available strategy."""
-    schema = {"$schema": DIALECT, **AcceptanceConfig.model_json_schema()}
+    """Return the JSON Schema of a config file, with the options of every available strategy."""
+    table = AcceptanceConfig.model_json_schema()
+    definitions = table.pop("$defs", {})
     names = registry.available()
-    schema["properties"]["strategy"]["examples"] = names
-    schema["allOf"] = []
+    table["properties"]["strategy"]["examples"] = names
+    table["allOf"] = []
     for name in names:
         strategy = registry.find(name).strategy
         options = _options_schema(strategy)
         # References count from the root of the whole.
-        definitions = {f"{name}.{key}": value for key, value in options.pop("$defs", {}).items()}
-        schema["$defs"] = schema.get("$defs", {}) | definitions
-        schema["allOf"].append(
+        definitions |= {f"{name}.{key}": value for key, value in options.pop("$defs", {}).items()}
+        table["allOf"].append(
             {
                 "if": {"properties": {"strategy": {"enum": [name, *registry.aliases(strategy)]}}},
                 "then": {"properties": {"options": options}},
             }
         )
-    return schema
+    return {
+        "$schema": DIALECT,
+        "$defs": definitions,
+        "type": "object",
+        "properties": {TABLE: table},
+        "required": [TABLE],
+    }
 
 
 def _options_schema(strategy: type[AcceptanceStrategy]) -> dict[str, Any]:

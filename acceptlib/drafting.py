@@ -15,7 +15,7 @@ __all__ = ["sample"]
 
 
 def sample(
-    logits: torch.Tensor, *, rng: Rng, position: int = 0, sampling: SamplingParams | None = None
+    logits: torch.Tensor, *, rng: Rng, position: int, sampling: SamplingParams | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token for each request, for drafting with the streams that `verify` will be given.
 
@@ -26,7 +26,8 @@ def sample(
     Args:
         logits: [B, V] float32, float16 or bfloat16, the draft model's.
         rng: Streams of the requests; they stay where they are.
-        position: Place of the token within this step's draft, from 0.
+        position: Place of the token within this step's draft, from 0. The same place has the same numbers: two tokens
+            drawn at one would not be independent.
         sampling: What turns logits into the law, as `draft_sampling` of `verify`.
 
     Returns:

@@ -75,8 +75,9 @@ class Rng:
     def __post_init__(self) -> None:
         """Check types, shapes and dtypes."""
         for name, value in (("seeds", self.seeds), ("offsets", self.offsets)):
-            if not isinstance(value, torch.Tensor):
-                msg = f"Rng {name}: expected a torch.Tensor, got {type(value).__name__}"
+            if not isinstance(value, torch.Tensor) or value.is_nested:
+                got = "a nested one" if isinstance(value, torch.Tensor) else type(value).__name__
+                msg = f"Rng {name}: expected a torch.Tensor, got {got}"
                 raise InputError(msg)
             if value.dtype != torch.int64 or value.ndim != 1 or not value.is_contiguous():
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"

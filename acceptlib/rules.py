@@ -83,13 +83,14 @@ class Rule:
         """
         try:
             value = self.function(*args)
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, NameError, TypeError, ValueError) as error:
             if isinstance(error, AcceptlibError):
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            msg = (
-                f"rule {self.function.__qualname__!r}: {why}. Rules take numbers, arrays and tensors: use acceptlib.ops"
+            advice = (
+                "" if isinstance(error, NameError) else " Rules take numbers, arrays and tensors: use acceptlib.ops"
             )
+            msg = f"rule {self.function.__qualname__!r}: {why}.{advice}"
             raise StrategyDefinitionError(msg) from error
         if not isinstance(value, NUMBERS):
             expected = "expected a number or an array of what it reads; is a `return` missing?"

@@ -85,8 +85,8 @@ class SamplingParams:
             if not is_number or not low <= value <= high or value == math.inf:
                 msg = f"{name}: expected {expected} or a tensor [B], got {shortened(value)}"
                 raise InputError(msg)
-            if not isinstance(value, int | float):  # NumPy's
-                object.__setattr__(self, name, float(value) if kind is Real else int(value))
+            # NumPy's too, and an int of more than 64 bits
+            object.__setattr__(self, name, float(value) if kind is Real else int(value))
         if self.logit_bias is not None and not isinstance(self.logit_bias, LogitBias):
             got = f"{shortened(self.logit_bias)} ({type(self.logit_bias).__name__})"
             msg = f"logit_bias: expected LogitBias(token_ids=..., values=...), got {got}"

@@ -6,6 +6,7 @@ import copy
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from numbers import Integral
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
@@ -31,8 +32,6 @@ from acceptlib.tensors import as_device
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pydantic_core import ErrorDetails
     from typing_extensions import Self
 
@@ -76,7 +75,7 @@ _Options = Options
 
 
 def _is_constant(value: object) -> bool:
-    """Return whether rules may read an option as it is."""
+    """Return whether rules may read a value as it is."""
     entries = value if isinstance(value, tuple) else (value,)
     return all(isinstance(entry, int | float) for entry in entries)
 
@@ -190,6 +189,7 @@ class AcceptanceStrategy:
         self.backend = backend
         if type(self).verify is AcceptanceStrategy.verify:
             constants = self.constants()
+            self._check_constants(constants)
             self._check_options(constants)
             self.plan = Plan(
                 name=self.name,
@@ -423,6 +423,16 @@ class AcceptanceStrategy:
                 )
                 raise StrategyDefinitionError(msg)
 
+    def _check_constants(self, constants: object) -> None:
+        expected = "expected numbers by name, or tuples of one a position"
+        if not isinstance(constants, Mapping):
+            msg = f"strategy {self.name!r}: constants() returned {shortened(constants)}: {expected}"
+            raise StrategyDefinitionError(msg)
+        for name, value in constants.items():
+            if not _is_constant(value):
+                msg = f"strategy {self.name!r}: constants() returned {shortened(value)} as {name!r}: {expected}"
+                raise StrategyDefinitionError(msg)
+
     def _check_options(self, constants: Mapping[str, Constant]) -> None:
         options = {name: value for name, value in self.options.model_dump().items() if not _is_constant(value)}
         rules = {role: rule for role in RULES if (rule := getattr(self, role)) is not None} | self._row_sums()
@@ -432,7 +442,7 @@ class AcceptanceStrategy:
                     kind = type(options[name]).__name__
                     msg = (
                         f"strategy {self.name!r}: rule {role!r} reads option {name!r}, which is a {kind}; rules read "
-                        "numbers only: override `constants()` to turn it into a number"
+                        "numbers only: override `constants()` to turn it into one, or a tuple of one a position"
                     )
                     raise StrategyDefinitionError(msg)
 

@@ -44,6 +44,7 @@ def expect(
     """Check one tensor; a name in `shape` stands for any length, and None as `shape` for any shape."""
     if (
         isinstance(value, torch.Tensor)
+        and not value.is_nested
         and value.layout is torch.strided
         and value.dtype in dtypes
         and value.device == device
@@ -52,6 +53,9 @@ def expect(
         return  # the rest says what is wrong
     if not isinstance(value, torch.Tensor):
         msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
+        raise InputError(msg)
+    if value.is_nested:
+        msg = f"{name}: expected a torch.Tensor, got a nested one"
         raise InputError(msg)
     if value.layout is not torch.strided:
         msg = f"{name}: expected a dense tensor, got {str(value.layout).removeprefix('torch.')}; pass `.to_dense()`"

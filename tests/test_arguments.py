@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -69,6 +70,7 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"cu_num_draft_tokens": torch.zeros(3, dtype=I64, device="meta")},
         ["cu_num_draft_tokens", "device cpu", "meta"],
     ),
+    "max-huge": ({"max_num_draft_tokens": 2**62}, ["max_num_draft_tokens", "below 2^31", str(2**62)]),
     "max-negative": ({"max_num_draft_tokens": -1}, ["max_num_draft_tokens", ">= 0", "-1"]),
     "max-type": ({"max_num_draft_tokens": 2.0}, ["max_num_draft_tokens", "int", "2.0"]),
     "max-bool": ({"max_num_draft_tokens": True}, ["max_num_draft_tokens", "int", "True"]),
@@ -151,6 +153,11 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
 }
 
+with warnings.catch_warnings():  # of an interface that may change
+    warnings.simplefilter("ignore")
+    NESTED = torch.nested.nested_tensor([torch.ones(2, dtype=I64)] * 2)
+"""It has no shape to look at."""
+
 PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ids-flat": (
         {"draft_token_ids": torch.zeros(3, dtype=I64)},
@@ -167,6 +174,8 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"target_probs": torch.nested.nested_tensor([torch.ones(3, 7)] * 2, layout=torch.jagged)},
         ["target_probs", "nested"],
     ),
+    "ids-nested": ({"draft_token_ids": NESTED}, ["draft_token_ids", "a nested one"]),
+    "bonus-nested": ({"bonus_token_ids": NESTED}, ["bonus_token_ids", "a nested one"]),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
     "bonus-rows": (
         {"target_probs": torch.ones(2, 2, 7), "bonus_token_ids": torch.zeros(2, dtype=I64), "logprobs": True},
@@ -300,6 +309,27 @@ def test_temperature_out_of_range_is_an_error_as_a_number(temperature: Any) -> N
         SamplingParams(temperature=temperature)
     assert "number >= 0" in str(caught.value)
     assert repr(temperature) in str(caught.value)
+
+
+def test_temperature_of_more_digits_than_an_integer_has() -> None:
+    ids, row = torch.zeros(1, 0, dtype=torch.int64), torch.arange(4.0)[None, None]
+    result = acceptlib.create("rejection").verify(
+        ids, target_logits=row, sampling=SamplingParams(temperature=10**20), rng=0
+    )
+    assert result.num_emitted.tolist() == [1]
+
+
+def test_no_request_of_a_ragged_call_may_have_given_tokens() -> None:
+    """Rows are as many as tokens then, with bonus rows or without."""
+    ids, rows = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 5)
+    given = {"cu_num_draft_tokens": torch.tensor([0]), "bonus_token_ids": torch.zeros(0, dtype=torch.int64)}
+    result = acceptlib.create("rejection").verify(ids, target_logits=rows, logprobs=True, **given)
+    assert result.to_lists() == []
+
+
+def test_streams_are_no_nested_tensors() -> None:
+    with pytest.raises(InputError, match=r"Rng seeds: expected a torch\.Tensor, got a nested one"):
+        acceptlib.Rng(seeds=NESTED, offsets=torch.zeros(2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("parameters", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": torch.zeros(1)}])

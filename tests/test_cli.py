@@ -127,15 +127,22 @@ class TestLookingUp:
 
     def test_schema_is_json_schema(self) -> None:
         schema = json.loads(run("schema").stdout)
-        assert schema["properties"]["strategy"]["examples"] == acceptlib.available()
+        table = schema["properties"]["acceptance"]
+        assert table["properties"]["strategy"]["examples"] == acceptlib.available()
+
+    @pytest.mark.parametrize("command", [["compare"], ["generate", "x"], ["bench"]])
+    def test_temperature_without_bound(self, command: list[str]) -> None:
+        shown = run(*command, "--temperature", "inf", code=2).stderr
+        assert "Invalid value for '--temperature': inf is not finite." in shown
 
     def test_unknown_name(self) -> None:
         assert "Did you mean 'rejection'?" in fails("show", "rejecton")
 
-    def test_output_that_cannot_be_written(self) -> None:
+    @pytest.mark.parametrize("argument", ["list", "--help", "--version"])
+    def test_output_that_cannot_be_written(self, argument: str) -> None:
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "acceptlib", "list"],
+            done = subprocess.run(  # noqa: S603 - what the cases say
+                [sys.executable, "-m", "acceptlib", argument],
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,

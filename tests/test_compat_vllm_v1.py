@@ -568,3 +568,8 @@ def test_dummy_metadata() -> None:
     assert metadata.cu_num_draft_tokens.tolist() == [2, 2, 3]
     assert metadata.max_spec_len == 2
     assert metadata.draft_token_ids.dtype == metadata.cu_num_draft_tokens.dtype == torch.int32
+
+
+def test_a_sampler_of_later_versions_is_refused() -> None:
+    with pytest.raises(InputError, match="RejectionSampler: expected no arguments"):
+        RejectionSampler(torch.nn.Identity())

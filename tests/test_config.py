@@ -296,7 +296,8 @@ def test_schema_of_options_that_are_types_of_their_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(registry, "available", lambda: [*strategies])
     monkeypatch.setattr(registry, "find", strategies.__getitem__)
     schema = json.loads(to_json(config.json_schema()))
-    for branch, (name, values) in zip(schema["allOf"], (("gentle", ["low", "high"]), ("rough", ["on"])), strict=True):
+    branches = schema["properties"]["acceptance"]["allOf"]
+    for branch, (name, values) in zip(branches, (("gentle", ["low", "high"]), ("rough", ["on"])), strict=True):
         options = branch["then"]["properties"]["options"]
         assert options["properties"]["mode"]["$ref"] == f"#/$defs/{name}.Mode"
         mode = schema["$defs"][f"{name}.Mode"]
@@ -411,13 +412,14 @@ def test_schema_is_json() -> None:
 
 def test_schema_names_every_strategy() -> None:
     schema = config.json_schema()
-    assert schema["properties"]["strategy"]["examples"] == acceptlib.available()
-    assert schema["required"] == ["strategy"]
-    assert len(schema["allOf"]) == len(acceptlib.available())
+    table = schema["properties"]["acceptance"]
+    assert table["properties"]["strategy"]["examples"] == acceptlib.available()
+    assert table["required"] == ["strategy"]
+    assert len(table["allOf"]) == len(acceptlib.available())
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     options = {
         part["if"]["properties"]["strategy"]["enum"][0]: part["then"]["properties"]["options"]
-        for part in schema["allOf"]
+        for part in table["allOf"]
     }
     assert options["block"]["description"] == "No options."
     assert options["lenience"]["description"] != "No options."
@@ -426,14 +428,22 @@ def test_schema_names_every_strategy() -> None:
 @pytest.mark.parametrize("table", GOOD_TABLES, ids=json.dumps)
 def test_schema_accepts_what_loads(table: dict[str, Any]) -> None:
     acceptlib.from_config(table)
-    assert fits(table, config.json_schema())
+    assert fits({"acceptance": table}, config.json_schema())
 
 
 @pytest.mark.parametrize("table", BAD_TABLES, ids=json.dumps)
 def test_schema_rejects_what_does_not(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         acceptlib.from_config(table)
-    assert not fits(table, config.json_schema())
+    assert not fits({"acceptance": table}, config.json_schema())
+
+
+def test_schema_is_of_a_file(tmp_path: Path) -> None:
+    """The table is under its key there, beside what other programs read."""
+    file = {"model": "other", "acceptance": {"strategy": "block"}}
+    acceptlib.from_config(written(tmp_path, "a.json", json.dumps(file)))
+    assert fits(file, config.json_schema())
+    assert not fits(file["acceptance"], config.json_schema())
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "+1.e-3", "0.1e-2", ".001e0", "1.0e-3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -55,15 +56,15 @@ def test_verification_reads_the_law_that_was_drawn_from() -> None:
 def test_a_request_does_not_depend_on_its_neighbours() -> None:
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(1))
     rng, order = streams(6), torch.tensor([4, 1])
-    ids, _ = acceptlib.sample(logits, rng=rng)
-    some, _ = acceptlib.sample(logits[order], rng=Rng(seeds=rng.seeds[order], offsets=rng.offsets[order]))
+    ids, _ = acceptlib.sample(logits, rng=rng, position=0)
+    some, _ = acceptlib.sample(logits[order], rng=Rng(seeds=rng.seeds[order], offsets=rng.offsets[order]), position=0)
     assert torch.equal(some, ids[order])
 
 
 def test_a_row_without_a_law_gives_an_id_and_no_law() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[1] = -math.inf
-    ids, probs = acceptlib.sample(logits, rng=streams(2))
+    ids, probs = acceptlib.sample(logits, rng=streams(2), position=0)
     assert bool(probs[1].isnan().all())
     assert bool(((ids >= 0) & (ids < VOCAB)).all())
 
@@ -83,13 +84,13 @@ def test_a_row_without_a_law_gives_an_id_and_no_law() -> None:
     ],
 )
 def test_bad_input(arguments: dict[str, object], message: str) -> None:
-    given = {"logits": torch.zeros(2, VOCAB), "rng": streams(2), **arguments}
+    given = {"logits": torch.zeros(2, VOCAB), "rng": streams(2), "position": 0, **arguments}
     with pytest.raises(InputError, match=message):
         acceptlib.sample(given.pop("logits"), **given)  # type: ignore[arg-type]
 
 
 def test_no_requests() -> None:
-    ids, probs = acceptlib.sample(torch.empty(0, VOCAB), rng=streams(0))
+    ids, probs = acceptlib.sample(torch.empty(0, VOCAB), rng=streams(0), position=0)
     assert ids.shape == (0,)
     assert probs.shape == (0, VOCAB)
     assert acceptlib.pack_bitmask(torch.empty(0, VOCAB, dtype=torch.bool)).shape == (0, 2)
@@ -100,11 +101,16 @@ def test_little_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
     logits = torch.randn(64, 20_000, generator=torch.Generator().manual_seed(6))
     sampling, rng = SamplingParams(temperature=0.7), streams(64)
-    ids, probs = acceptlib.sample(logits, rng=rng, sampling=sampling)
+    ids, probs = acceptlib.sample(logits, rng=rng, position=0, sampling=sampling)
     assert sum(flat.nbytes for flat in scratch._BUFFERS.flat.values()) < 10 << 20
     parts = (slice(0, 9), slice(9, 64))
     one, other = (
-        acceptlib.sample(logits[some], rng=Rng(seeds=rng.seeds[some], offsets=rng.offsets[some]), sampling=sampling)
+        acceptlib.sample(
+            logits[some],
+            rng=Rng(seeds=rng.seeds[some], offsets=rng.offsets[some]),
+            position=0,
+            sampling=sampling,
+        )
         for some in parts
     )
     assert torch.equal(torch.cat((one[0], other[0])), ids)
@@ -113,8 +119,9 @@ def test_little_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_in_a_compiled_function() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
-    compiled = torch.compile(lambda logits, rng: acceptlib.sample(logits, rng=rng), fullgraph=True, backend="eager")
-    for found, wanted in zip(compiled(logits, streams(3)), acceptlib.sample(logits, rng=streams(3)), strict=True):
+    sample = functools.partial(acceptlib.sample, position=0)
+    compiled = torch.compile(lambda logits, rng: sample(logits, rng=rng), fullgraph=True, backend="eager")
+    for found, wanted in zip(compiled(logits, streams(3)), sample(logits, rng=streams(3)), strict=True):
         assert torch.equal(found, wanted)
 
 
@@ -126,11 +133,12 @@ def test_flags_are_packed_as_xgrammar_lays_them_out() -> None:
     for token in range(70):
         assert torch.equal((words[..., token // 32] >> (token % 32)) & 1 != 0, allowed[..., token])
     logits = torch.zeros(3, 70)
-    _, probs = acceptlib.sample(
-        logits, rng=streams(3), sampling=SamplingParams(allowed_token_bitmask=acceptlib.pack_bitmask(allowed[:, 0]))
-    )
+    sampling = SamplingParams(allowed_token_bitmask=acceptlib.pack_bitmask(allowed[:, 0]))
+    _, probs = acceptlib.sample(logits, rng=streams(3), position=0, sampling=sampling)
     assert torch.equal(probs > 0, allowed[:, 0])
     with pytest.raises(InputError, match=r"allowed: expected a tensor \[..., V\] bool, got \[2\] torch.float32"):
         acceptlib.pack_bitmask(torch.zeros(2))
     with pytest.raises(InputError, match=r"use acceptlib.pack_bitmask"):
-        acceptlib.sample(logits, rng=streams(3), sampling=SamplingParams(allowed_token_bitmask=allowed[:, 0]))
+        acceptlib.sample(
+            logits, rng=streams(3), position=0, sampling=SamplingParams(allowed_token_bitmask=allowed[:, 0])
+        )

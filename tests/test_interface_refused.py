@@ -196,6 +196,19 @@ def test_what_a_rule_cannot_take_or_return(function: Any, says: str) -> None:
         strategy.verify(torch.zeros(1, 2, dtype=torch.int64), target_probs=torch.ones(1, 3, 1))
 
 
+def test_a_name_that_a_rule_has_not() -> None:
+    """It is found before there are any values."""
+    with pytest.raises(StrategyDefinitionError, match=r"rule '.*<lambda>': name 'oops' is not defined\.$"):
+        made(accept=rule(lambda target_prob: target_prob * oops))()  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize("constants", [None, [1], {"rates": None}, {"rates": [0.5]}, {"rates": (0.5, "x")}])
+def test_constants_that_no_rule_can_read(constants: Any) -> None:
+    strategy = made(accept=rule(lambda target_prob, rates: target_prob * rates), constants=lambda _: constants)
+    with pytest.raises(StrategyDefinitionError, match=r"strategy 'made': constants\(\) returned .* tuples of one a"):
+        strategy()
+
+
 @pytest.mark.parametrize("role", ["accept", "residual"])
 def test_a_branch_on_what_differs_from_token_to_token(role: str) -> None:
     """Also where a single token would let it pass."""

@@ -231,7 +231,7 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
 
 @app.command("schema")
 def schema_command() -> None:
-    """Print the JSON Schema of a config's `acceptance` table."""
+    """Print the JSON Schema of a config file, for editors and validators."""
     stdout_write(to_json(config.json_schema()))
 
 

@@ -31,6 +31,7 @@ from acceptlib.cli.options import (
     TopKOption,
     TopPOption,
     device_of,
+    finite,
     names_of,
     parse_assignments,
 )
@@ -134,7 +135,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     vocab_size: Annotated[int, typer.Option(min=2, max=1 << 24, help="Number of entries of a row, V.")] = 128256,
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the rows.")] = Dtype.float32,
     temperature: Annotated[
-        float, typer.Option(min=0.01, help="Temperature of both models, where rows are logits.")
+        float, typer.Option(min=0.01, callback=finite, help="Temperature of both models, where rows are logits.")
     ] = 1.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,

@@ -37,6 +37,18 @@ class CommandError(AcceptlibError):
 class Group(TyperGroup):
     """Commands whose errors are one line on stderr, not a traceback."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line. Before any command `--help` and `--version` print, so stdout may be full by then."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            if error.filename is not None:  # a file's, not that of stdout
+                raise
+            complain(f"cannot write the output: {error.strerror}")
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or it would be tried once more at the end
+            sys.exit(FAILED)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command and turn what acceptlib raises on purpose into an exit code."""
         try:
@@ -47,15 +59,6 @@ class Group(TyperGroup):
         except KeyboardInterrupt:
             complain("interrupted")
             raise Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            if error.filename is not None:  # a file's, not that of stdout
-                raise
-            complain(f"cannot write the output: {error.strerror}")
-            with contextlib.suppress(OSError):
-                sys.stdout.close()  # or it would be tried once more at the end
-            raise Exit(FAILED) from None
 
 
 def stdout() -> Console:

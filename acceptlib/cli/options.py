@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -41,7 +42,23 @@ ConfigOption: TypeAlias = Annotated[
         help="Take the strategy from the table `acceptance` of a file (.toml, .json, .yaml).",
     ),
 ]
-TemperatureOption: TypeAlias = Annotated[float, typer.Option(min=0.0, help="Temperature of both models; 0 is greedy.")]
+
+
+def finite(value: float) -> float:
+    """Return a number if it is finite.
+
+    Raises:
+        BadParameter: It is not.
+    """
+    if not math.isfinite(value):
+        msg = f"{value} is not finite."
+        raise typer.BadParameter(msg)
+    return value
+
+
+TemperatureOption: TypeAlias = Annotated[
+    float, typer.Option(min=0.0, callback=finite, help="Temperature of both models; 0 is greedy.")
+]
 TopKOption: TypeAlias = Annotated[
     int, typer.Option(min=0, max=(1 << 31) - 1, help="Keep the k likeliest tokens; 0 is off.")
 ]

@@ -139,6 +139,20 @@ class _Sampling(Protocol):
 class RejectionSampler(torch.nn.Module):
     """Speculative sampling (arXiv 2211.17192) for random requests, the target's argmax for greedy ones."""
 
+    def __init__(self, *given: object, **named: object) -> None:
+        """Create a sampler.
+
+        Raises:
+            InputError: Something is given, as later versions of vLLM do.
+        """
+        super().__init__()
+        if given or named:
+            msg = (
+                "RejectionSampler: expected no arguments. It replaces the class of the versions of vLLM that make it "
+                "without any; later ones make theirs of a sampler and pass all logits: call strategy.verify there"
+            )
+            raise InputError(msg)
+
     def forward(
         self,
         metadata: _Drafts,

@@ -153,10 +153,13 @@ class Plan:
                 evaluate(rule, values, self.constants)
         except Exception as error:
             # What else is wrong shows on real values.
+            if isinstance(error.__cause__, NameError):
+                raise
             if "ambiguous" in str(error):
                 msg = (
                     f"strategy {self.name!r}: rule {role!r} branches on values that differ from token to token. An "
-                    "`if` may ask for options alone: use acceptlib.ops.where for the rest."
+                    "`if` may ask for options alone: use acceptlib.ops.where for the rest. `and`, `or`, `not`, `min`, "
+                    "`max` and a < b < c branch too: use &, |, ~, ops.minimum and ops.maximum."
                 )
                 raise StrategyDefinitionError(msg) from error
 
