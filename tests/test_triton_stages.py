@@ -393,14 +393,14 @@ class Passed(Odds):
 def test_a_residual_that_takes_from_the_target_alone_is_known() -> None:
     for name in ("rejection", "block", "fly", "entropy-scaled"):
         rules, _ = plans.bound(strategies()[name].plan, torch.device("cpu"))
-        assert rules["within_target"], name
+        assert rules.within_target, name
 
 
 def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
     for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Absent(), Empty(), Again(), Passed()):
         rules, _ = plans.bound(strategy.plan, torch.device("cpu"))
-        assert rules["keeps_target"] == (strategy.name == "again")  # where the draft is certain of that token
-        assert not rules["within_target"]
+        assert rules.keeps_target == (strategy.name == "again")  # where the draft is certain of that token
+        assert not rules.within_target
 
 
 @pytest.mark.parametrize(

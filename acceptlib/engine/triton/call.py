@@ -34,35 +34,18 @@ def _sources() -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Call:
-    """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
-
-    There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
+class Rules:
+    """The part of a `Call` that follows from a plan. It is equal to itself alone; plans that are alike share one.
 
     Attributes:
         accept, carry, forgive, residual, sums: Rules as Triton functions, as `binding.bind` returns them.
         keeps_target, within_target: What `residual` leaves as it is; see the functions of `plans` of these names.
         draws: Whether any token is drawn, or taken from a residual.
         top_k, window, stop, recovered, bonus: The strategy's traits.
+        reads_*: Which of `decide.QUANTITIES` some rule reads.
         scalars, tables: Names of what rules read beside `decide.QUANTITIES`: from the workspace, and of each position.
-        state: Which of the caller's state are flags.
         carry_scalar, mass_scalar, flags_scalar, entropy_scalar, top_scalar: Places among `scalars`, -1 for none.
         carry_value, mass_value: Places of these two in what `decide.values` returns.
-        ragged, ends: Whether counts are given, and whether without the leading 0.
-        explicit, flat_uniforms, rooted, advances: Where random numbers come from; see `forms.Form`.
-        logprobs, raw: Whether log-probabilities are asked for, and whether those before sampling are others.
-        entropy: Whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
-        aligned: Whether distances of rows are multiples of 16.
-        logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
-        best: Whether argmaxes of rows are found for themselves.
-        counts_passed, adds_up: Whether what passes on its own is counted, and added to totals.
-        decided: Whether a stage of its own decides, or the one that reads rows, rather than the last.
-        emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
-        tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
-        block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
-        lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `forms.Tuning`.
-        spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
-        overlaps: Whether a launch may start before the one ahead of it ends (programmatic dependent launch).
     """
 
     accept: Any
@@ -86,7 +69,6 @@ class Call:
     reads_length: bool
     scalars: tuple[str, ...]
     tables: tuple[str, ...]
-    state: tuple[bool, ...]
     carry_scalar: int
     carry_value: int
     mass_scalar: int
@@ -94,6 +76,35 @@ class Call:
     flags_scalar: int
     entropy_scalar: int
     top_scalar: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call(Rules):
+    """What a kernel is compiled for: a strategy's rules, and the form of its inputs; pairs are (target, draft).
+
+    There is one for each form of a call, and it is equal to itself alone: launches find their kernel by it.
+
+    Attributes:
+        state: Which of the caller's state are flags.
+        ragged, ends: Whether counts are given, and whether without the leading 0.
+        has_draft, has_bonus, has_bonus_rows: Whether the draft's rows, bonus tokens, and bonus rows are given.
+        explicit, flat_uniforms, rooted, advances: Where random numbers come from; see `forms.Form`.
+        logprobs, raw: Whether log-probabilities are asked for, and whether those before sampling are others.
+        entropy: Whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
+        aligned: Whether distances of rows are multiples of 16.
+        logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
+        best: Whether argmaxes of rows are found for themselves.
+        counts_passed, adds_up: Whether what passes on its own is counted, and added to totals.
+        decided: Whether a stage of its own decides, or the one that reads rows, rather than the last.
+        emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
+        block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
+        tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
+        lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `forms.Tuning`.
+        spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
+        overlaps: Whether a launch may start before the one ahead of it ends (programmatic dependent launch).
+    """
+
+    state: tuple[bool, ...]
     ragged: bool
     ends: bool
     has_draft: bool

@@ -10,12 +10,12 @@ import torch
 
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
-from acceptlib.engine.triton.call import Call
+from acceptlib.engine.triton.call import Call, Rules
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
 from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import clear, memory_for
-from acceptlib.engine.triton.plans import Rules, bound, rules_of
+from acceptlib.engine.triton.plans import bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, stages
 from acceptlib.inputs import Inputs

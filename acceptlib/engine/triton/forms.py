@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from acceptlib.engine.triton.call import LANES, Call
+from acceptlib.engine.triton.call import LANES, Call, Rules
 from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.plans import Rules
 from acceptlib.engine.triton.records import WIDTH
 from acceptlib.inputs import Rows
 
@@ -152,7 +151,7 @@ def _strides(data: torch.Tensor, *, ragged: bool) -> tuple[int, int, int]:
 
 def may_leave_rows(rules: Rules, form: Form) -> bool:
     """Return whether rows beyond a stop may be left out: where it is known before, and nobody asks for more."""
-    return rules["stop"] == "first_rejection" and rules["carry_scalar"] < 0 and not form.counts_passed
+    return rules.stop == "first_rejection" and rules.carry_scalar < 0 and not form.counts_passed
 
 
 @functools.lru_cache(maxsize=1024)
@@ -175,17 +174,17 @@ def compiled_for(
 
     logits = (target.is_logits, draft is not None and draft.is_logits)
     best = (
-        rules["reads_argmax"]
-        or "argmax" in {rules["recovered"], rules["bonus"]}
-        or (rules["reads_target_max"] and not target.is_logits),
-        draft is not None and rules["reads_draft_max"] and not draft.is_logits,
+        rules.reads_argmax
+        or "argmax" in {rules.recovered, rules.bonus}
+        or (rules.reads_target_max and not target.is_logits),
+        draft is not None and rules.reads_draft_max and not draft.is_logits,
     )
     top_ks, top_ps, min_ps = filters = given("top_k"), given("top_p"), given("min_p")
     # The entropy, which is the last sum, comes with the law of a row of logits without a filter.
-    entropy = rules["entropy_scalar"] >= 0 and target.is_logits and not any(of_target for of_target, _ in filters)
-    sums = rules["sums"][:-1] if entropy else rules["sums"]
+    entropy = rules.entropy_scalar >= 0 and target.is_logits and not any(of_target for of_target, _ in filters)
+    sums = rules.sums[:-1] if entropy else rules.sums
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
-    reads_rows = any(logits) or any(best) or bool(sums) or rules["top_k"] > 0
+    reads_rows = any(logits) or any(best) or bool(sums) or rules.top_k > 0
     filtered = any(map(any, filters))
     part = tuning.emit_block // tuning.emit_parts
     all_logits = target.is_logits and (draft is None or draft.is_logits)
@@ -194,7 +193,7 @@ def compiled_for(
     if not all_logits:
         waits = tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS
     return Call(
-        **{**rules, "sums": sums},
+        **{**vars(rules), "sums": sums},
         entropy=entropy,
         ragged=form.counts is not None,
         ends=form.ends,
@@ -221,7 +220,7 @@ def compiled_for(
         best=best,
         lazy=tuning.lazy and reads_rows and may_leave_rows(rules, form),
         decided=tuning.decides_first
-        or (rules["mass_scalar"] < 0 and (rules["stop"] != "first_rejection" or rules["carry_scalar"] >= 0)),
+        or (rules.mass_scalar < 0 and (rules.stop != "first_rejection" or rules.carry_scalar >= 0)),
         block=block,
         max_blocks=1 << blocks_bits,
         loops=tuning.loops,

@@ -11,6 +11,7 @@ import torch
 from acceptlib import ops
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton.binding import bind
+from acceptlib.engine.triton.call import Rules
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
@@ -26,16 +27,6 @@ MOST_PLANS = 1024
 def target_entropy(p: Value) -> Value:
     """Sum to the entropy of the target's row in nats, for rows whose law comes without it; NaN stays NaN."""
     return -p * ops.log(ops.maximum(p, TINY))
-
-
-class Rules(dict[str, Any]):
-    """The part of `Call` that follows from a plan, hashed by identity: plans that are alike share one."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        """Compare by identity, as the hash does."""
-        return self is other
 
 
 def scalars_of(plan: Plan) -> list[str]:
@@ -91,7 +82,7 @@ def rules_of(plan: Plan) -> Rules:
     def at(name: str) -> int:
         return scalars.index(name) if name in scalars else -1
 
-    found = Rules(
+    return _shared(
         accept=bind_if(plan.accept, names("after")),
         carry=bind_if(plan.carry, names("before")),
         forgive=bind_if(plan.forgive, names("after")),
@@ -121,7 +112,6 @@ def rules_of(plan: Plan) -> Rules:
         entropy_scalar=at("target_entropy"),
         top_scalar=at("target_top_entropy"),
     )
-    return _shared(tuple(found.items()))
 
 
 class _Number:
@@ -218,6 +208,6 @@ def _holds(condition: Callable[[], Value]) -> bool:
 
 
 @functools.cache
-def _shared(items: tuple[tuple[str, Any], ...]) -> Rules:
-    """Return the same rules for equal items, so that two instances of a strategy run the same kernels."""
-    return Rules(items)
+def _shared(**parts: Any) -> Rules:
+    """Return the same rules for equal parts, so that two instances of a strategy run the same kernels."""
+    return Rules(**parts)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from acceptlib.engine.triton.call import Rules
 from acceptlib.engine.triton.forms import RowsForm, Tuning
-from acceptlib.engine.triton.plans import Rules
 
 SMALL = Tuning(
     reduce_warps=4,
@@ -168,7 +168,7 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
         target: The target's rows.
         draft: The draft's, if there are any.
     """
-    if rules["mass_scalar"] >= 0:
+    if rules.mass_scalar >= 0:
         few = TUNINGS.smaller_masses if num_blocks < SIZES.masses else TUNINGS.small_masses
         return few if num_blocks < SIZES.large_masses else TUNINGS.large_masses
     small = num_blocks < SIZES.medium
@@ -198,22 +198,22 @@ def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
         return TUNINGS.large_half
     if draft is not None:
         return TUNINGS.large_filtered if filters else TUNINGS.large
-    if rules["draws"] or rules["reads_target"]:
-        return TUNINGS.large_one if filters or rules["entropy_scalar"] >= 0 else TUNINGS.large_one_ahead
+    if rules.draws or rules.reads_target:
+        return TUNINGS.large_one if filters or rules.entropy_scalar >= 0 else TUNINGS.large_one_ahead
     return TUNINGS.large_best
 
 
 def _draws_listed(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a draw goes through what is listed of a row, as long as that is little; see `Call.lists`."""
     lists = target.top_k or (target.min_p and not target.top_p)
-    return bool(lists and rules["draws"] and rules["within_target"] and (draft is None or draft.is_logits))
+    return bool(lists and rules.draws and rules.within_target and (draft is None or draft.is_logits))
 
 
 def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a large batch of logits takes a stage after the one that reads rows."""
-    filters, sums = _filters(target, draft), len(rules["sums"])
-    entropy_alone = sums == 1 and rules["entropy_scalar"] >= 0 and not filters  # which comes with the laws
-    return not filters <= {"min_p"} or rules["top_k"] > 0 or (sums > 0 and not entropy_alone)
+    filters, sums = _filters(target, draft), len(rules.sums)
+    entropy_alone = sums == 1 and rules.entropy_scalar >= 0 and not filters  # which comes with the laws
+    return not filters <= {"min_p"} or rules.top_k > 0 or (sums > 0 and not entropy_alone)
 
 
 def _filters(target: RowsForm, draft: RowsForm | None) -> set[str]:
