@@ -45,7 +45,6 @@ class Rules:
         reads_*: Which of `decide.QUANTITIES` some rule reads.
         scalars, tables: Names of what rules read beside `decide.QUANTITIES`: from the workspace, and of each position.
         carry_scalar, mass_scalar, flags_scalar, entropy_scalar, top_scalar: Places among `scalars`, -1 for none.
-        carry_value, mass_value: Places of these two in what `decide.values` returns.
     """
 
     accept: Any
@@ -70,9 +69,7 @@ class Rules:
     scalars: tuple[str, ...]
     tables: tuple[str, ...]
     carry_scalar: int
-    carry_value: int
     mass_scalar: int
-    mass_value: int
     flags_scalar: int
     entropy_scalar: int
     top_scalar: int
@@ -98,7 +95,7 @@ class Call(Rules):
         decided: Whether a stage of its own decides, or the one that reads rows, rather than the last.
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
-        tile, max_sub_blocks: What a search for cuts holds at a time, and sub-blocks of a row; 0 without filters.
+        tile: Sub-blocks that a search for cuts holds at a time; 0 without filters.
         lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `forms.Tuning`.
         spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
         overlaps: Whether a launch may start before the one ahead of it ends (programmatic dependent launch).
@@ -146,7 +143,6 @@ class Call(Rules):
     runs: bool
     max_emit_blocks: int
     tile: int
-    max_sub_blocks: int
 
     @property
     def cache_key(self) -> str:
@@ -171,6 +167,11 @@ class Call(Rules):
     def has_argmax(self) -> bool:
         """Whether laws of rows have an argmax; elsewhere it is 0, which nothing reads."""
         return any(self.temperature + self.best + self.filtered)
+
+    @property
+    def max_sub_blocks(self) -> int:
+        """Sub-blocks of a row rounded up."""
+        return self.max_blocks * self.block // records.WIDTH.value
 
     @cached_property
     def lists(self) -> bool:

@@ -34,6 +34,9 @@ QUANTITIES = (
 
 DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
 
+FIRST_SCALAR = tl.constexpr(len(QUANTITIES))
+"""The place of the plan's scalars among these values."""
+
 
 class Stream(NamedTuple):
     """Where one request's random numbers come from: memory where they are explicit, else a seed and an offset."""

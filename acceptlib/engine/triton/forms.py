@@ -7,7 +7,6 @@ import torch
 
 from acceptlib.engine.triton.call import LANES, Call, Rules
 from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.records import WIDTH
 from acceptlib.inputs import Rows
 
 
@@ -185,7 +184,6 @@ def compiled_for(
     sums = rules.sums[:-1] if entropy else rules.sums
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(logits) or any(best) or bool(sums) or rules.top_k > 0
-    filtered = any(map(any, filters))
     part = tuning.emit_block // tuning.emit_parts
     all_logits = target.is_logits and (draft is None or draft.is_logits)
     # Warps that shared a part would look at sums apart, and tell others what both found.
@@ -236,6 +234,5 @@ def compiled_for(
         overlaps=overlaps,
         runs=tuning.runs,
         max_emit_blocks=1 << emit_blocks_bits,
-        tile=tile if filtered else 0,
-        max_sub_blocks=(block // WIDTH.value) << blocks_bits if filtered else 0,
+        tile=tile if any(map(any, filters)) else 0,
     )

@@ -114,7 +114,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             for i in range(base, tl.minimum(base + decide.LANES, length)):
                 before = tl.where(position >= i, running, before)
                 # For all lanes, though one is asked for: what does not hang on the carry is found once.
-                carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_value), tl.float64)
+                carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_scalar), tl.float64)
                 running = tl.gather(carried, lane * 0 + (i - base), 0)
                 after = tl.where(position >= i, running, after)
         here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
@@ -125,7 +125,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             mass_ptr = request.scalars_ptr + CALL.mass_scalar * request.num_positions + position
             tl.store(mass_ptr, before * 0.0, mask=position == length - 1)
         if CALL.spares_masses or CALL.keeps_laws:
-            found = with_scalar(with_scalar(found, before, CALL.carry_value), after, CALL.carry_value + 1)
+            found = with_scalar(with_scalar(found, before, CALL.carry_scalar), after, CALL.carry_scalar + 1)
         if CALL.keeps_laws:
             if base == 0:
                 known = Known(u, found, pair)
@@ -229,15 +229,15 @@ def accepts(position, mass, length, known, request, CALL: tl.constexpr):
 @triton.jit
 def passes(u, found, mass, CALL: tl.constexpr):
     """Return whether tokens at positions [n] are accepted, given the masses of the rows behind them."""
-    return u < evaluate(CALL.accept, with_scalar(found, mass, CALL.mass_value), tl.float64)
+    return u < evaluate(CALL.accept, with_scalar(found, mass, CALL.mass_scalar), tl.float64)
 
 
 @triton.jit
 def with_scalar(found, scalar, at: tl.constexpr):
-    """Return the scalars with another one at one place."""
+    """Return the values of positions with another one in place of one of the plan's scalars."""
     here = ()
     for i in tl.static_range(len(found)):
-        if i == at:
+        if i == decide.FIRST_SCALAR + at:
             here = here + (scalar.to(tl.float64),)
         else:
             here = here + (found[i],)
