@@ -96,7 +96,7 @@ class Call(Rules):
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
         tile: Sub-blocks that a search for cuts holds at a time; 0 without filters.
-        lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `forms.Tuning`.
+        lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `tunings.Tuning`.
         spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
         overlaps: Whether a launch may start before the one ahead of it ends (programmatic dependent launch).
     """

@@ -1,11 +1,71 @@
 """What is chosen for speed, for batches of each size; none of it changes a bit of a result. See docs/kernels.md."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from acceptlib.engine.triton.call import Rules
-from acceptlib.engine.triton.forms import RowsForm, Tuning
+from acceptlib.engine.triton.call import LANES, Rules
+
+if TYPE_CHECKING:
+    from acceptlib.engine.triton.forms import RowsForm
+
+
+class Tuning(NamedTuple):
+    """What is chosen for speed, and changes no result.
+
+    Attributes:
+        reduce_warps: Warps of a program that reduces rows.
+        reduce_registers: Registers of its threads, at most: the fewer, the more programs run at a time. What its last
+            program does needs more, and spills. 0 for no limit.
+        select_registers: The same of a program that finds what is kept of a row, whose searches may take twice as many.
+        collect_programs: Programs that list the entries of a row which a cut may be among.
+        emit_warps: Warps of a program of the last stage.
+        emit_registers: Registers of its threads, at most, which say how many programs run at a time.
+        emit_block: Entries that such a program weighs at a time.
+        emit_parts: Parts that are summed up apart, of which the draw searches one: one of each warp, or one of all,
+            for which they wait for each other and the last program reads less.
+        loops: Whether programs go through several blocks where there are more than run at a time.
+        decides_first: Whether the stop is found before the last stage rather than by every program of it.
+        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
+            own.
+        thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
+        row_blocks: Blocks of stopping rows from which on a program that reduces rows goes through two blocks, and four.
+        blocks_ahead: Blocks that are on their way while such a program reduces one.
+        in_order: Whether a request's last program may wait for those before it, which devices start before it. Else
+            programs count who is last.
+        looks: How often a program looks for the sums that the others store before it leaves the draw to the last one;
+            see `held`.
+        runs: Whether programs that reduce rows under min-p alone list runs that may hold what is kept, which is more to
+            do for them, and less for the program that finds it.
+        law_lanes: Positions that the last stage decides at a time, where it combines the laws of their rows: a row for
+            each of its warps is soonest done.
+        shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
+        patience: What `Sizes.large` is multiplied by where it says whether a batch is large enough to be run so.
+    """
+
+    reduce_warps: int
+    reduce_registers: int
+    select_registers: int
+    collect_programs: int
+    emit_warps: int
+    emit_registers: int
+    emit_block: int
+    emit_parts: int
+    loops: bool
+    decides_first: bool
+    lazy: bool
+    thirds: bool = False
+    in_order: bool = False
+    looks: int = 64
+    runs: bool = False
+    row_blocks: tuple[int, int] = (2048, 4096)
+    blocks_ahead: int = 0
+    law_lanes: int = LANES
+    shares: int = 1
+    patience: float = 1
+
 
 SMALL = Tuning(
     reduce_warps=4,
