@@ -17,7 +17,7 @@ from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
 from acceptlib.engine.triton.memory import clear, memory_for
 from acceptlib.engine.triton.plans import bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
-from acceptlib.engine.triton.stages import READERS, stages
+from acceptlib.engine.triton.stages import READERS, Stage, stages
 from acceptlib.inputs import Inputs
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Root
@@ -108,28 +108,21 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     """Return how to run calls of one form."""
     target, draft, device = form.target, form.draft, form.device
     num_blocks = -(-max(target.vocab_size, draft.vocab_size if draft else 0) // BLOCK)
-    num_spared = num_requests * num_blocks * most if may_leave_rows(rules, form) else 0
-    tuning = tunings.tuning_of(rules, num_requests * num_blocks, num_spared, target, draft)
+    num_stopping = num_requests * num_blocks  # blocks of stopping rows
+    num_spared = num_stopping * most if may_leave_rows(rules, form) else 0
+    tuning = tunings.tuning_of(rules, num_stopping, num_spared, target, draft)
     num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
     if call.awaits and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         # Programs that wait must not be all that run.
         tuning = tunings.TUNINGS.medium if target.is_logits else tunings.TUNINGS.large_probs
         num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
-    blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_requests * num_blocks) if tuning.loops else 1
-    per_row = -(-num_blocks // blocks_each)
-    emit_registers = LIST_REGISTERS if call.lists else tuning.emit_registers
-    resident = resident_programs(device, tuning.emit_warps, emit_registers)
-    num_programs, shares = 1, 1
-    if call.draws and not call.draws_by_law:
-        # Rows of a request are weighed at once, but after a stage that decides most programs have one or none.
-        at_once = num_requests * (1 if call.decided else min(tuning.shares, most + 1))
-        num_programs = programs_of(num_emit_blocks, at_once, resident) if tuning.loops else num_emit_blocks
-    if call.mass_scalar >= 0:
-        # Programs find out which rows they read, so a few turns even out better than one.
-        even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
-        num_programs = max(num_programs, even) if tuning.loops else num_emit_blocks
-        shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
-    near = num_requests * num_blocks < OVERLAP_BLOCKS
+    blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_stopping) if tuning.loops else 1
+    emit_warps, emit_registers = tuning.emit_warps, LIST_REGISTERS if call.lists else tuning.emit_registers
+    resident = resident_programs(device, emit_warps, emit_registers)
+    num_programs, shares = _emit_programs(call, tuning, num_requests, most, num_emit_blocks, resident)
+    if call.draws_by_law:
+        emit_warps, emit_registers = DRAW_WARPS, 0
+    near = num_stopping < OVERLAP_BLOCKS
     # Interpreted, stages never overlap, but then it is the order that counts.
     beside = call.splits and near and (call.overlaps or device.type == "cpu")
     select_warps, select_registers = SELECT_WARPS, tuning.select_registers
@@ -137,25 +130,18 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         select_registers = max(select_registers, SELECT_REGISTERS)
         if beside and tuning.loops and not call.num_collected:
             select_warps = SELECT_WARPS_BESIDE
-    found = stages(call, most, num_requests * num_blocks, beside=beside)
-    # Without overlap it makes no difference, and shall not compile a stage twice.
-    near = near or not call.overlaps
-    waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
-    if call.chains:  # the last one has something to do by then
-        waits[-1] = True
-    overlap = any(waits) and call.overlaps
     sizes_of = {  # programs, warps and registers
-        "reduce": (per_row, tuning.reduce_warps, tuning.reduce_registers),
+        "reduce": (-(-num_blocks // blocks_each), tuning.reduce_warps, tuning.reduce_registers),
         "select": (call.num_filtered, select_warps, select_registers),
         "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
         "sum": (num_blocks, tuning.reduce_warps, 0),
         "decide": (1, 4, 0),
-        "emit": (
-            num_programs + call.awaits,
-            *((DRAW_WARPS, 0) if call.draws_by_law else (tuning.emit_warps, emit_registers)),
-        ),
+        "emit": (num_programs + call.awaits, emit_warps, emit_registers),
     }
+    found = stages(call, most, num_stopping, beside=beside)
+    waits = _waits(call, found, near=near)
+    overlap = any(waits) and call.overlaps
     launches = []
     for stage, wait in zip(found, waits, strict=True):
         programs, warps, registers = sizes_of[stage.name]
@@ -166,6 +152,35 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         launches.append(launch_of(key, grid, warps, registers, stage.first))
     num_counters = counters(call, num_requests, most, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
+
+
+def _emit_programs(
+    call: Call, tuning: tunings.Tuning, num_requests: int, most: int, num_emit_blocks: int, resident: int
+) -> tuple[int, int]:
+    """Return how many programs share a row in the last stage, and how many of a request's rows are weighed at once."""
+    num_programs, shares = 1, 1
+    if call.draws and not call.draws_by_law:
+        # Rows of a request are weighed at once, but after a stage that decides most programs have one or none.
+        num_rows = num_requests * (1 if call.decided else min(tuning.shares, most + 1))
+        num_programs = programs_of(num_emit_blocks, num_rows, resident) if tuning.loops else num_emit_blocks
+    if call.mass_scalar >= 0:
+        # Programs find out which rows they read, so a few turns even out better than one.
+        even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
+        num_programs = max(num_programs, even) if tuning.loops else num_emit_blocks
+        shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
+    return num_programs, shares
+
+
+def _waits(call: Call, found: tuple[Stage, ...], *, near: bool) -> list[bool]:
+    """Return which stages start before the one ahead of them ends, and wait for it: in batches that are `near`, most.
+
+    Without overlap it makes no difference, and shall not compile a stage twice.
+    """
+    near = near or not call.overlaps
+    waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
+    if call.chains:  # the last one has something to do by then
+        waits[-1] = True
+    return waits
 
 
 def _compiled_for(rules: Rules, form: Form, tuning: tunings.Tuning, num_blocks: int) -> tuple[int, Call]:
@@ -334,15 +349,15 @@ def resident_programs(device: torch.device, warps: int, registers: int) -> int:
     return processors * (REGISTERS // (32 * warps * registers))
 
 
-def programs_of(num_blocks: int, num_requests: int, resident: int) -> int:
-    """Return how many programs share a request's blocks, so that the last of them ends early.
+def programs_of(num_blocks: int, num_rows: int, resident: int) -> int:
+    """Return how many programs share a row's blocks, so that the last of them ends early.
 
-    Programs of all requests take turns, as many as are resident at a time, and each takes as long as its blocks and one
+    Programs of all rows take turns, as many as are resident at a time, and each takes as long as its blocks and one
     more, for what it does once.
     """
 
     def turns(num_programs: int) -> int:
-        return -(-num_requests * num_programs // resident) * (-(-num_blocks // num_programs) + 1)
+        return -(-num_rows * num_programs // resident) * (-(-num_blocks // num_programs) + 1)
 
     return min(range(1, num_blocks + 1), key=turns)
 
@@ -393,10 +408,8 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         tunings.TUNINGS, (True, False), (given, min_p_alone, unfiltered)
     ):
         rows = rows._replace(is_logits=is_logits, **filters)
-        num_emit_blocks = -(-vocab_size // tuning.emit_block)
-        emit_bits = (num_emit_blocks - 1).bit_length()
         form = form._replace(target=rows, draft=rows)
-        call = compiled_for(rules, form, tuning, BLOCK, 0, emit_bits, TILE, overlaps=False)
+        num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
         num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
         # Batches of which programs wait are small.
         num_emit_blocks = min(num_requests * num_emit_blocks, tunings.SIZES.medium * BLOCK // tuning.emit_block)
@@ -406,7 +419,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
 
 def _stacked(state: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
     """Return the caller's state as [n, B] float64, at the end of the workspace's words."""
-    with torch.inference_mode():  # as above
+    with torch.inference_mode():  # where tensors made in it may be written too
         stacked = words[-len(state) * len(state[0]) :].view(torch.float64).view(len(state), -1)
         for row, values in zip(stacked, state, strict=True):
             row.copy_(values)
