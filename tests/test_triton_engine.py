@@ -184,7 +184,7 @@ def test_a_call_that_fails_between_launches_leaves_no_counts(form: str) -> None:
     with mock.patch.object(engine, "launch", cases.each(interrupted)), pytest.raises(KeyboardInterrupt):
         engine.verify(plan, inputs)
     assert launched[0].awaits == (form == "target_probs")
-    used = engine.counters(launched[0], 1, 2, -(-vocab_size // launched[0].emit_block))
+    used = engine.counters_of(launched[0], 1, 2, -(-vocab_size // launched[0].emit_block))
     assert used % 2 == 0
     assert not workspace.counters[:used].any()
     assert used <= len(workspace.counters)

@@ -210,7 +210,7 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
         cases.run(engine.verify, triton_calls.strategies()["rejection"], given_call)
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
-    words = torch.zeros(engine.words(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
+    words = torch.zeros(engine.words_of(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
     given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     parameters = (rows if value is None else value for value in given)  # what is not given is not read
     law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)

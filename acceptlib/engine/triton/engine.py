@@ -150,7 +150,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
         key = Key(call, stage.name, stage.rows, first=not wait, late=stage.late, overlap=overlap)
         launches.append(launch_of(key, grid, warps, registers, stage.first))
-    num_counters = counters(call, num_requests, most, num_requests * num_emit_blocks)
+    num_counters = counters_of(call, num_requests, most, num_requests * num_emit_blocks)
     return Schedule(call, num_blocks, num_emit_blocks, num_programs, num_counters, tuple(launches))
 
 
@@ -328,7 +328,7 @@ def _run_of(plan: Plan, inputs: Inputs, out: VerifyResult) -> Run:
     return Run(
         launches=scheduled.launches,
         num_counters=scheduled.num_counters,
-        num_words=words(call, *sizes),
+        num_words=words_of(call, *sizes),
         reads_draft=reads_draft,
         reads_tables=bool(call.tables),
         raw=call.raw,
@@ -363,13 +363,13 @@ def programs_of(num_blocks: int, num_rows: int, resident: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def words(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks: int, num_emit_blocks: int) -> int:
+def words_of(call: Call, num_requests: int, most: int, num_tokens: int, num_blocks: int, num_emit_blocks: int) -> int:
     """Return how many 64-bit words of its workspace a call uses: the kernels' layout, and behind it the state."""
     end: int = layout_of.fn(num_requests * most, num_tokens, num_requests, num_blocks, num_emit_blocks, call).end
     return end + len(call.state) * num_requests
 
 
-def counters(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> int:
+def counters_of(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> int:
     """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two.
 
     Behind the counts, of which there is an even number, come words that are waited for: of parts, or one a request.
@@ -410,10 +410,10 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         rows = rows._replace(is_logits=is_logits, **filters)
         form = form._replace(target=rows, draft=rows)
         num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
-        num_words = max(num_words, words(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
+        num_words = max(num_words, words_of(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
         # Batches of which programs wait are small.
         num_emit_blocks = min(num_requests * num_emit_blocks, tunings.SIZES.medium * BLOCK // tuning.emit_block)
-        num_counters = max(num_counters, counters(call, num_requests, most, num_emit_blocks))
+        num_counters = max(num_counters, counters_of(call, num_requests, most, num_emit_blocks))
     return Workspace.allocate(num_counters, num_words, device)
 
 
