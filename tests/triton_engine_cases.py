@@ -252,7 +252,7 @@ def launch_and_hold(launches: tuple[Any, ...], tensors: tuple[Any, ...], numbers
     changed = [given[name] for name in ("offsets_ptr", "totals_ptr") if given[name] is not None]
     before = [tensor.clone() for tensor in changed]
     launching.dispatch(last, tensors, numbers)
-    if call.chains:
+    if call.settles:
         results = (settled, given["num_accepted_ptr"], given["status_ptr"])
         for word, stop, status in zip(*(result.tolist() for result in results), strict=True):
             accepted, rejected = word & (1 << 32) - 1, word >> 32
@@ -332,12 +332,12 @@ def compile_only(strategy: AcceptanceStrategy, target: str, arguments: dict[str,
         problems += [] if {"cubin", "hsaco"} & asm.keys() else [f"{stage}: no binary in {sorted(asm)}"]
         spins = [word for word in ("WAIT", "LOOK") if f"bra {word}" in asm.get("ptx", "")]
         wanted = []
-        if stage == "emit" and ((call.spins and call.awaits) or (overlap and call.chains)):
+        if stage == "emit" and ((call.spins and call.awaits) or (overlap and call.settles)):
             wanted = ["LOOK" if call.holds else "WAIT"]
         problems += [] if spins == wanted else [f"{stage}: threads wait by themselves in {spins}, not in {wanted}"]
         waits = asm.get("ptx", "").count("griddepcontrol.wait")
         problems += [] if bool(waits) == (overlap and not first) else [f"{stage}: waits {waits} times"]
-        if call.chains and overlap:  # what is settled is seen behind what it was found from, and cleared after the end
+        if call.settles and overlap:  # what is settled is seen behind what it was found from, and cleared after the end
             both = 2  # for many positions, and before counters are cleared
             if stage == "emit" and not (waits == both and "ld.acquire.gpu.global.b64" in asm["ptx"]):
                 problems.append(f"{stage}: does not wait for a request alone, or for all before it clears")

@@ -211,8 +211,11 @@ class Call(Rules):
         return self.lazy and self.min_p_alone
 
     @property
-    def chains(self) -> bool:
-        """Whether stages find stops as they go through rows, and the last one waits for that of its request alone."""
+    def settles(self) -> bool:
+        """Whether positions are settled as stages go through rows, and the last one waits for its request's alone.
+
+        See `counters.settle` and `counters.known_stop`.
+        """
         return self.lazy and self.decided and not self.needs_sums
 
     @property

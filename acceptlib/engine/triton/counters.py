@@ -31,7 +31,7 @@ models, its law."""
 class Counters(NamedTuple):
     """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for.
 
-    These are 0 between calls, or, where `CALL.holds`, words of the workspace that `reduce` clears. Where `CALL.chains`
+    These are 0 between calls, or, where `CALL.holds`, words of the workspace that `reduce` clears. Where `CALL.settles`
     one word is waited for: its low half has the positions that are accepted, its high half those that are not.
     """
 
@@ -102,7 +102,7 @@ def arrive(counter_ptr, expected):
 @triton.jit
 def settle(position, stands, request, CALL: tl.constexpr):
     """Say what became of a position: it `stands`, or the request stops there at the latest."""
-    if CALL.chains:
+    if CALL.settles:
         if request.most < MOST_SETTLED:
             bit = tl.where(stands, 1, 1 << 32).to(tl.int64) << position
             tl.atomic_or(request.counters.awaited_ptr, bit, sem="release")  # what the decision was made from is there

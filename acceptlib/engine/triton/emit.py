@@ -92,7 +92,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
     """Weigh the row at the stop, which is known before; finish the request if `partials.finishes` says so."""
     if CALL.decided:
         length = decide.length_of(request, count)
-        if CALL.chains:
+        if CALL.settles:
             stop = tl.minimum(fetched, length)
         else:
             code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")

@@ -32,7 +32,7 @@ REGISTERS = 1 << 16
 OVERLAP_BLOCKS = 4096
 """Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place.
 
-The last one does where `Call.chains`, for it does not wait for that end."""
+The last one does where `Call.settles`, for it does not wait for that end."""
 
 MOST_BLOCKS = 8
 """Blocks that a program weighs where a mass decides, unless programs then took more than `MOST_TURNS` turns."""
@@ -178,7 +178,7 @@ def _waits(call: Call, found: tuple[Stage, ...], *, near: bool) -> list[bool]:
     """
     near = near or not call.overlaps
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
-    if call.chains:  # the last one has something to do by then
+    if call.settles:  # the last one has something to do by then
         waits[-1] = True
     return waits
 

@@ -245,7 +245,7 @@ def verify_kernel(
     awaited_ptr += number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts
     if CALL.holds:  # [B, num_programs + 1]
         awaited_ptr = workspace_ptr + layout.draws + number * layout.draw_words
-    if CALL.chains:  # [B]
+    if CALL.settles:  # [B]
         awaited_ptr += number
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
     request = decide.Request(
@@ -292,9 +292,9 @@ def verify_kernel(
             fetched = masses.after_wait(fetched, count, request, CALL)
         elif decides:
             fetched = decide.after_wait(fetched, count, request, CALL)
-        elif not (STAGE == "emit" and CALL.chains):
+        elif not (STAGE == "emit" and CALL.settles):
             tl.extra.cuda.gdc_wait()
-    if STAGE == "emit" and CALL.chains:
+    if STAGE == "emit" and CALL.settles:
         fetched = counters.known_stop(num_read >= 0, request, OVERLAP)
     if STAGE == "reduce":
         if CALL.holds:

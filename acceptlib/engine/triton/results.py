@@ -95,7 +95,7 @@ def close(stop, passed, fault, request, out, CALL: tl.constexpr):
         tl.store(out.offset_ptr, request.stream.offset + 1)
     if not CALL.awaits:  # where nobody counts
         tl.debug_barrier()  # every warp has read them
-        if CALL.chains:
+        if CALL.settles:
             if CALL.overlaps:
                 tl.extra.cuda.gdc_wait()  # programs of rows beyond the stop may still use them
             tl.store(request.counters.awaited_ptr, 0)
