@@ -7,6 +7,7 @@ import triton.language as tl
 
 from acceptlib.rng import MULTIPLIERS, ROUNDS, WEYL, Purpose
 
+ACCEPT = tl.constexpr(int(Purpose.ACCEPT))
 EMIT = tl.constexpr(int(Purpose.EMIT))
 SEED = tl.constexpr(int(Purpose.SEED))
 
@@ -35,29 +36,32 @@ def philox(seed, a, b, c, d):
 
 
 @triton.jit
+def _words_at(position, PURPOSE: tl.constexpr, seed, offset):
+    """Return the first two words of Philox, uint32, at places of one stream."""
+    zero = (position * 0).to(tl.uint32)
+    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
+    first, second, _, _ = philox(seed, position.to(tl.uint32), zero + PURPOSE, zero + low, zero + high)
+    return first, second
+
+
+@triton.jit
 def seed_of(seed, offset, request):
     """Return the seed of a request's stream under a `Root`."""
-    zero = tl.full((), 0, tl.uint32)
-    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
-    first, second, _, _ = philox(seed, request.to(tl.uint32), zero + SEED, zero + low, zero + high)
+    first, second = _words_at(request, SEED, seed, offset)
     return (first.to(tl.int64) << 32) | second.to(tl.int64)
 
 
 @triton.jit
 def uniform(seed, offset, position):
     """Return u for accepting positions, float64 in [0, 1)."""
-    zero = (position * 0).to(tl.uint32)
-    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
-    first, second, _, _ = philox(seed, position.to(tl.uint32), zero, zero + low, zero + high)
+    first, second = _words_at(position, ACCEPT, seed, offset)
     return ((first.to(tl.int64) << 21) | (second.to(tl.int64) >> 11)).to(tl.float64) * UNIT
 
 
 @triton.jit
 def bits(seed, offset):
     """Return the 64 random bits of the request's draw, uint64."""
-    zero = tl.full((), 0, tl.uint32)
-    low, high = offset.to(tl.uint32), (offset >> 32).to(tl.uint32)
-    first, second, _, _ = philox(seed, zero, zero + EMIT, low, high)
+    first, second = _words_at(tl.full((), 0, tl.int32), EMIT, seed, offset)
     return (first.to(tl.uint64) << 32) | second.to(tl.uint64)
 
 
