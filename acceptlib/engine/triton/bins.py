@@ -94,20 +94,20 @@ def bin_of(x, maximum, factor, bounds):
 
 
 @triton.jit
-def lay_out(row, sub_blocks, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+def lay_out(row, sub_blocks, to_keep, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store where a row's bins are, all of them empty, and list what reaches them, for `collect` and `finish`."""
     maximum, factor = row.maximum, row.factor
     index, maxima = sub_blocks
     start = tl.full((), 0.0, tl.float32)
-    bounds = Bounds(start, depth_of_mass(maxima, target, maximum, factor), start + 1)
+    bounds = Bounds(start, depth_of_mass(maxima, to_keep, maximum, factor), start + 1)
     number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
     if (bounds.end == DEPTH) | (number > CALL.tile * LISTED):
         hidden, count = heavy_entries(row, index, maxima, CALL, MODEL)
-        deep = depth_of_mass(maxima, target - hidden, maximum, factor)
+        deep = depth_of_mass(maxima, to_keep - hidden, maximum, factor)
         bounds = Bounds(start, tl.maximum(deep, HEAVY), start + 1)
         number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
         if (bounds.end == DEPTH) | (number > MOST_REACHING) | (count > BINS * CALL.tile * FULL):
-            bounds = bracket(row, target, total, CALL, MODEL)
+            bounds = bracket(row, to_keep, total, CALL, MODEL)
             number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
     bins = list_of(row.model, row.position, row.num_blocks, CALL)
     each = tl.arange(0, BINS)
@@ -123,12 +123,12 @@ def lay_out(row, sub_blocks, target, total, CALL: tl.constexpr, MODEL: tl.conste
 
 
 @triton.jit
-def depth_of_mass(maxima, target, maximum, factor):
+def depth_of_mass(maxima, to_keep, maximum, factor):
     """Return a depth down to which the maxima of sub-blocks [n, m] have a mass; DEPTH if they have not."""
     depth = (maximum - maxima) * factor
     # Rounded down, and a warp has one instruction for a sum of 32 bits.
     mass = (tl.exp2(-depth) * COARSE).to(tl.int32)
-    wanted = (target >> COARSE_SHIFT) + 1
+    wanted = (to_keep >> COARSE_SHIFT) + 1
     short = tl.full((), 0.0, tl.float32)
     deep = tl.full((), DEPTH, tl.float32)
     for _ in range(STEPS):
@@ -162,10 +162,10 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def bracket(row, target, total, CALL: tl.constexpr, MODEL: tl.constexpr):
+def bracket(row, to_keep, total, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return between which depths a sample of the row takes the cut to be, and as many entries as bins may hold."""
     entry, x = sample(row, row.position >= 0, CALL, MODEL)
-    left_out, share = left_out_of_sample(entry, row.model.width, target, total)
+    left_out, share = left_out_of_sample(entry, row.model.width, to_keep, total)
     # Entries are counted by depth, and a bin's mass is taken for that of its middle.
     number = tl.minimum((row.maximum - x) * (row.factor * SAMPLED_A_DIGIT), SAMPLED - 1).to(tl.int32)
     counts = tl.histogram(tl.reshape(number, [CALL.tile * WIDTH]), SAMPLED).to(tl.float32)
@@ -283,17 +283,17 @@ def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.conste
         above = tl.load(record.above_ptr, cache_modifier=".cg")
         total = tl.load(record.total_ptr, cache_modifier=".cg")
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
-        target = mass_to_keep(top_p, total)
+        to_keep = mass_to_keep(top_p, total)
         bins = list_of(model, position, num_blocks, CALL)
         each = tl.arange(0, BINS)
         masses = tl.load(bins.sums_ptr + each, cache_modifier=".cg")
         counts = tl.load(bins.counts_ptr + each, cache_modifier=".cg")
-        number = tl.sum((above + tl.cumsum(masses, 0) < target).to(tl.int32), 0)
+        number = tl.sum((above + tl.cumsum(masses, 0) < to_keep).to(tl.int32), 0)
         above += tl.sum(tl.where(each < number, masses, 0), 0)
         count = tl.sum(tl.where(each == number, counts, 0), 0)
         tl.debug_barrier()  # every warp has seen that the law is not known
-        filters = Filters(tl.full((), 0, tl.int64), top_p, target, tl.full((), 0.0, tl.float32))
-        if (above < target) & (number < BINS) & (count <= CALL.tile):
+        filters = Filters(tl.full((), 0, tl.int64), top_p, to_keep, tl.full((), 0.0, tl.float32))
+        if (above < to_keep) & (number < BINS) & (count <= CALL.tile):
             words_ptr = bins.words_ptr + number * CALL.tile
             few: tl.constexpr = min(COMPARED.value, CALL.tile)
             if count <= few:

@@ -38,7 +38,7 @@ class Filters(NamedTuple):
 
     top_k: tl.tensor
     top_p: tl.tensor
-    target: tl.tensor
+    to_keep: tl.tensor
     least: tl.tensor
 
 
@@ -121,7 +121,7 @@ def rank_few(
         CALL: The call.
         MODEL: Which of the two models.
     """
-    top_k, top_p, target, least = filters
+    top_k, top_p, to_keep, least = filters
     maximum, factor = row.maximum, row.factor
     lane = tl.arange(0, MOST)
     kept = lane < count
@@ -145,8 +145,8 @@ def rank_few(
     if CALL.top_ps[MODEL]:
         if top_p < 1:
             if top_k > 0:
-                target = mass_to_keep(top_p, tl.sum(tl.where(kept, mass, 0), 0))
-            kept = kept & (above + tl.sum(before, 1) < target)
+                to_keep = mass_to_keep(top_p, tl.sum(tl.where(kept, mass, 0), 0))
+            kept = kept & (above + tl.sum(before, 1) < to_keep)
     if CALL.min_ps[MODEL]:
         kept = kept & (tl.exp2((x - maximum) * factor) >= least)
     least_word, total = tl.reduce((tl.where(kept, word, BEHIND_ALL), tl.where(kept, mass, 0)), 0, _least_and_sum)

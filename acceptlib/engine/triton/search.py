@@ -69,7 +69,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     tells whether the cut is. The bracket returned holds the cut in any case, but everything in it is listed only if
     there is room for as many.
     """
-    top_k, top_p, target, least = filters
+    top_k, top_p, to_keep, least = filters
     room: tl.constexpr = CALL.tile * WIDTH
     by_mass = (top_k == 0) & (top_p < 1)
     count = tl.full((), room + 1, tl.int64)
@@ -80,7 +80,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     key = key_of(x)
     tile = Tile(key, mass_of(x, row.maximum, row.factor), entry, above)
     if by_mass:
-        wanted = tl.maximum(tl.sum(tile.mass) - left_out_of_sample(entry, row.model.width, target, total)[0], 1)
+        wanted = tl.maximum(tl.sum(tile.mass) - left_out_of_sample(entry, row.model.width, to_keep, total)[0], 1)
         center = search(row, tile, low, high, low, wanted, MASS, False, CALL, MODEL)
         rank = tl.sum((key >= center.to(tl.int32)).to(tl.int64))
     tries = 0
@@ -95,14 +95,14 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
         count, above, mass = list_between(row, start, end, CALL, MODEL)
         tries += 1
         if (start == low) & (end == high):
-            if (by_mass == 0) | (mass < target):  # nothing but top-p can be narrowed down, and only where it cuts
+            if (by_mass == 0) | (mass < to_keep):  # nothing but top-p can be narrowed down, and only where it cuts
                 tries = TRIES
         else:
-            if above >= target:
+            if above >= to_keep:
                 low = end
                 rank -= 2 * spread
                 count = tl.full((), room + 1, tl.int64)
-            elif mass + above < target:
+            elif mass + above < to_keep:
                 high = start
                 rank += 2 * spread
                 count = tl.full((), room + 1, tl.int64)
@@ -122,13 +122,13 @@ def sample(row, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def left_out_of_sample(entry, width, target, total):
-    """Return how much mass of a sample is left out if `target` of the row's total is kept; and the sample's share.
+def left_out_of_sample(entry, width, to_keep, total):
+    """Return how much mass of a sample is left out if `to_keep` of the row's total is kept; and the sample's share.
 
     That is the mass of many entries, of which a sample tells more than of the few that are kept.
     """
     share = tl.sum((entry < width).to(tl.int32)).to(tl.float64) / width
-    return ((total - target).to(tl.float64) * share).to(tl.int64), share
+    return ((total - to_keep).to(tl.float64) * share).to(tl.int64), share
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def cut_row(row, tile, low, high, filters, WHOLE: tl.constexpr, CALL: tl.constex
     WHOLE rows are gone through instead of a tile.
     """
     factor, maximum = row.factor, row.maximum
-    top_k, top_p, target, least = filters
+    top_k, top_p, to_keep, least = filters
     cut = low
     first = tl.full((), 0, tl.int64)
     if CALL.top_ks[MODEL]:
@@ -174,11 +174,11 @@ def cut_row(row, tile, low, high, filters, WHOLE: tl.constexpr, CALL: tl.constex
             cut = search(row, tile, cut, high, cut, top_k, COUNT, WHOLE, CALL, MODEL)
             if CALL.top_ps[MODEL]:
                 if top_p < 1:
-                    target = mass_to_keep(top_p, measure(row, tile, cut, cut, MASS, WHOLE, CALL, MODEL))
+                    to_keep = mass_to_keep(top_p, measure(row, tile, cut, cut, MASS, WHOLE, CALL, MODEL))
     if CALL.top_ps[MODEL]:
         if top_p < 1:
-            cut = search(row, tile, cut, high, cut, target, MASS, WHOLE, CALL, MODEL)
-            rest = target - measure(row, tile, cut + 1, cut, MASS, WHOLE, CALL, MODEL)
+            cut = search(row, tile, cut, high, cut, to_keep, MASS, WHOLE, CALL, MODEL)
+            rest = to_keep - measure(row, tile, cut + 1, cut, MASS, WHOLE, CALL, MODEL)
             each = tl.maximum(mass_of(logit_of(cut), maximum, factor), 1)
             wanted = (rest + each - 1) // each
             if measure(row, tile, first, cut, TIES, WHOLE, CALL, MODEL) > wanted:

@@ -92,7 +92,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     top_k = tl.full((), 0, tl.int64)
     top_p = tl.full((), 1.0, tl.float64)
     total = tl.full((), 1, tl.int64)
-    target = total
+    to_keep = total
     if CALL.top_ks[MODEL]:
         top_k = tl.load(model.top_k_ptr).to(tl.int64)
         top_k = tl.where((top_k > 0) & (top_k < model.width), top_k, 0)
@@ -100,17 +100,17 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
         total = tl.maximum(tl.sum(sums, 0), 1) >> SUM_SHIFT
-        target = mass_to_keep(top_p, total)
+        to_keep = mass_to_keep(top_p, total)
     cut = tl.full((), float("-inf"), tl.float32)
     first = tl.full((), 0, tl.int64)
     number = tl.full((), -1, tl.int32)
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
         row = Reduced(position, num_blocks, model, maximum, factor)
-        filters = Filters(top_k, top_p, target, least)
+        filters = Filters(top_k, top_p, to_keep, least)
         sub_blocks = maxima_of(position, num_blocks, model, CALL) if CALL.lazy else early
         if CALL.collects[MODEL] & (least == 0):
             cut += float("nan")  # until it is found
-            bins.lay_out(row, sub_blocks, target, total, CALL, MODEL)
+            bins.lay_out(row, sub_blocks, to_keep, total, CALL, MODEL)
         else:
             low, num_sub_blocks = candidates(row, sub_blocks, filters, CALL, MODEL)
             if CALL.top_ks[MODEL] or CALL.top_ps[MODEL]:
@@ -150,7 +150,7 @@ def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr
     All that top-k keeps does where top-p needs its mass.
     """
     maximum, factor = row.maximum, row.factor
-    top_k, top_p, target, least = filters
+    top_k, top_p, to_keep, least = filters
     index, maxima = sub_blocks
     key = key_of(maxima)
     low = tl.full((), LOWEST, tl.int64)
@@ -159,7 +159,7 @@ def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr
             low = bound_of_count(key, top_k, maximum)
     if CALL.top_ps[MODEL]:
         if (top_k == 0) & (top_p < 1):
-            deep = bins.depth_of_mass(maxima, target, maximum, factor)
+            deep = bins.depth_of_mass(maxima, to_keep, maximum, factor)
             if deep < bins.DEPTH:
                 reached = (maximum - maxima) * factor <= deep
                 low = tl.min(tl.min(tl.where(reached, key, LARGEST_INT32), 1), 0).to(tl.int64)
