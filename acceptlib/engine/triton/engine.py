@@ -147,7 +147,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         programs, warps, registers = sizes_of[stage.name]
         if stage.name == "reduce" and stage.rows == BOTH.value:
             programs *= call.num_reduced
-        grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.last - stage.first, 1))
+        grid = (programs, num_requests, shares if stage.name == "emit" else max(stage.end - stage.first, 1))
         key = Key(call, stage.name, stage.rows, first=not wait, late=stage.late, overlap=overlap)
         launches.append(launch_of(key, grid, warps, registers, stage.first))
     num_counters = counters_of(call, num_requests, most, num_requests * num_emit_blocks)

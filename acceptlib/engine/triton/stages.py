@@ -24,15 +24,14 @@ class Stage(NamedTuple):
     """One launch of the kernel: `name` is what it does.
 
     Attributes:
-        first: The first of the positions of its grid, if it has any.
-        last: The first behind these.
+        first, end: The positions of its grid, from the first to before the end; 0 where it has none.
         rows: Whose rows it goes through: TARGET, DRAFT or BOTH.
         late: Whether it runs beside the stage before, and ends after it.
     """
 
     name: str
     first: int = 0
-    last: int = 0
+    end: int = 0
     rows: int = BOTH.value
     late: bool = False
 
@@ -46,24 +45,24 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
     in_parts = call.lazy and reduces and (call.needs_sums or call.selects)
     found = []
     filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
-    for here in parts(most + 1, num_blocks) if in_parts else [(0, most + 1)]:
+    for first, end in parts(most + 1, num_blocks) if in_parts else [(0, most + 1)]:
         if reduces:
-            found.append(Stage("reduce", *here, rows=(filtered if beside else BOTH).value))
+            found.append(Stage("reduce", first, end, rows=(filtered if beside else BOTH).value))
         if call.selects:
-            found.append(Stage("select", *here))
+            found.append(Stage("select", first, end))
         if beside:
-            found.append(Stage("reduce", *here, rows=rest.value, late=True))
+            found.append(Stage("reduce", first, end, rows=rest.value, late=True))
         if call.num_collected:
-            found += [Stage("collect", *here), Stage("finish", *here)]
-        if call.needs_sums and here[0] < most:
-            found.append(Stage("sum", here[0], min(here[1], most)))
+            found += [Stage("collect", first, end), Stage("finish", first, end)]
+        if call.needs_sums and first < most:
+            found.append(Stage("sum", first, min(end, most)))
     if call.decided and not call.lazy:
         found.append(Stage("decide"))
     return (*found, Stage("emit"))
 
 
 def parts(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
-    """Yield the first position of each part and the first behind it, given the blocks of stopping rows at a position.
+    """Yield the first position of each part and its end, given the blocks of stopping rows at a position.
 
     The fewer requests are expected to get there, the more positions a part has. Where tokens are drafted there are two
     parts at least: their number shall not decide whether there is a stage that waits for the part before.
@@ -71,7 +70,7 @@ def parts(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
     first = 0
     while first < num_positions:
         expected = max(num_blocks * ACCEPTANCE**first, 1)
-        end = num_positions if first else max(num_positions - 1, 1)
-        last = min(first + math.ceil(PART_BLOCKS / expected), end)
-        yield first, last
-        first = last
+        limit = num_positions if first else max(num_positions - 1, 1)
+        end = min(first + math.ceil(PART_BLOCKS / expected), limit)
+        yield first, end
+        first = end
