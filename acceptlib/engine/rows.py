@@ -32,7 +32,6 @@ that are held at a time where they are more."""
 SHARED_ROW = 1 << 15
 """Entries from which on threads share in `index_select`'s copy of one row."""
 
-
 LONG_ROW = 1 << 13
 """Entries from which on an argmax takes so long that rows go one by one, and those that do not matter are left out."""
 

@@ -85,6 +85,16 @@ class Bounds(NamedTuple):
     bend: tl.tensor
 
 
+class LaidOut(NamedTuple):
+    """What `lay_out` left of a row, and the first sub-blocks of the list that a program goes through."""
+
+    cut: tl.tensor
+    maximum: tl.tensor
+    bounds: Bounds
+    num_sub_blocks: tl.tensor
+    listed: tl.tensor
+
+
 @triton.jit
 def bin_of(x, maximum, factor, bounds):
     """Return the bins that logits lie in, float32: what does not rise with them, whatever the rounding."""
@@ -188,16 +198,6 @@ def place_of(amount, parts):
     part = tl.sum(tl.where(here, parts, 0.0), 0)
     before = tl.sum(tl.where(here, upto, 0.0), 0) - part
     return number + tl.where(part > 0, tl.maximum(amount - before, 0.0) / part, 0.0)
-
-
-class LaidOut(NamedTuple):
-    """What `lay_out` left of a row, and the first sub-blocks of the list that a program goes through."""
-
-    cut: tl.tensor
-    maximum: tl.tensor
-    bounds: Bounds
-    num_sub_blocks: tl.tensor
-    listed: tl.tensor
 
 
 @triton.jit

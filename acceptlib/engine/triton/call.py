@@ -12,7 +12,6 @@ from acceptlib.engine.triton import records
 MOST_LISTED = 256
 """Entries that a draw goes through, at most. Of few rows under top-k or min-p as many are listed."""
 
-
 LISTED_AHEAD = 64
 """Of these, or of runs, that are loaded before the stop is known."""
 

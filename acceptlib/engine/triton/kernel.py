@@ -58,7 +58,6 @@ VARYING = [
     "first_position",
 ]
 
-
 # Only rows are read in wide loads.
 UNALIGNED = [
     *("token_ids_ptr", "num_accepted_ptr", "num_emitted_ptr", "status_ptr", "logprobs_ptr", "raw_logprobs_ptr"),

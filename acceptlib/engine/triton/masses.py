@@ -23,7 +23,6 @@ ALL_BITS = tl.constexpr((1 << NUM_BITS.value) - 1)
 LANE_BITS = tl.constexpr((1 << decide.LANES.value) - 1)
 """One for each position that is looked at at a time."""
 
-
 HALF = tl.constexpr(decide.LANES.value // 2)
 """Positions that are looked at together: later ones only where a request has as many, for most draft few tokens."""
 

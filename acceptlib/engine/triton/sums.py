@@ -164,12 +164,12 @@ def add_two(a, b, c, d):
 
 
 @triton.jit
-def add_four(a, b, c, d, e, f, g, h):
-    """Add two quadruples."""
-    return a + e, b + f, c + g, d + h
-
-
-@triton.jit
 def add_three(a, b, c, d, e, f):
     """Add two triples."""
     return a + d, b + e, c + f
+
+
+@triton.jit
+def add_four(a, b, c, d, e, f, g, h):
+    """Add two quadruples."""
+    return a + e, b + f, c + g, d + h
