@@ -6,7 +6,7 @@ what a kernel is compiled for; `memory` finds the workspace, and `layout` divide
 Triton functions of rules.
 
 On the device, `kernel` is the entry. Its stages are in `reduce` (reduce and sum), `select` (select and finish, with
-`search` and `min_p`), `bins` (collect), `decide` (with `masses`) and `emit` (with `partials`, `draw` and `listed`).
-They share `rows`, `laws`, `records`, `sums`, `counters` and `random`. To read them: `kernel`, `rows`, `laws`, `decide`,
-`emit`.
+`lists`, `search` and `min_p`), `bins` (collect), `decide` (with `masses`) and `emit` (with `partials`, `draw`, `held`,
+`listed` and `results`). They share `rows`, `laws`, `records`, `keys`, `sums`, `counters` and `random`. To read them:
+`kernel`, `rows`, `laws`, `decide`, `emit`.
 """

@@ -97,7 +97,7 @@ class LaidOut(NamedTuple):
 
 @triton.jit
 def bin_of(x, maximum, factor, bounds):
-    """Return the bins that logits lie in, float32: what does not rise with them, whatever the rounding."""
+    """Return the bins that logits lie in, float32, which do not rise as logits do, however they are rounded."""
     scale = tl.div_rn(tl.full((), 1.0, tl.float32), bounds.end - bounds.start)
     part = ((maximum - x) * factor - bounds.start) * scale
     return part * (1 - bounds.bend + bounds.bend * part * part) * BINS
@@ -134,7 +134,7 @@ def lay_out(row, sub_blocks, to_keep, total, CALL: tl.constexpr, MODEL: tl.const
 
 @triton.jit
 def depth_of_mass(maxima, to_keep, maximum, factor):
-    """Return a depth down to which the maxima of sub-blocks [n, m] have a mass; DEPTH if they have not."""
+    """Return a depth down to which the maxima of sub-blocks [n, m] have the mass `to_keep`; DEPTH if all have less."""
     depth = (maximum - maxima) * factor
     # Rounded down, and a warp has one instruction for a sum of 32 bits.
     mass = (tl.exp2(-depth) * COARSE).to(tl.int32)

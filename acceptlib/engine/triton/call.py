@@ -145,7 +145,7 @@ class Call(Rules):
 
     @property
     def cache_key(self) -> str:
-        """By which Triton finds kernels on disk. What follows from the fields, and what rules call, is code to it."""
+        """What Triton finds kernels on disk by. It sees neither properties nor what rules call, hence the sources."""
         return f"{self!r}-{_sources()}"
 
     @cached_property

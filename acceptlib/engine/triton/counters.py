@@ -24,8 +24,8 @@ DECIDED_BY = tl.constexpr(0)
 SUMMED_BY = tl.constexpr(1)
 WEIGHED_BY = tl.constexpr(2)
 REDUCED_BY = tl.constexpr(3)
-"""What is counted of a row: programs that are done with what decides it, its sums, its weights, or, for each of the two
-models, its law."""
+"""What is counted of a row: programs that are done with what decides it, its sums, its weights, or, at `REDUCED_BY` and
+the model's number, its law."""
 
 
 class Counters(NamedTuple):
@@ -70,7 +70,7 @@ def latest(counter_ptr):
 
 @triton.jit
 def recent(counter_ptr):
-    """Return what it held not long ago, likewise."""
+    """Return what such a counter held not long ago, likewise the same to all warps."""
     return tl.max(tl.load(counter_ptr + tl.zeros((THREADS,), tl.int32), cache_modifier=".ca"), 0)
 
 
@@ -112,10 +112,10 @@ def settle(position, stands, request, CALL: tl.constexpr):
 
 @triton.jit
 def known_stop(exists, request, OVERLAP: tl.constexpr):
-    """Return where a request stops, as a stage has found that goes through its rows unless it has none.
+    """Return where a request stops, as the stage has settled it that goes through its rows; anything if none `exists`.
 
-    If that stage may still run, wait until it is known for this request: all its positions up to the stop are settled.
-    All of that stage's programs have started by then, as a launch may only overlap one that has.
+    If that stage may still run (OVERLAP), wait until all of the request's positions up to the stop are settled. All
+    programs of that stage have started by then, for a launch may only overlap one whose programs all have.
     """
     stop = request.most
     if request.most < MOST_SETTLED:

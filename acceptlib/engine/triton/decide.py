@@ -119,7 +119,7 @@ def length_of(request, count):
 
 @triton.jit
 def cut_short(length, start, request, count):
-    """Return a length, or where the first placeholder from `start` on is before that."""
+    """Return `length`, or the position of the first placeholder from `start` on if that is less."""
     for base in range(start, count, LANES):
         position = base + tl.arange(0, LANES)
         ids = tokens_at(request, position, position < count, 0)

@@ -66,7 +66,7 @@ LEAST_PARTS = THREADS.value
 Warps that looked at the same ones would see them written at different times, and go different ways."""
 
 MOST_DOUBTS = 8
-"""Parts of a block, at most, of which `held` adds up sums that are all in doubt."""
+"""Parts of a block, at most, where programs hold their weights: as many sums that are all `held.DOUBT` fit 64 bits."""
 
 WARP_BYTES = 512
 """That a warp loads at once: 16 for each of its threads."""

@@ -31,10 +31,10 @@ THIRD = tl.constexpr((1 << 21) - 1)
 """For integers of 32 bits a warp has one instruction for a sum."""
 
 SURE = tl.constexpr(5 << 16)
-"""High bits of a mass of 1.25: whatever the rounding of weights, no more than this is neither a fault nor wraps."""
+"""High bits of a mass of 1.25. A mass up to this is no fault, however weights are rounded, and sums do not wrap."""
 
 DOUBT = tl.constexpr(3 << 59)
-"""Stands for more, for what is no number, and for a sum that is not there: a mass of 1.5. Up to 8 fit 64 bits."""
+"""Stands for more, for what is no number, and for a sum that is not there: a mass of 1.5; see `forms.MOST_DOUBTS`."""
 
 LEFT = tl.constexpr(1)
 STARTED = tl.constexpr(2)

@@ -28,7 +28,7 @@ class Key(NamedTuple):
 class Launch(NamedTuple):
     """One launch of the kernel: its constants, its grid, warps, registers at most, and first position.
 
-    `kernel` is by what `KERNELS` has it: the constants, warps and registers, in one tuple, which is soonest found.
+    `kernel` is its key in `KERNELS`: the constants, warps and registers in one tuple, made once for all calls.
     """
 
     key: Key

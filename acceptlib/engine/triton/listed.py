@@ -133,7 +133,7 @@ def spread(words, CALL: tl.constexpr):
 
 @triton.jit
 def before_in_runs(entry, parts, number, CALL: tl.constexpr):
-    """Return what parts [most_listed] of `number` entries of a list of runs come to before each of them in the row."""
+    """Return the sum of the parts [most_listed] that come before each entry in the row, of `number` listed by runs."""
     num_runs: tl.constexpr = CALL.most_listed // CALL.listed_run
     first = tl.min(tl.reshape(entry, [num_runs, CALL.listed_run]), 1)
     within = tl.reshape(parts, [num_runs, CALL.listed_run])
@@ -143,7 +143,7 @@ def before_in_runs(entry, parts, number, CALL: tl.constexpr):
 
 @triton.jit
 def before_each(entry, parts, number):
-    """Return the same of a list of entries."""
+    """Return the sum of the parts [n] that come before each entry in the row, of `number` listed one by one."""
     abreast: tl.constexpr = min(ABREAST.value, entry.shape[0])
     before = tl.zeros((entry.shape[0], abreast), tl.int64)
     for start in range(0, number, abreast):

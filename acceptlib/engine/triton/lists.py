@@ -24,7 +24,7 @@ ABREAST = tl.constexpr(8)
 
 
 class Reduced(NamedTuple):
-    """A row of which the law is to be found, and the maximum is."""
+    """A row whose maximum is known, and whose law is to be found."""
 
     position: tl.tensor
     num_blocks: tl.tensor

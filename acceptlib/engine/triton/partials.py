@@ -211,7 +211,7 @@ def _awaited(num_parts, request, CALL: tl.constexpr):
 
 @triton.jit
 def _spin(words_ptr, num_words, SIZE: tl.constexpr):
-    """Return the same [SIZE]: each thread waits for two of the words by itself, and meets no other warp.
+    """Return what `_awaited` does, [SIZE]: each thread waits for two of the words by itself, and meets no other warp.
 
     Warps may look at the same words. All meet in the total of masses, before any word is cleared.
     """
@@ -307,7 +307,10 @@ def _load_masses(request, num_parts, CALL: tl.constexpr):
 
 @triton.jit
 def total_masses(sums, grid, request, CALL: tl.constexpr):
-    """Return the row's masses of weights, p and q; nothing of what programs found is left where the last one waits."""
+    """Return the row's masses of weights, p and q.
+
+    Where `CALL.awaits`, it waits for masses that `load_sums` did not find, and leaves every word 0.
+    """
     if CALL.given_probs:
         weights, p, q = tl.reduce((sums.weights, sums.p, sums.q), 0, add_three)
     else:

@@ -115,7 +115,7 @@ def sum_rows(position, count, block, request, CALL: tl.constexpr):
         numbers = (p, q, is_drafted) + as_rows(row.scalars)
         for i in tl.static_range(len(CALL.sums)):
             terms = tl.where(inside, evaluate(CALL.sums[i], numbers, tl.float32), 0.0)
-            # What is no number is beyond the limit too. Sums wrap beyond it alone, and those of magnitudes never.
+            # NaN counts as beyond the limit. Sums wrap only beyond it, and sums of magnitudes never do.
             terms = tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT)
             tl.store(partials_ptr + i * size + block, tl.sum((terms * SUM_SCALE).to(tl.int64), 0))
             magnitude = tl.sum((fours(tl.abs(terms)) * MAGNITUDE_SCALE).to(tl.int64), 0)
@@ -218,7 +218,7 @@ def load_both(entries, position, drafted, POLICY: tl.constexpr, request, CALL: t
 
 @triton.jit
 def nothing(CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what an entry that does not exist is given as."""
+    """Return what a load has in the place of an entry that does not exist: what becomes a probability of 0."""
     return float("-inf") if CALL.logits[MODEL] else 0.0
 
 

@@ -91,9 +91,9 @@ def close(stop, passed, fault, request, out, CALL: tl.constexpr):
         tl.atomic_add(out.totals_ptr, passed.to(tl.int64), sem="relaxed")
         tl.atomic_add(out.totals_ptr + 1, (stop + (fault == 0).to(tl.int32)).to(tl.int64), sem="relaxed")
     if CALL.advances:
-        # Rows beyond the stop may be decided by it, if a stage still runs: nothing hangs on them.
+        # A stage that still runs may decide rows beyond the stop by the new offset: nothing hangs on them.
         tl.store(out.offset_ptr, request.stream.offset + 1)
-    if not CALL.awaits:  # where nobody counts
+    if not CALL.awaits:  # else nobody counts
         tl.debug_barrier()  # every warp has read them
         if CALL.settles:
             if CALL.overlaps:

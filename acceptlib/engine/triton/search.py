@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 @triton.jit
 def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what `cut_row` does: of `count` listed entries with keys from `low` on if they are few, or of the row."""
+    """Return what `cut_row` does: if `few`, of `count` listed entries, all with keys from `low` on; else of the row."""
     position, num_blocks, model, maximum, factor = row
     least = filters.least
     high = key_of(maximum).to(tl.int64) + 1
@@ -133,7 +133,7 @@ def left_out_of_sample(entry, width, to_keep, total):
 
 @triton.jit
 def list_between(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List entries with keys in [low, high), as many as a tile holds; return their number, the mass above, theirs."""
+    """List entries with keys in [low, high), as many as fit a tile; return how many, the mass above and theirs."""
     position, num_blocks, model, maximum, factor = row
     words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
     count = tl.full((), 0, tl.int64)

@@ -147,7 +147,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
 def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return a bound that everything kept reaches, and how many sub-blocks do; list them, as many as there is room for.
 
-    All that top-k keeps does where top-p needs its mass.
+    Where top-p needs the mass of what top-k keeps, all of that reaches it too.
     """
     maximum, factor = row.maximum, row.factor
     top_k, top_p, to_keep, least = filters
@@ -196,7 +196,7 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
 @triton.jit
 def bound_of_count(key, top_k, maximum):
     """Return the key of a number that top_k of the sub-blocks' maxima reach, and few more as a rule."""
-    # Each row's largest reaches the smallest of these.
+    # Each row of `key` has its largest: as many numbers as there are rows reach the smallest of these.
     low = tl.where(top_k <= key.shape[0], tl.min(tl.max(key, 1), 0), LOWEST).to(tl.int64)
     above = key_of(maximum).to(tl.int64) + 1
     count = top_k + SPARE + 1

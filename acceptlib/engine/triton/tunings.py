@@ -197,12 +197,12 @@ class Sizes(NamedTuple):
     """Numbers of blocks, of BLOCK entries each, from which on a batch is run in another way.
 
     Attributes:
-        small: Blocks of stopping rows. From here on `SMALL`, from logits where no mass decides, and below `SMALLER` or
-            `SMALLER_FILTERED`.
-        masses: The same. From here on `SMALL_MASSES`, and `SMALLER_MASSES` below, where a mass decides.
-        large_masses: The same. From here on `LARGE_MASSES`, where a mass decides.
-        medium: The same. From here on a batch is not small, where no mass decides.
-        runs: The same. From here on `MEDIUM`, and `MEDIUM_MIN_P` below, in float32 under min-p alone.
+        small: Blocks of stopping rows, from logits where no mass decides: `SMALLER` or `SMALLER_FILTERED` below, and
+            from here on `SMALL`.
+        masses: Blocks of stopping rows where a mass decides: `SMALLER_MASSES` below, and from here on `SMALL_MASSES`.
+        large_masses: The same: from here on `LARGE_MASSES`.
+        medium: Blocks of stopping rows where no mass decides, from which on a batch is not small.
+        runs: The same in float32 under min-p alone: `MEDIUM_MIN_P` below, and from here on `MEDIUM`.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
             many, times the `patience` of the tuning for large ones, is large whatever else it is.
     """
