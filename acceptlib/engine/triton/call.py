@@ -3,7 +3,6 @@
 import functools
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +147,7 @@ class Call(Rules):
         """What Triton finds kernels on disk by. It sees neither properties nor what rules call, hence the sources."""
         return f"{self!r}-{_sources()}"
 
-    @cached_property
+    @property
     def filtered(self) -> tuple[bool, bool]:
         """Whether top-k, top-p and min-p keep a part of a model's rows: a cut, found by one program a row, says which.
 
@@ -157,7 +156,7 @@ class Call(Rules):
         target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
         return target, draft or (self.lists_runs and target and self.logits[1])
 
-    @cached_property
+    @property
     def filters(self) -> bool:
         """Whether some rows are filtered."""
         return any(self.filtered)
@@ -172,7 +171,7 @@ class Call(Rules):
         """Sub-blocks of a row rounded up."""
         return self.max_blocks * self.block // records.WIDTH.value
 
-    @cached_property
+    @property
     def lists(self) -> bool:
         """Whether a draw goes through what is listed of a row alone, where that is little."""
         few = self.filtered[0] and not self.collects[0]
@@ -194,7 +193,7 @@ class Call(Rules):
         """Words of each list that are on their way before it is known which one is drawn from."""
         return min(LISTED_AHEAD, self.most_listed // self.listed_run)
 
-    @cached_property
+    @property
     def min_p_alone(self) -> bool:
         """Whether rows have no other filter."""
         return any(self.min_ps) and not any(self.top_ks + self.top_ps)
@@ -204,7 +203,7 @@ class Call(Rules):
         """Whether what is kept of rows is found from lists of their blocks: see `min_p`."""
         return self.runs and self.min_p_alone
 
-    @cached_property
+    @property
     def joins(self) -> bool:
         """Whether a row's last program to reduce it finds what is kept of it, which is quick for min-p alone."""
         return self.lazy and self.min_p_alone
@@ -231,29 +230,29 @@ class Call(Rules):
         found = self.selects and not (self.lazy or self.lists_runs)
         return found and self.num_filtered < self.num_reduced
 
-    @cached_property
+    @property
     def num_filtered(self) -> int:
         """The number of models whose rows are searched for a cut."""
         return sum(self.filtered)
 
-    @cached_property
+    @property
     def collects(self) -> tuple[bool, bool]:
         """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
         target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
         return target, draft
 
-    @cached_property
+    @property
     def num_collected(self) -> int:
         """The number of models whose rows may keep many entries under top-p alone."""
         return sum(self.collects)
 
-    @cached_property
+    @property
     def reduces(self) -> tuple[bool, bool]:
         """Whether laws or argmaxes of a model's rows are found."""
         target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
         return target, draft and self.has_draft
 
-    @cached_property
+    @property
     def num_reduced(self) -> int:
         """The number of models whose laws or argmaxes are found."""
         return sum(self.reduces)
@@ -342,7 +341,7 @@ class Call(Rules):
         """Positions that `decide.first_rejection` decides at a time."""
         return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
 
-    @cached_property
+    @property
     def draws_by_law(self) -> bool:
         """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
@@ -353,7 +352,7 @@ class Call(Rules):
         """Whether some stage counts the programs that are done with a row."""
         return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.filters
 
-    @cached_property
+    @property
     def awaits(self) -> bool:
         """Whether a program of the last stage waits for the sums that others find, as it needs nothing else of them."""
         elsewhere = self.draws_by_law or self.lists or self.decided or self.mass_scalar >= 0
@@ -365,7 +364,7 @@ class Call(Rules):
         """Counters of 64 bits of a part that it waits for: its sum, and the masses that are checked."""
         return 3 if self.awaits and not self.holds else 0
 
-    @cached_property
+    @property
     def holds(self) -> bool:
         """Whether each program stores one word of the workspace for all that it found, and may hold its weights."""
         return self.awaits and not self.given_probs
