@@ -108,35 +108,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         row = kept_row(stop, length, kept, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, (), out, CALL)
     elif CALL.holds:
-        kind = kind_of(stop, length, CALL)
-        if grid.program < grid.num_programs:
-            raw, row = open_block(stop, length, grid, kept, request, CALL)
-            _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
-            token = held.hold(weights, grid, request, CALL)
-            if CALL.draws_held:
-                row_fault = laws.status_of(row.target_law)
-                if CALL.keeps_laws:  # the drafted token, which would have to be loaded, is known to be sound or not
-                    status = tl.where(fault == 0, row_fault, fault)
-                    if stop < length:
-                        status = tl.where(kept.unsound == stop, INVALID_ROW, status)
-                else:
-                    status = results.fault_of(kind, row, row_fault, fault, request, CALL)
-                held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
-        else:
-            row = kept_row(stop, length, kept, request, CALL)
-            row_fault = laws.status_of(row.target_law)
-            status = results.fault_of(kind, row, row_fault, fault, request, CALL)
-            drawn = (status == 0) & (kind.known == 0)
-            if CALL.draws_held:
-                lane = tl.arange(0, results.WRITTEN)
-                ids = decide.tokens_at(request, lane, lane < stop, -1)
-                results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
-            writes, sure = held.watch(grid, request, CALL)
-            if writes & drawn & CALL.draws_held:
-                results.close(stop, passed, status, request, out, CALL)
-            else:
-                sums = held.load_sums(sure, grid, request, CALL)
-                finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
+        emit_held(stop, length, passed, kept, grid, count, fault, request, partials_ptr, out, CALL)
     else:
         few = ()
         if CALL.lists:
@@ -149,6 +121,43 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         if partials.finishes(grid, few, request, CALL):
             found = few if CALL.lists else partials.load_sums(partials_ptr, grid, request, CALL)
             finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL)
+
+
+@triton.jit
+def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_ptr, out, CALL: tl.constexpr):
+    """Weigh one block of the row at the stop, and write the token if the draw falls into it; see `held`.
+
+    The last program weighs none. It writes the rest of the result, and draws where the others cannot.
+    """
+    kind = kind_of(stop, length, CALL)
+    if grid.program < grid.num_programs:
+        raw, row = open_block(stop, length, grid, kept, request, CALL)
+        _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
+        token = held.hold(weights, grid, request, CALL)
+        if CALL.draws_held:
+            row_fault = laws.status_of(row.target_law)
+            if CALL.keeps_laws:  # the drafted token, which would have to be loaded, is known to be sound or not
+                status = tl.where(fault == 0, row_fault, fault)
+                if stop < length:
+                    status = tl.where(kept.unsound == stop, INVALID_ROW, status)
+            else:
+                status = results.fault_of(kind, row, row_fault, fault, request, CALL)
+            held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
+    else:
+        row = kept_row(stop, length, kept, request, CALL)
+        row_fault = laws.status_of(row.target_law)
+        status = results.fault_of(kind, row, row_fault, fault, request, CALL)
+        drawn = (status == 0) & (kind.known == 0)
+        if CALL.draws_held:
+            lane = tl.arange(0, results.WRITTEN)
+            ids = decide.tokens_at(request, lane, lane < stop, -1)
+            results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
+        writes, sure = held.watch(grid, request, CALL)
+        if writes & drawn & CALL.draws_held:
+            results.close(stop, passed, status, request, out, CALL)
+        else:
+            sums = held.load_sums(sure, grid, request, CALL)
+            finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, sums, out, CALL)
 
 
 @triton.jit
