@@ -29,10 +29,15 @@ the model's number, its law."""
 
 
 class Counters(NamedTuple):
-    """One request's: programs of the last stage, the stop, those of rows [ROW_COUNTS, K+1], and words waited for.
+    """One request's counters, which are 0 between calls.
 
-    These are 0 between calls, or, where `CALL.holds`, words of the workspace that `reduce` clears. Where `CALL.settles`
-    one word is waited for: its low half has the positions that are accepted, its high half those that are not.
+    Attributes:
+        arrived_ptr: Programs of the last stage that are done.
+        stop_ptr: Where it stops; see FAR.
+        rows_ptr: Programs that are done with a row, [ROW_COUNTS, K+1].
+        awaited_ptr: Words of 64 bits that are waited for. Where `CALL.settles`, one: its low half has the positions
+            that are accepted, its high half those that are not. Where `CALL.holds`, sums of programs and a mark, in
+            the workspace, which `reduce` clears; elsewhere sums and masses of parts (`CALL.awaited_words`).
     """
 
     arrived_ptr: tl.tensor

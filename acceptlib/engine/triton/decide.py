@@ -149,7 +149,7 @@ def values(position, ids, inside, drafted, length, request, pair, CALL: tl.const
     q = zero
     p_max = zero
     q_max = zero
-    is_best = position < 0
+    is_best = position < 0  # never
     if CALL.reads_target:
         p = laws.prob_of(drafted[0], ids, inside, target, target_law, CALL, TARGET)
     if CALL.reads_draft:

@@ -55,7 +55,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     weight = law.normaliser * 0.0
     largest = law.normaliser
     fault = laws.status_of(law)
-    own = index < 0
+    own = index < 0  # none
     if CALL.residual is not None:
         if is_bonus == 0:
             token = tl.where(row.token < request.vocab_size, row.token, 0).to(tl.int32)

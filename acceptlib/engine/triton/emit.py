@@ -220,7 +220,7 @@ def settle_mass(position, sums, length, known, request, CALL: tl.constexpr):
     None is accepted then.
     """
     mass = tl.sum(sums.parts, 0).to(tl.float64) * (1 / WEIGHT_SCALE)
-    accepted = position < 0
+    accepted = position < 0  # none
     if CALL.spares_masses:
         accepted = masses.accepts(position - 1, mass, length, known, request, CALL)
     else:
@@ -280,7 +280,7 @@ def kind_of(stop, length, CALL: tl.constexpr):
     # The argmax of a row of the target is in its law: nothing is left to reduce, unless sums are checked or waited for.
     idle = known
     if (CALL.given_probs and CALL.draws) or CALL.awaits:
-        idle = known & (stop < 0)
+        idle = known & (stop < 0)  # never
     return Kind(is_bonus, takes_best, known, idle)
 
 
@@ -421,7 +421,8 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     x = rows.load(request.target, stop, token, sound, 0.0, CALL, TARGET)
     p = laws.prob_of(x, token, sound, request.target, row.target_law, CALL, TARGET)
     fault = results.fault_of(kind, row, row_fault, fault, request, CALL)
-    results.write(stop, ids, token, p, fault, stop < 0, request, out, CALL)
+    leaves = stop < 0  # never
+    results.write(stop, ids, token, p, fault, leaves, request, out, CALL)
     results.close(stop, passed, fault, request, out, CALL)
 
 

@@ -48,7 +48,7 @@ def leaves(grid, count, fault, request, CALL: tl.constexpr):
 
     It leaves before it looks for the stop, which would slow down requests' first programs; these do not wait here.
     """
-    found = grid.program < 0
+    found = grid.program < 0  # never
     if grid.program > 0:
         found = _suffices(_numbers(tl.arange(0, LANES), count, request, CALL), count, fault, request, CALL)
     return found

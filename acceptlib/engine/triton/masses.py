@@ -211,7 +211,7 @@ def may_matter(position, wanted):
 def accepts(position, mass, length, known, request, CALL: tl.constexpr):
     """Return whether the token at one sound position is accepted, given the mass of the next row."""
     lane = tl.arange(0, TWICE)
-    accepted = position < 0
+    accepted = position < 0  # never
     is_known = accepted
     if CALL.keeps_laws:
         is_known = position < decide.LANES
