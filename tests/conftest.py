@@ -50,7 +50,7 @@ def pair() -> Any:
     """Return the bundled models."""
     from acceptlib.cli import models  # noqa: PLC0415 - as above
 
-    return models.load(None, None)
+    return models.load(None, None, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def loaded(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have commands find the bundled models loaded."""
     from acceptlib.cli import models  # noqa: PLC0415 - as above
 
-    monkeypatch.setattr(models, "load", lambda _target, _draft: pair)
+    monkeypatch.setattr(models, "load", lambda _target, _draft, _device: pair)
     return pair
 
 

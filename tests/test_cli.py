@@ -39,8 +39,8 @@ def test_the_bundled_pair_runs_on_one_thread(
     """More would wait for each other wherever another process has a core; models of the user's may need them."""
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(pair, "load_pair", lambda target=None, draft=None: (target, draft))
-    assert models.load(*given) == given
+    monkeypatch.setattr(pair, "load_pair", lambda target=None, draft=None, *, device: (target, draft, device))
+    assert models.load(*given, torch.device("cpu")) == (*given, torch.device("cpu"))
     assert threads == ([1] if given == (None, None) else [])
 
 
@@ -129,6 +129,10 @@ class TestLookingUp:
         schema = json.loads(run("schema").stdout)
         table = schema["properties"]["acceptance"]
         assert table["properties"]["strategy"]["examples"] == acceptlib.available()
+
+    @pytest.mark.parametrize("command", [["compare"], ["generate", "x"]])
+    def test_device_that_is_not_there(self, command: list[str]) -> None:
+        assert "--device: cuda:99 does not exist" in fails(*command, "--device", "cuda:99")
 
     @pytest.mark.parametrize("command", [["compare"], ["generate", "x"], ["bench"]])
     def test_temperature_without_bound(self, command: list[str]) -> None:

@@ -11,7 +11,15 @@ from acceptlib import registry
 from acceptlib.cli import console
 from acceptlib.cli.console import FAILED
 from acceptlib.cli.format import Column, Format, note, show
-from acceptlib.cli.options import FormatOption, OptionOption, QuietOption, device_of, names_of, parse_assignments
+from acceptlib.cli.options import (
+    DeviceOption,
+    FormatOption,
+    OptionOption,
+    QuietOption,
+    device_of,
+    names_of,
+    parse_assignments,
+)
 from acceptlib.engine import backends
 from acceptlib.errors import said
 
@@ -32,7 +40,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         list[str] | None,
         typer.Argument(metavar="NAME", help="Names of the strategies to check; all available ones if left out."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device of the tensors: cpu, cuda, cuda:1.")] = "cpu",
+    device: DeviceOption = "cpu",
     backend: Annotated[
         str | None, typer.Option(metavar="auto|torch|triton", help="Engine that runs the strategies.")
     ] = None,

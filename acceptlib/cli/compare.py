@@ -17,6 +17,7 @@ from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Format, check_ending
 from acceptlib.cli.options import (
     MOST_TOKENS,
+    DeviceOption,
     DraftOption,
     FormatOption,
     MinPOption,
@@ -26,6 +27,7 @@ from acceptlib.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    device_of,
     names_of,
 )
 
@@ -64,6 +66,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     seed: SeedOption = 0,
     target: TargetOption = None,
     draft: DraftOption = None,
+    device: DeviceOption = "cpu",
     form: FormatOption = Format.plain,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the rows to a file (.json, .csv, .md).")
@@ -79,7 +82,8 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         msg = f"--plot: there is no distance to draw beyond K = {comparison.LONGEST_EXACT}: give a smaller one as well"
         raise CommandError(msg)
     cases = _cases(strategies, config or [])
-    pair = models.load(target, draft)
+    where = device_of(device)
+    pair = models.load(target, draft, where)
     settings = Settings(
         prompts=_prompts(prompts),
         max_new_tokens=max_new_tokens,
@@ -102,7 +106,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     if interrupted:
         console.interrupted(f"{len(rows)} of {len(cases) * len(lengths)} rows", output, plot)
     if output is not None:
-        report.write(rows, output)
+        report.write(rows, output, where)
     if plot is not None:
         report.plot(rows, plot)
     if any(row.error for row in rows):

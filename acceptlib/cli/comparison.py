@@ -229,11 +229,11 @@ def _add_exact(tally: _Tally, step: Step, sampling: SamplingParams, strategy: Ac
     emitted = int(step.result.num_emitted)
     figures = exact.step_figures(
         strategy,
-        step.draft_token_ids,
-        law(step.target_logits[None], sampling)[0],
-        step.draft_probs,
+        step.draft_token_ids.cpu(),
+        law(step.target_logits.cpu()[None], sampling)[0],
+        step.draft_probs.cpu(),
         emitted,
-        step.state,
+        {name: value.cpu() for name, value in step.state.items()},
     )
     tally.expected += figures.expected_tokens
     tally.squared_difference += (emitted - figures.expected_tokens) ** 2

@@ -19,6 +19,7 @@ from acceptlib.cli.console import INTERRUPTED, complain, stdout
 from acceptlib.cli.options import (
     MOST_TOKENS,
     ConfigOption,
+    DeviceOption,
     DraftOption,
     MinPOption,
     OptionOption,
@@ -27,6 +28,7 @@ from acceptlib.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    device_of,
     strategy_of,
 )
 from acceptlib.errors import AcceptlibError
@@ -104,12 +106,14 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     seed: SeedOption = 0,
     target: TargetOption = None,
     draft: DraftOption = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Continue a text and show, in a terminal's colours, which tokens were accepted, recovered and bonus."""
     chosen = strategy_of(strategy, config, option or [], "rejection")
+    where = device_of(device)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
-    pair = models.load(target, draft)
+    pair = models.load(target, draft, where)
     input_ids = models.encode(pair, text)
     steps = models.steps(
         pair, chosen, input_ids, num_draft_tokens=num_draft_tokens, max_new_tokens=max_new_tokens, sampling=sampling,

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from acceptlib.cli.console import CommandError, require, stderr, use_one_thread
 
 if TYPE_CHECKING:
+    import torch
+
     from acceptlib.demo.pair import ModelPair
     from acceptlib.integrations.transformers import Step
     from acceptlib.sampling import SamplingParams
     from acceptlib.strategy import AcceptanceStrategy
 
 
-def load(target: str | None, draft: str | None) -> ModelPair:
-    """Load the bundled pair, which runs on one core, or the models at two paths.
+def load(target: str | None, draft: str | None, device: torch.device) -> ModelPair:
+    """Load the bundled pair, which runs on one core of a CPU, or the models at two paths.
 
     Raises:
         CommandError: transformers is not installed.
@@ -27,9 +29,9 @@ def load(target: str | None, draft: str | None) -> ModelPair:
 
     if target is None and draft is None:
         use_one_thread()  # the bundled models are tiny
-        return pair.load_pair()
+        return pair.load_pair(device=device)
     with stderr().status("loading the models"):  # the hub may take a minute, to fail too
-        return pair.load_pair(target, draft)
+        return pair.load_pair(target, draft, device=device)
 
 
 def prepare() -> None:

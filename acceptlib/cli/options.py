@@ -82,6 +82,7 @@ TopPOption: TypeAlias = Annotated[
 MinPOption: TypeAlias = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Keep tokens with this share of the largest probability; 0 is off.")
 ]
+DeviceOption: TypeAlias = Annotated[str, typer.Option(help="Device to run on: cpu, cuda, cuda:1.")]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress bar and no remarks.")]
 SeedOption: TypeAlias = Annotated[
     int, typer.Option(help="Seed of all random numbers: those of the drafts and those of the decisions.")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
-
-import torch
+from typing import TYPE_CHECKING, Final
 
 from acceptlib import plots
 from acceptlib.benchmarks.environment import environment
@@ -15,6 +13,9 @@ from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
 from acceptlib.cli.console import CommandError, require, stdout
 from acceptlib.cli.format import Column, Format
+
+if TYPE_CHECKING:
+    import torch
 
 FILE_ENDINGS: Final = (".json", ".csv", ".md")
 
@@ -67,10 +68,10 @@ def render(rows: Sequence[Row], form: Format) -> str:
     return table.github(COLUMNS, [_cells(row) for row in rows])
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[Row], path: Path, device: torch.device) -> None:
     """Write a comparison to a file: a record with machine, versions and commit (.json), or the rows (.csv, .md)."""
     if path.suffix.lower() == FILE_ENDINGS[0]:
-        text = table.to_json({**environment(torch.device("cpu")), "rows": [row.record() for row in rows]})
+        text = table.to_json({**environment(device), "rows": [row.record() for row in rows]})
     else:
         text = render(rows, dict(zip(FILE_ENDINGS[1:], (Format.csv, Format.github), strict=True))[path.suffix.lower()])
     table.write_whole(path, text)
