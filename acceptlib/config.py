@@ -107,7 +107,7 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
     Raises:
         ConfigError: The file cannot be read or does not fit.
         UnknownStrategyError: No strategy has the name.
-        PluginError: Two packages, or one twice, provide it.
+        PluginError: Two packages provide it, or one package provides it twice.
         OptionError: An option does not exist or is out of range.
     """
     config = load(source)

@@ -1,4 +1,4 @@
-"""Drawing drafted tokens from the very law that `verify` is told of."""
+"""Drawing drafted tokens from the same law that `verify` is given."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token for each request, for drafting with the streams that `verify` will be given.
 
-    A rule is lossless only if the draft's tokens are drawn from the rows that it is told of. These are: the law is the
-    engine's own, and the numbers are from a part of each stream that verification does not use. It runs in torch, and
-    waits for nothing.
+    A rule is lossless only if the drafted tokens are drawn from the rows that `verify` is given. This function ensures
+    it: the law is the engine's own, and the random numbers come from a part of each stream that verification does not
+    use. It runs in torch, and waits for nothing.
 
     Args:
         logits: [B, V] float32, float16 or bfloat16, the draft model's.
-        rng: Streams of the requests; they stay where they are.
-        position: Place of the token within this step's draft, from 0. The same place has the same numbers: two tokens
-            drawn at one would not be independent.
-        sampling: What turns logits into the law, as `draft_sampling` of `verify`.
+        rng: Streams of the requests; they do not advance.
+        position: Index of the token within this step's draft, from 0. Each position has fixed random numbers, so two
+            tokens drawn at the same position would not be independent.
+        sampling: Parameters that turn logits into the law, as `draft_sampling` of `verify`.
 
     Returns:
-        Token ids [B] int64, and the probabilities [B, V] float32 that they were drawn from, to be given as
-        `draft_probs`; or give the logits as `draft_logits`, with the same parameters. Of a row that has no law, with
-        NaN or nothing that may be drawn, the probabilities are NaN and the id is any. Entries of a tensor of parameters
-        that are out of range are not looked for: `verify` marks their requests.
+        Token ids [B] int64, and the probabilities [B, V] float32 that they were drawn from. Pass the probabilities as
+        `draft_probs`, or the logits as `draft_logits` with the same parameters. A row without a law, because of NaN or
+        because no token may be drawn, has NaN probabilities and an arbitrary id. Parameter tensors are not checked for
+        entries out of range: `verify` marks their requests.
 
     Raises:
-        InputError: Shapes, dtypes, devices or parameters do not fit, or the position is no int in [0, 2^32).
+        InputError: Shapes, dtypes, devices or parameters do not fit, or the position is not an int in [0, 2^32).
     """
     expect("logits", logits, ("B", "V"), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
     if not isinstance(rng, Rng):

@@ -10,7 +10,7 @@ AcceptlibError
 ├── BackendError             a backend that cannot run this call
 ├── StatusError              bad values inside tensors, found by `VerifyResult.raise_for_status`
 ├── EnumerationError         an exact law too large to enumerate
-├── ConformanceError         a strategy without a property that `acceptlib.testing` checks
+├── ConformanceError         a strategy that fails a property that `acceptlib.testing` checks
 ├── MismatchError            a wrong result, which is not timed (`acceptlib.benchmarks.gate`)
 ├── StrictModeError          what vLLM V0's strict mode refuses (`acceptlib.compat.vllm_v0`)
 └── CommandError             a command line that cannot be carried out (`acceptlib.cli`)
@@ -35,7 +35,7 @@ class AcceptlibError(Exception):
 
 
 class InputError(AcceptlibError, ValueError):
-    """An argument has the wrong shape, dtype, device, or does not go with another one."""
+    """An argument has the wrong shape, dtype or device, or does not fit another argument."""
 
 
 class ConfigError(AcceptlibError, ValueError):

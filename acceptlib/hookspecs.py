@@ -1,4 +1,4 @@
-"""The one hook that a package implements to bring strategies."""
+"""The one hook that a package implements to provide strategies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ hookimpl = pluggy.HookimplMarker(NAMESPACE)
 def acceptlib_strategies() -> Iterable[type[AcceptanceStrategy]]:
     """Return the strategy classes of a package.
 
-    Called once, when strategies are first looked up. An empty list brings none; None is reported as a
-    `return` that is missing. Since acceptlib 0.1.
+    Called once, when strategies are first looked up. An empty list provides none; None is reported as a missing
+    `return`. Since acceptlib 0.1.
     """
     raise NotImplementedError  # pluggy calls implementations, never the specification

@@ -22,10 +22,10 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 class AcceptanceMetrics:
     """Counts over many verified steps; updating waits for the device.
 
-    A step that a bad row or count ended, of which `VerifyResult.status` tells, counts as well.
+    Steps that ended at a bad row or count (see `VerifyResult.status`) count as well.
 
     Attributes:
-        num_steps: Verified steps, one a request and call.
+        num_steps: Verified steps, one per request and call.
         num_draft_tokens: Drafted tokens.
         num_accepted_tokens: Drafted tokens that stood.
         num_emitted_tokens: Accepted tokens and the recovered or bonus token of each step.
@@ -45,12 +45,12 @@ class AcceptanceMetrics:
         """Add one `verify` call.
 
         Args:
-            result: What it returned.
+            result: The result of the call.
             num_draft_tokens: [B] integers, drafted tokens of each request.
 
         Raises:
-            InputError: There is not one number for each request, or one that is less than what was accepted or more
-                than the result has places for.
+            InputError: There is not one number per request, or a number is less than the accepted tokens or more than
+                the result has places for.
         """
         counts, most = result.num_accepted.tolist(), result.output_token_ids.shape[1] - 1
         fits = (
@@ -88,10 +88,10 @@ class AcceptanceMetrics:
                 self.accepted_at[position] += position < accepted
 
     def merge(self, other: AcceptanceMetrics) -> None:
-        """Add the counts of another, as of another worker.
+        """Add the counts of other metrics, such as those of another worker.
 
         Raises:
-            InputError: It is something else.
+            InputError: `other` is not `AcceptanceMetrics`.
         """
         if not isinstance(other, AcceptanceMetrics):
             msg = f"other: expected AcceptanceMetrics, got {type(other).__name__}"
@@ -105,12 +105,12 @@ class AcceptanceMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Mean number of emitted tokens a step, tau."""
+        """Mean number of emitted tokens per step, tau."""
         return self.num_emitted_tokens / self.num_steps if self.num_steps else math.nan
 
     @property
     def standard_error(self) -> float:
-        """Standard error of `mean_acceptance_length`, taking steps as independent."""
+        """Standard error of `mean_acceptance_length`, assuming independent steps."""
         if self.num_steps < 2:  # noqa: PLR2004 - no variance from one step
             return math.nan
         mean = self.mean_acceptance_length
@@ -124,5 +124,5 @@ class AcceptanceMetrics:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Share of the tokens drafted at each position that stood."""
+        """For each position, the share of the tokens drafted there that stood."""
         return [accepted / drafted for accepted, drafted in zip(self.accepted_at, self.drafted_at, strict=True)]

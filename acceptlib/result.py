@@ -1,4 +1,4 @@
-"""What a `verify` call returns: tokens, counts, and why a request went without its last token."""
+"""What a `verify` call returns: tokens, counts, and why a request has no last token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PLACEHOLDER_TOKEN_ID: Final = -1
 
 
 class Status(IntEnum):
-    """Why a request went without the token that ends a step; of several reasons, the one that was met first.
+    """Why a request has no token at the end of a step; of several reasons, the first one found.
 
     Tokens accepted before are kept.
 
     Attributes:
-        OK: 0, it has one.
+        OK: 0, the request has its last token.
         INVALID_ROW: 1, the target's row has NaN or +inf, gives the drafted token less than 0, or has no entry above 0
             (a mask may forbid them all).
         UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
@@ -77,8 +77,8 @@ class VerifyResult:
             beyond them; None unless asked for.
         raw_logprobs: The same under the softmax of the caller's logits, before any sampling parameter; NaN where a row
             has none, and equal to `logprobs` from probabilities.
-        num_passed: [B] int32, drafted tokens that pass on their own (u < h), past the stop too, up to the first bad
-            value; None unless a result with this tensor was given as `out`.
+        num_passed: [B] int32, drafted tokens that pass on their own (u < h), including those after the stop, up to the
+            first bad value; None unless a result with this tensor was given as `out`.
         totals: [2] int64, to which each call adds the sums of `num_passed` and of `num_emitted`; None unless a result
             with both tensors was given as `out`.
     """
@@ -103,7 +103,7 @@ class VerifyResult:
         num_passed: bool = False,
         totals: bool = False,
     ) -> VerifyResult:
-        """Allocate a result to pass as `out`; `totals` begin at 0, and come with `num_passed`."""
+        """Allocate a result to pass as `out`; `totals` start at 0 and imply `num_passed`."""
         shape = (num_requests, max_num_draft_tokens + 1)
         return cls(
             output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),
@@ -120,8 +120,8 @@ class VerifyResult:
         """Return each request's emitted token ids, without padding. Waits for the device.
 
         Returns:
-            B lists, the b-th of `num_emitted[b]` ids: accepted tokens, then the recovered or bonus token, which is not
-            there where a request's status is not 0.
+            B lists, the b-th of `num_emitted[b]` ids: accepted tokens, then the recovered or bonus token. A request
+            whose status is not 0 has no recovered or bonus token.
         """
         rows, lengths = self.output_token_ids.tolist(), self.num_emitted.tolist()
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]

@@ -1,8 +1,8 @@
 """Keyed random streams: Philox4x32-10, by the request's own seed and offset.
 
 Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". The key is the 64-bit seed; the counter is
-(position, purpose, low and high word of the offset). So a request's random numbers depend on nothing but its seed,
-its offset and the position: not on its batch row, its neighbours, padding or the backend.
+(position, purpose, low and high word of the offset). So a request's random numbers depend only on its seed, its offset
+and the position: not on its batch row, its neighbours, padding or the backend.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ADVANCING = threading.Lock()
 
 
 class Purpose(IntEnum):
-    """What a random number is for; no two purposes share one."""
+    """What a random number is for; no two purposes share a number."""
 
     ACCEPT = 0
     EMIT = 1
@@ -47,7 +47,7 @@ class Uniforms:
     """Every random number of one `verify` call.
 
     Attributes:
-        accept: [T] or [B, K] float64 in [0, 1), one a drafted token.
+        accept: [T] or [B, K] float64 in [0, 1), one per drafted token.
         emit: [B] int64, 64 random bits for the one draw of each request.
     """
 
@@ -57,7 +57,7 @@ class Uniforms:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Rng:
-    """One random stream a request.
+    """One random stream per request.
 
     `verify` consumes one step of each stream and adds 1 to `offsets` in place, so no number is used twice. Keep the
     tensors for the life of a request and permute them with the batch.
@@ -65,7 +65,7 @@ class Rng:
     Attributes:
         seeds: [B] int64, contiguous.
         offsets: [B] int64, contiguous, the step each stream is at.
-        advances: Whether `verify` advances `offsets`. Without, they are only read: the caller counts steps.
+        advances: Whether `verify` advances `offsets`. If false, it only reads them, and the caller counts steps.
     """
 
     seeds: torch.Tensor
@@ -102,13 +102,13 @@ class Rng:
 
         Args:
             source: An `Rng` is returned as it is. A `torch.Generator`, or None for torch's default one, draws fresh
-                seeds and offsets. An int, modulo 2^64, derives a seed for each row from it, with offset 0: equal ints
+                seeds and offsets. From an int, modulo 2^64, a seed is derived for each row, with offset 0: equal ints
                 give equal streams, call after call.
             num_requests: B.
             device: Where the tensors live.
 
         Raises:
-            InputError: `source` is of another type, or an `Rng` of another length or device.
+            InputError: `source` has another type, or is an `Rng` of another length or device.
         """
         device = torch.device(device)
         if isinstance(source, Rng):
@@ -134,7 +134,7 @@ class Rng:
         raise InputError(msg)
 
     def uniforms(self, max_num_draft_tokens: int) -> Uniforms:
-        """Return the numbers that `verify` would use at this step, as accept [B, K] and emit [B]; advance nothing."""
+        """Return the numbers that `verify` would use at this step, accept [B, K] and emit [B], without advancing."""
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
         seeds, offsets = as_words(self.seeds), as_words(self.offsets)
         position, purpose = _columns(max_num_draft_tokens, self.seeds.device)
@@ -142,10 +142,10 @@ class Rng:
         return Uniforms(accept=as_tensor(to_uniform(words[:, :, :-1])), emit=as_tensor(join(words[:, :, -1])))
 
     def draft_bits(self, position: int) -> torch.Tensor:
-        """Return [B] int64, 64 random bits a request for drafting the token at `position` of this step.
+        """Return [B] int64, 64 random bits per request for drafting the token at `position` of this step.
 
         Raises:
-            InputError: The position is no int in [0, 2^32).
+            InputError: The position is not an int in [0, 2^32).
         """
         if not isinstance(position, Integral) or not 0 <= position <= MASK:
             msg = f"position: expected an int in [0, 2^32), got {shortened(position)}"

@@ -42,8 +42,8 @@ ELEMENTS: Final[dict[str, str]] = {
     "q": "the draft's row; one-hot at the drafted token where there is no draft row",
     "is_drafted": "whether the entry is the drafted token",
 }
-"""Per vocabulary entry, float32: what `residual` reads beside scalars, and a row sum beside `target_prob`, `draft_prob`
-and `position`."""
+"""Per vocabulary entry, float32. `residual` reads them along with scalars, a row sum along with `target_prob`,
+`draft_prob` and `position`."""
 
 
 class Rule:
@@ -78,8 +78,8 @@ class Rule:
         """Evaluate in torch or NumPy.
 
         Raises:
-            StrategyDefinitionError: The function cannot take what it reads, or returned no number and no array; NumPy
-                would take None for NaN.
+            StrategyDefinitionError: The function cannot take what it reads, or returned neither a number nor an array;
+                NumPy would take None for NaN.
         """
         try:
             value = self.function(*args)

@@ -24,8 +24,8 @@ class LogitBias:
     """Numbers added to the logits of a few tokens, the same at every position of a request.
 
     Attributes:
-        token_ids: [B, n] int32 or int64, distinct within a request, padded with -1. One from the target's V on marks
-            its request in `VerifyResult.status`; one beyond a narrower draft's rows is passed over there.
+        token_ids: [B, n] int32 or int64, distinct within a request, padded with -1. An id of at least the target's V
+            marks its request in `VerifyResult.status`. An id beyond a narrower draft's rows is ignored there.
         values: [B, n] float32, added to the logits; -inf bans a token.
     """
 
@@ -45,21 +45,21 @@ class LogitBias:
 class SamplingParams:
     """How a row of logits becomes the law that tokens are drawn from.
 
-    They act in the order of transformers' processors: bias and mask, temperature, top-k, top-p, min-p. Each is None
-    for off, one number for all requests, or a tensor [B] with an entry a request. A number out of range is an error
-    here; such an entry of a tensor marks its request in `VerifyResult.status`.
+    Parameters apply in the order of transformers' processors: bias and mask, temperature, top-k, top-p, min-p. Each is
+    None for off, one number for all requests, or a tensor [B] with one entry per request. A number out of range raises
+    an error here; a tensor entry out of range marks its request in `VerifyResult.status`.
 
     Attributes:
         temperature: >= 0, divides the logits. 0 makes the row one-hot at its argmax (lowest id among ties), whatever
-            the filters are. Floating point, taken as float32.
-        top_k: >= 0, keeps the k largest logits and what equals the smallest of them. 0, V and above are off. int32 or
-            int64.
+            the filters. Floating point, taken as float32.
+        top_k: >= 0, keeps the k largest logits and any that equal the smallest of them. 0, V and above are off. int32
+            or int64.
         top_p: In (0, 1], keeps the fewest largest entries that hold this share of the mass left by top-k; among equal
             logits at the cut, the highest ids. 1 is off. Floating point.
-        min_p: In [0, 1], keeps what has at least this share of the largest probability. 0 is off. Floating point.
+        min_p: In [0, 1], keeps entries with at least this share of the largest probability. 0 is off. Floating point.
         allowed_token_bitmask: One row of ceil(V/32) int32 for every row of logits: [T+B, ceil(V/32)] (ragged) or
             [B, K+1, ceil(V/32)] (padded); for the draft's rows [T, ...] or [B, K, ...]. Bit v % 32 of word v // 32
-            allows token v, as xgrammar and llguidance lay it out. What it forbids is never drawn.
+            allows token v, the layout of xgrammar and llguidance. Forbidden tokens are never drawn.
         logit_bias: Added to the logits before anything else.
     """
 
@@ -106,7 +106,7 @@ class SamplingParams:
 
 
 def pack_bitmask(allowed: torch.Tensor) -> torch.Tensor:
-    """Return flags as `SamplingParams.allowed_token_bitmask` takes them.
+    """Pack flags into the form that `SamplingParams.allowed_token_bitmask` takes.
 
     Args:
         allowed: [..., V] bool, whether each token may be drawn.
@@ -115,7 +115,7 @@ def pack_bitmask(allowed: torch.Tensor) -> torch.Tensor:
         [..., ceil(V/32)] int32 on the same device: bit v % 32 of word v // 32 is set where token v is allowed.
 
     Raises:
-        InputError: It is no such tensor.
+        InputError: `allowed` is not such a tensor.
     """
     if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool or allowed.ndim == 0:
         got = f"{list(allowed.shape)} {allowed.dtype}" if isinstance(allowed, torch.Tensor) else type(allowed).__name__

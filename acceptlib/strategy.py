@@ -51,7 +51,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9]+([-_.]+[A-Za-z0-9]+)*")
 
 
 class Options(pydantic.BaseModel):
-    """Base of a strategy's options: unknown names are errors, values are validated and frozen."""
+    """Base class of a strategy's options: unknown names are errors, values are validated and frozen."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=True, validate_default=True)
 
@@ -104,8 +104,8 @@ class AcceptanceStrategy:
 
     - `accept` (required): the probability h that the drafted token is accepted. The engine draws u in [0, 1)
       and accepts where u < h.
-    - `residual`: the weight of each vocabulary entry in the draw after a rejection, clamped at 0. Without one the
-      recovered token comes from the target's row.
+    - `residual`: the weight of each vocabulary entry in the draw after a rejection, clamped at 0. Without this rule
+      the recovered token comes from the target's row.
     - `carry`: a scalar, 1 at the start, carried from one position to the next.
     - `forgive`: for `Traits(stop="window")`, whether a rejected token may stand.
 
@@ -115,7 +115,7 @@ class AcceptanceStrategy:
     whole.
 
     Attributes:
-        name: What configs and the command line call it, as `my-rule`.
+        name: Its name in configs and on the command line, such as `my-rule`.
         aliases: Other names for it.
         traits: What it declares about itself.
         interface_version: The `INTERFACE_VERSION` it was written for; a published strategy states it as a number.
@@ -205,7 +205,7 @@ class AcceptanceStrategy:
 
     @property
     def options(self) -> _Options:
-        """The options, which a strategy's rules were bound to: others take another strategy."""
+        """The options that the rules are bound to; other options need another strategy."""
         return self._options
 
     @property
@@ -213,7 +213,7 @@ class AcceptanceStrategy:
         """`auto`, `torch` or `triton`.
 
         Raises:
-            BackendError: It is set to another.
+            BackendError: It is set to anything else.
         """
         return self._backend
 
@@ -238,9 +238,9 @@ class AcceptanceStrategy:
             self._key = custom_op.register(self)
 
     def constants(self) -> dict[str, Constant]:
-        """Return what rules may read beside quantities: by default every option that is a number or a tuple of them.
+        """Return the constants that rules may read: by default every option that is a number or a tuple of numbers.
 
-        Override it to derive constants from options. A tuple holds one value a position, and is 0 beyond its end.
+        Override it to derive constants from options. A tuple holds one value per position, and is 0 beyond its end.
         """
         return {name: value for name, value in self.options.model_dump().items() if _is_constant(value)}
 
@@ -249,9 +249,9 @@ class AcceptanceStrategy:
         return self.traits
 
     def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        """Return the state of new requests, which the caller passes to `verify` as `state`: [num_requests] by name.
+        """Return the state of new requests, to be passed to `verify` as `state`: tensors [num_requests] by name.
 
-        A strategy with `Traits.state` overrides it, so that whoever runs strategies by name can run it too.
+        A strategy with `Traits.state` overrides it, so that callers that run strategies by name can run it too.
 
         Raises:
             StrategyDefinitionError: The strategy has state and does not override this.
@@ -263,15 +263,15 @@ class AcceptanceStrategy:
         return {}
 
     def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
-        """Bring `state` from before a step to after it, in place and without waiting for the device.
+        """Advance `state` by one step, in place and without waiting for the device.
 
-        The caller calls it after `verify`, with the step's result; by default nothing changes from step to step.
+        The caller calls it after `verify`, with the step's result. By default nothing changes from step to step.
         """
 
     def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float | None:  # noqa: ARG002
-        """Return by how much a law breaks `Traits.bound`, at most 0 where it holds; None if there is no bound.
+        """Return by how much a law breaks `Traits.bound`, at most 0 where the bound holds; None if there is no bound.
 
-        A lossy strategy overrides it to make its bound one that `acceptlib.testing` can check.
+        A lossy strategy overrides it so that `acceptlib.testing` can check its bound.
 
         Args:
             p: [V] float64, the target's row.
@@ -302,38 +302,38 @@ class AcceptanceStrategy:
     ) -> VerifyResult:
         """Verify one step of drafted tokens for a batch of B requests.
 
-        Request b has n_b drafted tokens, K is the largest n_b, T their sum, V the target's vocabulary size. Row i of
-        a request is what its drafted token i is tested against; the row after the last is its bonus row.
+        Request b has n_b drafted tokens, K is the largest n_b, T their sum, V the target's vocabulary size. A request's
+        drafted token i is tested against its row i; the row after the last drafted token is its bonus row.
 
         Args:
             draft_token_ids: [T] (ragged) or [B, K] (padded), int32 or int64. The first negative id ends a request's
-                chain, and the row there is its bonus row.
+                chain, and the row at that position is its bonus row.
             target_logits: [T+B, V] or [B, K+1, V], float32, float16 or bfloat16. Row i of request b is at
                 `cu_num_draft_tokens[b] + b + i` in the ragged layout.
-            target_probs: The same as probabilities, processed already. Exactly one of the two is given. With
+            target_probs: The same rows as probabilities, already processed. Give exactly one of the two. With
                 `bonus_token_ids`, and without `logprobs`, either may leave out the bonus rows: [T, V] or [B, K, V], row
                 i of request b at `cu_num_draft_tokens[b] + i`.
-            draft_logits: [T, V] or [B, K, V], what the drafted tokens were drawn from.
-            draft_probs: The same as probabilities. With neither, each draft is one-hot at its token (n-gram).
-            cu_num_draft_tokens: [B+1] int32 or int64 with leading 0, or [B] without it where there are as many
-                `bonus_token_ids`; its presence selects the ragged layout.
+            draft_logits: [T, V] or [B, K, V], the rows that the drafted tokens were drawn from.
+            draft_probs: The same rows as probabilities. With neither, each draft is one-hot at its token (n-gram).
+            cu_num_draft_tokens: [B+1] int32 or int64 with a leading 0, or [B] without it if there are as many
+                `bonus_token_ids`. If given, the layout is ragged.
             max_num_draft_tokens: K for the ragged layout. Required off the CPU, where finding it would wait for the
                 device.
             sampling: Per-request parameters applied to the target's logits, and to the draft's unless
-                `draft_sampling` is given; its bitmask to the target's alone. Rules see rows after them.
-            draft_sampling: Parameters the draft's tokens were drawn under, where they differ.
-            rng: Seeds and offsets per request; the offsets are advanced in place by one step, unless it says not to. A
-                `torch.Generator` (None: the default one) draws fresh seeds; an int derives them from the row number.
-            bonus_token_ids: [B] tokens to emit where every drafted token stands. In the ragged layout a chain that ends
-                early, at a negative id, gets a token drawn from the row there instead.
-            uniforms: Every random number of the call, instead of `rng`. Their values are not looked at.
+                `draft_sampling` is given; the bitmask applies to the target's alone. Rules see processed rows.
+            draft_sampling: Parameters that the draft's tokens were drawn under, where they differ.
+            rng: Seeds and offsets per request. The offsets advance in place by one step unless `Rng.advances` is false.
+                A `torch.Generator` (None: the default one) draws fresh seeds; an int derives them from the row number.
+            bonus_token_ids: [B] tokens to emit where every drafted token stands. In the ragged layout, a chain that
+                ends early at a negative id gets a token drawn from the row there instead.
+            uniforms: Every random number of the call, instead of `rng`. Their values are not checked.
             state: The tensors that `Traits.state` names, [B] bool, int32, int64, float32 or float64. Only read here:
                 call `update_state` after the step.
             logprobs: Also return the log-probability of each emitted token under the processed target row and under the
                 raw one, before `sampling`.
             out: An earlier result of the same shapes, or `VerifyResult.empty`, written in place and returned.
-            workspace: What `self.workspace` returned, so that the fused kernels use that memory and allocate none.
-                The torch engine does without.
+            workspace: The result of `self.workspace`: the fused kernels use this memory and allocate none. The torch
+                engine needs none.
 
         Returns:
             The emitted tokens, [B, K+1] int32 padded with -1, counts and status. Bad values inside tensors are
@@ -342,7 +342,8 @@ class AcceptanceStrategy:
         Raises:
             InputError: Shapes, dtypes, devices or the combination of arguments do not fit.
             BackendError: The requested backend cannot run this call.
-            StrategyDefinitionError: A subclass overrides `verify` and calls this one, or its `__init__` not super's.
+            StrategyDefinitionError: A subclass overrides `verify` and calls this one, or its `__init__` does not call
+                super's.
         """
         plan = self.plan
         if plan is None:
@@ -384,8 +385,9 @@ class AcceptanceStrategy:
     ) -> Workspace:
         """Allocate memory for `verify`, enough for every call of up to these sizes, and of at most B * K ids if ragged.
 
-        With `out` and a workspace, a call that the fused kernels run allocates nothing on the device. Where they run
-        none it is empty, as for a strategy with a `verify` of its own, which overrides this if it needs one.
+        With `out` and a workspace, a call that the fused kernels run allocates nothing on the device. The workspace is
+        empty where the fused kernels run no call. It is also empty for a strategy with its own `verify`, which
+        overrides this method if it needs memory.
 
         Args:
             num_requests: B.
@@ -394,7 +396,7 @@ class AcceptanceStrategy:
             device: Where the rows are.
 
         Raises:
-            InputError: A size is no number >= 0, or there is no such device.
+            InputError: A size is not an int >= 0, or there is no such device.
         """
         device = as_device(device)
         sizes = (num_requests, max_num_draft_tokens, vocab_size)

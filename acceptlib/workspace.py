@@ -11,17 +11,17 @@ from acceptlib.errors import InputError
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Workspace:
-    """Memory in which the fused kernels keep what passes between them; `AcceptanceStrategy.workspace` allocates it.
+    """Memory for data that passes between the fused kernels; `AcceptanceStrategy.workspace` allocates it.
 
-    Calls that share one must run one after the other. Without one, calls share what is kept for their thread and
-    stream, and a call that is captured gets memory of its graph's own.
+    Calls that share a workspace must run one after the other. Without one, calls share memory that is kept for their
+    thread and stream, and a captured call gets memory that belongs to its graph.
 
     Attributes:
         counters: [n] int32, contiguous, at a multiple of 8 bytes, zero before and after every call.
-        words: [m] int64, contiguous, on the same device, whose content means nothing between calls.
+        words: [m] int64, contiguous, on the same device; the content means nothing between calls.
 
     Raises:
-        InputError: One has another dtype or shape, or is on another device.
+        InputError: A tensor has another dtype or shape, or is on another device.
     """
 
     counters: torch.Tensor
@@ -42,7 +42,7 @@ class Workspace:
 
     @classmethod
     def allocate(cls, num_counters: int, num_words: int, device: torch.device | str) -> Workspace:
-        """Allocate one of a given size."""
+        """Allocate a workspace of a given size."""
         # A tensor made in inference mode could not be written outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             return cls(

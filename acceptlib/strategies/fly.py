@@ -17,7 +17,7 @@ class Fly(AcceptanceStrategy):
 
     Guarantee: lossy, without a bound. With an infinite `fly_entropy_threshold` it is `rejection`.
 
-    Formula: h_i = min(1, p_i(x_i) / q_i(x_i)). A rejected token stands all the same if p_i(x_i) > 0, the entropy of the
+    Formula: h_i = min(1, p_i(x_i) / q_i(x_i)). A rejected token still stands if p_i(x_i) > 0, the entropy of the
     row's `fly_entropy_top_k` largest probabilities, renormalised, is at least `fly_entropy_threshold`, and the next
     W = min(fly_window, n_b - 1) drafted tokens exist and are accepted by h. The first token that does not stand
     stops; the recovered token is drawn from max(p_i - q_i, 0), normalised.

@@ -19,8 +19,8 @@ class Mixture(AcceptanceStrategy):
     """Rejection sampling whose target is a weighted mean of the target's and the draft's rows.
 
     Guarantee: lossy. A row's law is v = w p + (1 - w) q, at distance TV(v, p) = (1 - w) TV(p, q), wherever the target
-    gives every token of the draft some probability. A token that it gives none (a constraint, say) is never accepted,
-    and the distance is less.
+    gives every token of the draft some probability. A token with no target probability (a constraint, say) is never
+    accepted, and the distance is smaller.
 
     Formula: h_i = min(1, v_i(x_i) / q_i(x_i)), 0 where p_i(x_i) = 0; recovered token from max(p_i - q_i, 0), normalised
     (max(v - q, 0) is the same up to the factor w). With w = 1 this is `rejection`.

@@ -24,11 +24,11 @@ class Synthetic(AcceptanceStrategy):
     Guarantee: lossy, without a bound. The draft's rows are not read.
 
     Formula: h_i = rate_i / rate_{i-1} with rate_0 = 1, so that position i stands with probability rate_i; positions
-    beyond the list are never accepted. `synthetic_acceptance_length` L, the mean number of emitted tokens, stands
-    for the rates min(max(L - i, 0), 1): the mean is exactly L wherever n_b >= L - 1. The recovered token is a sample
-    of the target's row.
+    beyond the list are never accepted. `synthetic_acceptance_length` L, the mean number of emitted tokens, means the
+    rates min(max(L - i, 0), 1): the mean is exactly L wherever n_b >= L - 1. The recovered token is a sample of the
+    target's row.
 
-    Source: vLLM's `synthetic` method, whose `synthetic_acceptance_rates` these are. The default length is ours.
+    Source: vLLM's `synthetic` method and its `synthetic_acceptance_rates`. The default length is ours.
     """
 
     name = "synthetic"

@@ -22,8 +22,8 @@ class Typical(AcceptanceStrategy):
     H_i = -sum_x p_i(x) log p_i(x). The first rejection stops, and the recovered token is argmax p_i.
 
     Source: Cai et al. 2024 (Medusa), arXiv 2401.10774, section 3.3. The defaults and the argmax are those of vLLM's
-    TypicalAcceptanceSampler; Medusa's own code has the two numbers the other way round, 0.3 and 0.09. Both guard the
-    logarithm by 1e-5, and so find up to log(1 + V / 1e5) less entropy than the paper's H, which this is.
+    TypicalAcceptanceSampler; Medusa's own code swaps the two numbers, 0.3 and 0.09. Both guard the logarithm by 1e-5,
+    and so find up to log(1 + V / 1e5) less entropy than the paper's H, which this strategy uses.
     """
 
     name = "typical"
