@@ -227,7 +227,7 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
         msg = f"max_num_draft_tokens: expected an int >= 0 and below 2^31, got {shortened(most)}"
         raise InputError(msg)
     if bonus is not None:
-        expect("bonus_token_ids", bonus, None, ID_DTYPES, target.device)
+        expect("bonus_token_ids", bonus, ("B",), ID_DTYPES, target.device)
     if bonus is not None and arguments.logprobs and ids.numel() and len(bonus) and target.shape[:-1] == ids.shape:
         msg = (
             "target rows: expected bonus rows too, for logprobs=True reads them though bonus_token_ids are given, got "

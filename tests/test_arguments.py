@@ -175,6 +175,10 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["target_probs", "nested"],
     ),
     "ids-nested": ({"draft_token_ids": NESTED}, ["draft_token_ids", "a nested one"]),
+    "bonus-scalar": (
+        {"bonus_token_ids": torch.tensor(1), "logprobs": True, "target_probs": torch.ones(2, 2, 7)},
+        ["bonus_token_ids", "[B]", "[]"],
+    ),
     "bonus-nested": ({"bonus_token_ids": NESTED}, ["bonus_token_ids", "a nested one"]),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
     "bonus-rows": (

@@ -89,6 +89,12 @@ def test_bad_input(arguments: dict[str, object], message: str) -> None:
         acceptlib.sample(given.pop("logits"), **given)  # type: ignore[arg-type]
 
 
+def test_the_position_is_always_given() -> None:
+    """With a default, a loop that forgets it would draw all tokens with the same numbers."""
+    with pytest.raises(TypeError, match="position"):
+        acceptlib.sample(torch.zeros(2, VOCAB), rng=streams(2))  # type: ignore[call-arg]
+
+
 def test_no_requests() -> None:
     ids, probs = acceptlib.sample(torch.empty(0, VOCAB), rng=streams(0), position=0)
     assert ids.shape == (0,)
