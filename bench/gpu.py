@@ -135,6 +135,10 @@ PATHS: Final = {
     "logits, one-hot draft": Case(named("rejection"), {"kind": "one-hot"}, PEERS["vllm"], (1.5, 1.5, 1.5, 1.7, 2, 2.2)),
     "logits, typical": Case(named("typical"), {}, beside="logits", most=1.1),
     "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}, beside="logits", most=1.03),
+    "logits, fly": Case(named("fly"), {}),
+    "probabilities, block": Case(named("block"), {"kind": "probs"}),
+    "probabilities, fly": Case(named("fly"), {"kind": "probs"}),
+    "probabilities, typical": Case(named("typical"), {"kind": "probs"}),
     "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}, beside="logits", most=0.6),
     "logits, bitmask": Case(named("rejection"), {"masked": True}, beside="logits", most=1.15),
     "logits, T = 0.7, top-k 50, top-p 0.9": Case(

@@ -31,8 +31,9 @@ import cli_support
 import memory_interpreted as memory
 import triton_calls
 import triton_engine_cases as cases
-from gpu_cases import LONG, K, Step, V, batch, create, every_form, every_strategy, on_a_gpu, same, streams
+from gpu_cases import FULL, LONG, K, Step, V, batch, create, every_form, every_strategy, on_a_gpu, same, streams
 from triton import knobs
+from triton_law_cases import Expecting
 
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, launching, tunings
@@ -292,6 +293,21 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
 
 
 # Addresses beyond 2^31
+
+
+@pytest.mark.parametrize("count", [4, 100])
+@pytest.mark.parametrize("kind", ["probs", "logits"])
+def test_entropies(kind: str, count: int) -> None:
+    """Those of float64, of flat rows and of certain tokens too, in batches of every size."""
+    rows = (
+        torch.randn(count, 2, FULL, device="cuda")
+        * torch.tensor([0.0, 0.1, 3.0, 50.0], device="cuda")[torch.arange(count, device="cuda") % 4, None, None]
+    )
+    p = rows.softmax(-1)
+    expected = torch.special.entr(p.double() if kind == "probs" else rows.double().softmax(-1)).sum(-1)[:, 0]
+    given = {"target_probs": p} if kind == "probs" else {"target_logits": rows}
+    strategy, ids = Expecting(backend="triton"), torch.zeros(count, 1, dtype=torch.int64, device="cuda")
+    assert strategy.verify(ids, **given, state={"expected": expected}).num_accepted.tolist() == [1] * count
 
 
 @pytest.fixture

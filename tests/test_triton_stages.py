@@ -208,7 +208,7 @@ def test_parts_grow_as_fewer_requests_are_expected(num_positions: int, num_block
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
 def test_an_entropy_costs_no_stage_from_logits(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes with the law of a row, unless a filter or probabilities leave it to another pass."""
+    """It comes with the law of a row, unless a filter leaves it to another pass."""
     monkeypatch.setattr(tunings, "SIZES", sizes)
     logits, cut = torch.zeros(2, 4, 50), acceptlib.SamplingParams(top_k=9)
     warm = acceptlib.SamplingParams(temperature=0.7)
@@ -216,9 +216,23 @@ def test_an_entropy_costs_no_stage_from_logits(sizes: tunings.Sizes, monkeypatch
         given = {"target_logits": logits, "sampling": sampling}
         assert stages("typical", monkeypatch, **given) == stages("rejection", monkeypatch, **given)
     assert "sum" in stages("typical", monkeypatch, target_logits=logits, sampling=cut)
-    assert "sum" in stages("typical", monkeypatch, target_probs=logits.softmax(-1))
     mixed = {"target_logits": logits, "draft_logits": logits[:, :3], "draft_sampling": cut, "sampling": warm}
     assert "sum" not in stages("typical", monkeypatch, **mixed)
+
+
+@pytest.mark.parametrize("sizes", cases.EVERY_SIZE)
+def test_rows_are_gone_through_once(sizes: tunings.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sums, argmaxes and largest entries too, unless a law or a cut has to be known before."""
+    monkeypatch.setattr(tunings, "SIZES", sizes)
+    logits, cut = torch.zeros(2, 4, 50), acceptlib.SamplingParams(top_k=9)
+    probs = {"target_probs": logits.softmax(-1)}
+    for given in (probs, probs | {"draft_probs": logits[:, :3].softmax(-1)}):
+        for name in ("typical", "fly"):
+            assert "reduce" not in stages(name, monkeypatch, **given)
+    models = {"target_logits": logits, "draft_logits": logits[:, :3]}
+    assert "sum" not in stages("fly", monkeypatch, **models)
+    assert "sum" not in stages("fly", monkeypatch, **models, draft_sampling=cut)
+    assert "sum" in stages("fly", monkeypatch, **models, sampling=cut)
 
 
 # Grids

@@ -38,6 +38,7 @@ class Rules:
     Attributes:
         accept, carry, forgive, residual, sums: Rules as Triton functions, as `binding.bind` returns them.
         keeps_target, within_target: What `residual` leaves as it is; see the functions of `plans` of these names.
+        vanishing: Which of `sums` have terms of 0 where neither model has any probability.
         draws: Whether any token is drawn, or taken from a residual.
         top_k, window, stop, recovered, bonus: The strategy's traits.
         reads_*: Which of `decide.QUANTITIES` some rule reads.
@@ -53,6 +54,7 @@ class Rules:
     within_target: bool
     draws: bool
     sums: tuple[Any, ...]
+    vanishing: tuple[bool, ...]
     top_k: int
     window: int
     stop: str
@@ -86,6 +88,7 @@ class Call(Rules):
         explicit, flat_uniforms, rooted, advances: Where random numbers come from; see `forms.Form`.
         logprobs, raw: Whether log-probabilities are asked for, and whether those before sampling are others.
         entropy: Whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
+        tops: Whether the largest entries of the target's rows come with their laws, as logits.
         aligned: Whether distances of rows are multiples of 16.
         logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
         best: Whether argmaxes of rows are found for themselves.
@@ -112,6 +115,7 @@ class Call(Rules):
     logprobs: bool
     raw: bool
     entropy: bool
+    tops: bool
     aligned: bool
     logits: tuple[bool, bool]
     temperature: tuple[bool, bool]
@@ -260,7 +264,7 @@ class Call(Rules):
     @property
     def extra_words(self) -> int:
         """Words for each block of the target's rows, beyond those that each model's rows have."""
-        return 2 * self.raw + self.entropy
+        return 2 * self.raw + self.entropy + self.masses
 
     @property
     def tile_words(self) -> int:
@@ -275,8 +279,18 @@ class Call(Rules):
 
     @property
     def needs_sums(self) -> bool:
-        """Whether some quantity needs rows after their laws are known."""
-        return bool(self.sums) or self.top_k > 0
+        """Whether some quantity needs rows as probabilities."""
+        return bool(self.sums) or (self.top_k > 0 and not self.tops)
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether one stage finds all that is found of whole rows, since none of that needs their laws."""
+        return self.needs_sums and not any(self.logits)
+
+    @property
+    def sums_bonus_rows(self) -> bool:
+        """Whether the stage of sums goes through bonus rows too."""
+        return self.in_one_pass and any(self.best)
 
     @property
     def emit_part(self) -> int:
@@ -334,7 +348,8 @@ class Call(Rules):
         Programs that loop have no room for them, but where masses decide few run at a time.
         """
         decides = not (self.filters or self.decided)
-        return decides and (self.mass_scalar >= 0 or (any(self.logits) and not self.loops))
+        first_rejection = self.stop == "first_rejection" and any(self.logits) and not self.loops
+        return decides and (self.mass_scalar >= 0 or first_rejection)
 
     @property
     def lanes(self) -> int:
@@ -345,12 +360,22 @@ class Call(Rules):
     def draws_by_law(self) -> bool:
         """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
-        return self.draws and keeps and self.mass_scalar < 0 and self.logits[0] and not self.filtered[0]
+        of_logits = keeps and self.logits[0] and not self.filtered[0]
+        return self.masses or (self.draws and of_logits and self.mass_scalar < 0)
+
+    @property
+    def masses(self) -> bool:
+        """Whether what rows of probabilities sum to is found as their argmaxes are, so that none is gone through again.
+
+        That is so where bonus tokens alone are drawn, from one block of a row. In large batches it takes longer.
+        """
+        bonus_alone = self.draws and self.residual is None and self.recovered == "argmax" and self.mass_scalar < 0
+        return bonus_alone and not (self.logits[0] or self.loops)
 
     @property
     def counts_rows(self) -> bool:
         """Whether some stage counts the programs that are done with a row."""
-        return self.lazy or self.needs_sums or self.mass_scalar >= 0 or self.filters
+        return self.lazy or self.mass_scalar >= 0 or self.filters
 
     @property
     def awaits(self) -> bool:

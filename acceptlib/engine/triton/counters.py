@@ -21,11 +21,10 @@ CLEARED = tl.constexpr(64)
 """Words that are cleared at a time."""
 
 DECIDED_BY = tl.constexpr(0)
-SUMMED_BY = tl.constexpr(1)
-WEIGHED_BY = tl.constexpr(2)
-REDUCED_BY = tl.constexpr(3)
-"""What is counted of a row: programs that are done with what decides it, its sums, its weights, or, at `REDUCED_BY` and
-the model's number, its law."""
+WEIGHED_BY = tl.constexpr(1)
+REDUCED_BY = tl.constexpr(2)
+"""What is counted of a row: programs that are done with what decides it, its weights, or, at `REDUCED_BY` and the
+model's number, its law."""
 
 
 class Counters(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import call, counters, laws, random, rows
+from acceptlib.engine.triton import call, counters, laws, random, rows, scalars
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
@@ -174,6 +174,10 @@ def values(position, ids, inside, drafted, length, request, pair, CALL: tl.const
     for i in tl.static_range(len(CALL.scalars)):
         if CALL.entropy and i == CALL.entropy_scalar:
             found = found + (target_law.entropy,)
+        elif i < len(CALL.sums):
+            found = found + (scalars.row_sum(i, position, length, request, CALL),)
+        elif i == CALL.top_scalar:
+            found = found + (scalars.top_entropy(position, length, request, target_law, CALL),)
         else:
             scalar_ptr = request.scalars_ptr + i * request.num_positions + position
             found = found + (tl.load(scalar_ptr, mask=position < length, other=0.0, cache_modifier=".cg"),)

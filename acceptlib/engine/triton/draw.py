@@ -13,7 +13,7 @@ import triton.language as tl
 from acceptlib.engine.triton import laws, reduce, rows
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DROP, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
-from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, sum_exp
+from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, add_two, fixed, sum_exp
 
 FOUR = tl.constexpr(4)
 """Entries whose exponentials are added up before they become an integer."""
@@ -54,7 +54,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     token = tl.full((), -1, tl.int32)  # the one with another weight
     weight = law.normaliser * 0.0
     largest = law.normaliser
-    fault = laws.status_of(law)
+    fault = laws.status_of(law, CALL)
     own = index < 0  # none
     if CALL.residual is not None:
         if is_bonus == 0:
@@ -103,6 +103,25 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     r = tl.minimum((share * held.to(tl.float64)).to(tl.int64), held - 1)
     found = block.to(tl.int64) * CALL.block + tl.sum((tl.cumsum(weights, 0) <= r).to(tl.int32), 0)
     return tl.where(factor == 0, law.argmax, tl.minimum(found, request.vocab_size - 1)), fault
+
+
+@triton.jit
+def by_sums(stop, bits, request, CALL: tl.constexpr):
+    """Return the token at the stopping row, of probabilities whose weights are added up: that of `emit.choose`."""
+    lane = tl.zeros((1,), tl.int32)
+    parts = laws.load_parts(request.target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
+    sums = tl.sum(parts.sums, 0)  # of the only row
+    r = tl.umulhi(bits, tl.sum(sums, 0).to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+    ends = tl.cumsum(sums, 0)
+    falls = (ends > r) & (ends - sums <= r)
+    block, within = tl.where(falls, tl.arange(0, CALL.max_blocks), 0), tl.where(falls, r - ends + sums, 0)
+    block, within = tl.reduce((block, within), 0, add_two)
+    entries = rows.entries_from(block * CALL.block, CALL.block)
+    inside = entries.each < request.vocab_size
+    p = rows.load_block(request.target, stop, entries, inside, stop >= 0, 0.0, DROP, CALL, TARGET)
+    ends = tl.cumsum(fixed(tl.where(p <= 0, 0.0, p)), 0)
+    found = block.to(tl.int64) * CALL.block + tl.sum((ends <= within).to(tl.int32), 0)
+    return tl.minimum(found, request.vocab_size - 1)
 
 
 @triton.jit

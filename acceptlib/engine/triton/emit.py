@@ -13,8 +13,6 @@ before it; elsewhere the request's last one decides all.
 
 # ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
@@ -44,22 +42,6 @@ from acceptlib.engine.triton.rows import (
     UNNORMALIZED_ROW,
 )
 from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, fours, in_thirds, running
-
-
-class Kind(NamedTuple):
-    """What is emitted at a row.
-
-    Attributes:
-        is_bonus: Whether it is the bonus row.
-        takes_best: Whether an argmax is taken.
-        known: Whether that is the argmax of the target's row, which its law holds.
-        idle: Whether no block has to be weighed.
-    """
-
-    is_bonus: tl.tensor
-    takes_best: tl.tensor
-    known: tl.tensor
-    idle: tl.tensor
 
 
 @triton.jit
@@ -103,7 +85,11 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         ahead = ()
         if CALL.lists:
             ahead = listed.load_ahead(count, request, CALL)
-        stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
+        if CALL.stop == "first_rejection":
+            stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
+        else:
+            stop, passed = decide.find_stop(count, fetched, request, CALL)
+            length, kept = decide.length_of(request, count), ()
     if CALL.draws_by_law:
         row = kept_row(stop, length, kept, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, (), out, CALL)
@@ -129,13 +115,13 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
 
     The last program weighs none. It writes the rest of the result, and draws where the others cannot.
     """
-    kind = kind_of(stop, length, CALL)
+    kind = results.kind_of(stop, length, CALL)
     if grid.program < grid.num_programs:
         raw, row = open_block(stop, length, grid, kept, request, CALL)
         _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
         token = held.hold(weights, grid, request, CALL)
         if CALL.draws_held:
-            row_fault = laws.status_of(row.target_law)
+            row_fault = laws.status_of(row.target_law, CALL)
             if CALL.keeps_laws:  # the drafted token, which would have to be loaded, is known to be sound or not
                 status = tl.where(fault == 0, row_fault, fault)
                 if stop < length:
@@ -145,7 +131,7 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
             held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
     else:
         row = kept_row(stop, length, kept, request, CALL)
-        row_fault = laws.status_of(row.target_law)
+        row_fault = laws.status_of(row.target_law, CALL)
         status = results.fault_of(kind, row, row_fault, fault, request, CALL)
         drawn = (status == 0) & (kind.known == 0)
         if CALL.draws_held:
@@ -270,21 +256,6 @@ def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
 
 
 @triton.jit
-def kind_of(stop, length, CALL: tl.constexpr):
-    """Return what is emitted at a row."""
-    is_bonus = stop == length
-    takes_best = (is_bonus & (CALL.bonus == "argmax")) | ((stop < length) & (CALL.recovered == "argmax"))
-    known = takes_best
-    if CALL.residual is not None:
-        known = takes_best & is_bonus
-    # The argmax of a row of the target is in its law: nothing is left to reduce, unless sums are checked or waited for.
-    idle = known
-    if (CALL.given_probs and CALL.draws) or CALL.awaits:
-        idle = known & (stop < 0)  # never
-    return Kind(is_bonus, takes_best, known, idle)
-
-
-@triton.jit
 def open_block(stop, length, grid, kept, request, CALL: tl.constexpr):
     """Return a program's first block of the rows at a stop as they are given, and the rows.
 
@@ -303,7 +274,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     """
     program, num_programs, num_blocks = grid
     raw, row = open_block(stop, length, grid, kept, request, CALL)
-    kind = kind_of(stop, length, CALL)
+    kind = results.kind_of(stop, length, CALL)
     is_bonus = kind.is_bonus
     idle = kind.idle
     if CALL.mass_scalar >= 0:
@@ -394,16 +365,19 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
 
     `found` is what programs found of the row, nothing where its law is enough for the draw.
     """
-    kind = kind_of(stop, length, CALL)
+    kind = results.kind_of(stop, length, CALL)
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
     if CALL.draws_by_law:
         token = row.target_law.argmax.to(tl.int64)
-        row_fault = laws.status_of(row.target_law)
+        row_fault = laws.status_of(row.target_law, CALL)
         if not kind.known:
             bits = random.bits_of(request, CALL)
-            token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
+            if CALL.masses:
+                token = draw.by_sums(stop, bits, request, CALL)
+            else:
+                token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
     elif CALL.lists:
         if found.number < 0:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)
@@ -431,7 +405,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
     """Return the token at the stopping row, and the row's `Status`."""
     target_law, num_blocks = row.target_law, grid.num_blocks
     token = tl.full((), 0, tl.int64) + target_law.argmax
-    row_fault = laws.status_of(target_law)
+    row_fault = laws.status_of(target_law, CALL)
     if not kind.idle:
         is_bonus = kind.is_bonus
         num_parts = num_blocks * CALL.sum_parts

@@ -61,7 +61,7 @@ MOST_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
 MOST_ROWS = ((1 << 31) - 1) // (2 + ROW_COUNTS.value)
-"""Rows of a call, at most, bonus rows among them: kernels find counters, two a request and five a row, by 32 bits."""
+"""Rows of a call, at most, bonus rows among them: kernels find counters, two a request and four a row, by 32 bits."""
 
 MOST_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
@@ -135,7 +135,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         "select": (call.num_filtered, select_warps, select_registers),
         "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
-        "sum": (num_blocks, tuning.reduce_warps, 0),
+        "sum": (-(-num_blocks // blocks_each), tuning.reduce_warps, 0),
         "decide": (1, 4, 0),
         "emit": (num_programs + call.awaits, emit_warps, emit_registers),
     }

@@ -125,8 +125,9 @@ def compiled_for(
         draft is not None and rules.reads_draft_max and not draft.is_logits,
     )
     top_ks, top_ps, min_ps = filters = given("top_k"), given("top_p"), given("min_p")
-    # The entropy, which is the last sum, comes with the law of a row of logits without a filter.
-    entropy = rules.entropy_scalar >= 0 and target.is_logits and not any(of_target for of_target, _ in filters)
+    # The entropy, which is the last sum, comes with the law of a row of logits without a filter, as largest entries do.
+    unfiltered = target.is_logits and not any(of_target for of_target, _ in filters)
+    entropy = rules.entropy_scalar >= 0 and unfiltered
     sums = rules.sums[:-1] if entropy else rules.sums
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(logits) or any(best) or bool(sums) or rules.top_k > 0
@@ -139,6 +140,7 @@ def compiled_for(
     return Call(
         **{**vars(rules), "sums": sums},
         entropy=entropy,
+        tops=rules.top_k > 0 and unfiltered,
         ragged=form.counts is not None,
         ends=form.ends,
         has_draft=draft is not None,
@@ -164,7 +166,7 @@ def compiled_for(
         best=best,
         lazy=tuning.lazy and reads_rows and may_leave_rows(rules, form),
         decided=tuning.decides_first
-        or (rules.mass_scalar < 0 and (rules.stop != "first_rejection" or rules.carry_scalar >= 0)),
+        or (rules.mass_scalar < 0 and (rules.stop == "last_acceptance" or rules.carry_scalar >= 0)),
         block=block,
         max_blocks=1 << blocks_bits,
         loops=tuning.loops,

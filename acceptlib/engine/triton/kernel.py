@@ -152,7 +152,7 @@ def verify_kernel(
     program = tl.program_id(0)
     number = tl.program_id(1).to(tl.int64)
     position = first_position + tl.program_id(2)
-    if STAGE == "reduce" and not CALL.lazy:
+    if (STAGE == "reduce" or (STAGE == "sum" and CALL.in_one_pass)) and not CALL.lazy:
         # Most requests stop early, and what is read last is still in the cache when it is drawn from.
         position = first_position + tl.num_programs(2) - 1 - tl.program_id(2)
     if OVERLAP:
@@ -305,7 +305,7 @@ def verify_kernel(
     elif STAGE == "collect":
         bins.collect_rows(position, num_read, program, request, CALL)
     elif STAGE == "sum":
-        reduce.sum_rows(position, count, program, request, CALL)
+        reduce.sum_rows(position, num_read, program, request, CALL)
     elif STAGE == "decide":
         if carries:
             _, wanted, _ = masses.prepare(count, fetched, request, CALL)

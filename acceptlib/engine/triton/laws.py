@@ -23,7 +23,10 @@ from acceptlib.engine.triton.rows import (
     KEEP,
     LARGEST_INT32,
     LOG2_E,
+    MASS_LIMIT,
+    ROW_TOLERANCE,
     TARGET,
+    UNNORMALIZED_ROW,
     factor_of,
     floor_of,
     load_raw,
@@ -33,6 +36,8 @@ from acceptlib.engine.triton.sums import (
     SUM_SCALE,
     add_three,
     add_two,
+    fixed,
+    fours,
     in_thirds,
     sum_exp,
     sum_exp_and_bits,
@@ -40,12 +45,15 @@ from acceptlib.engine.triton.sums import (
 
 LN_2 = tl.constexpr(math.log(2.0))
 
+BEYOND = tl.constexpr(2 * MASS_LIMIT.value)
+"""Stands for the mass of a row that no draw takes."""
+
 REDUCE_THREADS = tl.constexpr(128)
 """Threads of a program that reduces rows, of a small batch at least."""
 
 
 class Parts(NamedTuple):
-    """What laws of rows are combined from, [n, MAX_BLOCKS]; `bits` is for the entropy."""
+    """What laws of rows are combined from, [n, MAX_BLOCKS]; `bits` is for the entropy, or has masses."""
 
     maxima: tl.tensor
     sums: tl.tensor
@@ -54,7 +62,7 @@ class Parts(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The law of a row: a maximum of NaN where it has none, and 1 / sum of exponentials."""
+    """The law of a row: a maximum of NaN where it has none, and 1 / sum of exponentials; see `mass_in` too."""
 
     maximum: tl.tensor
     normaliser: tl.tensor
@@ -89,7 +97,7 @@ class Pair(NamedTuple):
 
 @triton.jit
 def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row."""
+    """Store what the law of one row needs of one block, [BLOCK] float32; beyond the row it has `reduce.nothing`."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
         maxima = tl.reduce(tl.reduce(in_runs(x, model, CALL), 2, larger), 0, larger)
@@ -118,8 +126,19 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
             else:
                 total = sum_exp(x, maximum, factor)
             tl.store(model.sums_ptr + at, total, mask=mask)
+    if CALL.masses and MODEL == TARGET:
+        store_masses(x, at, model, mask, CALL)
     if not CALL.loops:  # after what takes longest; elsewhere registers would have to hold the block until then
         store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
+
+
+@triton.jit
+def store_masses(p, at, model, mask, CALL: tl.constexpr):
+    """Store what one block of a row of probabilities sums to, and what its weights do, in integers too."""
+    weights = tl.where(p <= 0, 0.0, p)  # NaN stays
+    masses = tl.split(tl.sum(tl.join(fours(p), fours(weights)), 0))
+    tl.store(model.extra_ptr + at * CALL.extra_words, _word(masses[0], masses[1]), mask=mask)
+    tl.store(model.sums_ptr + at, tl.sum(fixed(weights), 0), mask=mask)
 
 
 @triton.jit
@@ -235,7 +254,7 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
     best = tl.zeros(at.shape, tl.int32)
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=CACHE)
-    if CALL.logits[MODEL]:
+    if CALL.logits[MODEL] or (CALL.masses and MODEL == TARGET):
         sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         size = num_blocks
@@ -243,6 +262,8 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
             size = tl.where(model.temperature > 0, 0, num_blocks)
         best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=CACHE)
     bits = sums
+    if CALL.masses and MODEL == TARGET:
+        bits = tl.load(model.extra_ptr + at * CALL.extra_words, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.entropy and MODEL == TARGET:
         bits_ptr = model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw
         bits = tl.load(bits_ptr, mask=mask, other=0, cache_modifier=CACHE)
@@ -277,6 +298,8 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
     elif CALL.best[MODEL] and MODEL == TARGET:
         maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
+        if CALL.masses:
+            normaliser = mass_in(parts)
     if CALL.entropy and MODEL == TARGET:
         entropy = entropy_of(parts, maximum, total, factor_of(model, CALL, MODEL))
         return EntropyLaw(maximum, normaliser, argmax, entropy)
@@ -299,6 +322,17 @@ def entropy_of(parts, maximum, total, factor):
 
 
 @triton.jit
+def mass_in(parts):
+    """Return the masses of rows of probabilities, which their laws have in the place of a normaliser.
+
+    It is `BEYOND` where weights sum to more than a draw takes, which negative entries may conceal.
+    """
+    masses = _halves_of(parts.bits, tl.float32)
+    mass, weights = tl.split(tl.sum(tl.join(masses[0], masses[1]), 1))
+    return tl.where((tl.abs(mass) < float("inf")) & (weights > MASS_LIMIT), BEYOND, mass)
+
+
+@triton.jit
 def rescaled(maxima, sums, maximum, factor):
     """Return the sums of exponentials of blocks times 2^44, relative to the maxima of their rows, [n, MAX_BLOCKS]."""
     relative = (maxima - tl.where(maximum > float("-inf"), maximum, 0.0)[:, None]) * factor
@@ -306,9 +340,14 @@ def rescaled(maxima, sums, maximum, factor):
 
 
 @triton.jit
-def status_of(law):
-    """Return the `Status` of a row, as far as its law tells."""
-    return tl.where(law.maximum == law.maximum, 0, INVALID_ROW)
+def status_of(law, CALL: tl.constexpr):
+    """Return the `Status` of a row of the target, as far as its law tells."""
+    fault = tl.where(law.maximum == law.maximum, 0, INVALID_ROW)
+    if CALL.masses:
+        mass = law.normaliser
+        fault = tl.where((fault == 0) & (tl.abs(mass - 1) > ROW_TOLERANCE), UNNORMALIZED_ROW, fault)
+        fault = tl.where(tl.abs(mass) < float("inf"), fault, INVALID_ROW)
+    return fault
 
 
 @triton.jit
@@ -343,13 +382,19 @@ def pair_at(pair, chosen, CALL: tl.constexpr):
 @triton.jit
 def _word_of(high, low, chosen):
     """Return two numbers of 32 bits of the chosen one of several rows as an int64, and 0 of the others."""
+    return tl.where(chosen, _word(high, low), 0)
+
+
+@triton.jit
+def _word(high, low):
+    """Return two numbers of 32 bits as an int64."""
     high_bits, low_bits = high.to(tl.int32, bitcast=True), low.to(tl.int32, bitcast=True)
-    return tl.where(chosen, (high_bits.to(tl.int64) << 32) | (low_bits.to(tl.int64) & 0xFFFFFFFF), 0)
+    return (high_bits.to(tl.int64) << 32) | (low_bits.to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
 def _halves_of(word, TYPE: tl.constexpr):
-    """Return the two numbers of 32 bits that `_word_of` made a word of."""
+    """Return the two numbers of 32 bits that `_word` made words of."""
     return (word >> 32).to(tl.int32).to(TYPE, bitcast=True), word.to(tl.int32).to(TYPE, bitcast=True)
 
 

@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     end: tl.tensor
 
 
-ROW_COUNTS = tl.constexpr(5)
+ROW_COUNTS = tl.constexpr(4)
 """Counters of a row: see `counters.of_row`."""
 
 

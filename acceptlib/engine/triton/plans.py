@@ -10,14 +10,15 @@ import torch
 
 from acceptlib import ops
 from acceptlib.engine.plan import Plan
+from acceptlib.engine.triton import ops as kernel_ops
 from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.call import Rules
 from acceptlib.engine.triton.decide import QUANTITIES
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
 
-TINY = 2.0**-126
-"""The smallest normal float32, whose logarithm stands for that of 0."""
+TINY = kernel_ops.TINY.value
+"""The smallest normal float32. The logarithm of 0 is finite beside it, and no other probability's is different."""
 
 MOST_PLANS = 1024
 """Plans that are remembered: a strategy may be made for every request."""
@@ -25,12 +26,12 @@ MOST_PLANS = 1024
 
 @row_sum
 def target_entropy(p: Value) -> Value:
-    """Sum to the entropy of the target's row in nats, for rows whose law comes without it; NaN stays NaN."""
-    return -p * ops.log(ops.maximum(p, TINY))
+    """Sum to the entropy of the target's row in bits, for rows whose law comes without it; NaN stays NaN."""
+    return -p * ops.log2(p, TINY)
 
 
 def scalars_of(plan: Plan) -> list[str]:
-    """Return the names of the scalars [N] float64 that stages leave in the workspace, in their order."""
+    """Return the names of the scalars [N] float64 that stages find, and mostly leave in the workspace, in order."""
     names = [*_sums(plan)]
     if "target_top_entropy" in plan.reads:
         names.append("target_top_entropy")
@@ -91,6 +92,7 @@ def rules_of(plan: Plan) -> Rules:
         within_target=_within_target(plan),
         draws=plan.residual is not None or "sample" in {traits.recovered, traits.bonus},
         sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in _sums(plan).values()),
+        vanishing=tuple(_vanishes(rule, plan) for rule in _sums(plan).values()),
         top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
         window=traits.window,
         stop=traits.stop,
@@ -189,6 +191,15 @@ def _within_target(plan: Plan) -> bool:
         return _returned(plan.residual, {**plan.constants, **known, "is_drafted": is_drafted})
 
     return _holds(lambda: weight(is_drafted=False) <= 0 and weight(is_drafted=True) <= 0)
+
+
+def _vanishes(term: Rule, plan: Plan) -> bool:
+    """Return whether a row sum's term is 0 where neither model has any probability, as beyond the vocabulary.
+
+    Rules that read more are not looked into.
+    """
+    known = {**plan.constants, "p": 0.0, "q": 0.0, "is_drafted": False}
+    return _holds(lambda: _returned(term, known) == 0)
 
 
 def _returned(rule: Rule, values: Mapping[str, Value]) -> Value:

@@ -12,10 +12,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, laws, min_p, rows, select
+from acceptlib.engine.triton import counters, decide, laws, min_p, rows, scalars, select
 from acceptlib.engine.triton.binding import evaluate
-from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, LARGEST_INT32, TARGET
-from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
+from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
 
 
 class Row(NamedTuple):
@@ -75,7 +74,7 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
     """Find what the law of one row needs of one block."""
     num_blocks = request.num_blocks
     entries = rows.entries_from(block * CALL.block, CALL.block)
-    x = rows.load_block(model, position, entries, exists, exists, float("-inf"), KEEP, CALL, MODEL)
+    x = rows.load_block(model, position, entries, exists, exists, nothing(CALL, MODEL), KEEP, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     if CALL.lists_runs and CALL.filtered[MODEL]:
@@ -84,6 +83,8 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
         laws.store_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
         laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
+    if CALL.tops and MODEL == TARGET:
+        scalars.store_tops(x, position, block, exists & (position < request.most), request, CALL)
 
 
 @triton.jit
@@ -99,71 +100,51 @@ def close_row(position, exists, step, count, request, model, CALL: tl.constexpr,
 
 
 @triton.jit
-def sum_rows(position, count, block, request, CALL: tl.constexpr):
-    """Add up the strategy's row sums over one block; finish the row, and decide, if the last to do so."""
-    if counters.needed(position, position < count, request, CALL, LATEST=True):
-        num_blocks = request.num_blocks
-        partials_ptr = request.sums_ptr + position.to(tl.int64) * num_blocks
-        size = request.num_positions * num_blocks
-        magnitudes_ptr = partials_ptr + (len(CALL.sums) + CALL.top_k) * size
+def sum_rows(position, count, program, request, CALL: tl.constexpr):
+    """Find what needs rows as probabilities, of some blocks; finish the row, and decide, if the last to do so.
+
+    That is the strategy's row sums, largest entries, and, where `CALL.in_one_pass`, what `reduce_rows` finds too.
+    """
+    LATEST: tl.constexpr = not CALL.in_one_pass
+    exists = position <= count if CALL.sums_bonus_rows else position < count
+    if counters.needed(position, exists, request, CALL, LATEST):
         length = decide.length_of(request, count)
-        entries = rows.entries_from(block * CALL.block, CALL.block)
-        raw = load_both(entries, position, position < length, KEEP, request, CALL)
         row = open_row(position, length, request, CALL)
-        entry, p, q, is_drafted = elements(raw, row, request, CALL)
-        inside = entry < request.vocab_size
-        numbers = (p, q, is_drafted) + as_rows(row.scalars)
-        for i in tl.static_range(len(CALL.sums)):
-            terms = tl.where(inside, evaluate(CALL.sums[i], numbers, tl.float32), 0.0)
-            # NaN counts as beyond the limit. Sums wrap only beyond it, and sums of magnitudes never do.
-            terms = tl.where(tl.abs(terms) < ROW_SUM_LIMIT, terms, ROW_SUM_LIMIT)
-            tl.store(partials_ptr + i * size + block, tl.sum((terms * SUM_SCALE).to(tl.int64), 0))
-            magnitude = tl.sum((fours(tl.abs(terms)) * MAGNITUDE_SCALE).to(tl.int64), 0)
-            tl.store(magnitudes_ptr + i * size + block, magnitude)
-        left = tl.where(inside, tl.where(p == p, p, float("inf")), -1.0)  # an infinity makes the entropy NaN
-        TOP_K: tl.constexpr = CALL.top_k
-        for i in tl.static_range(TOP_K):
-            largest = tl.max(left, 0)
-            left = tl.where(entry == tl.min(tl.where(left == largest, entry, LARGEST_INT32), 0), -1.0, left)
-            bits = largest.to(tl.float64).to(tl.int64, bitcast=True)
-            tl.store(partials_ptr + (len(CALL.sums) + i) * size + block, bits)
-        if counters.arrive(counters.of_row(position, counters.SUMMED_BY, request), num_blocks):
-            index = tl.arange(0, CALL.max_blocks)
-            scalars_ptr = request.scalars_ptr + position
-            for i in tl.static_range(len(CALL.sums)):
-                part = partials_ptr + i * size + index
-                totals = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
-                scalar = tl.sum(totals, 0).to(tl.float64) / SUM_SCALE
-                part = magnitudes_ptr + i * size + index
-                magnitudes = tl.load(part, mask=index < num_blocks, other=0, cache_modifier=".cg")
-                scalar = tl.where(tl.sum(magnitudes, 0) < MAGNITUDE_LIMIT, scalar, float("nan"))
-                tl.store(scalars_ptr + i * request.num_positions, scalar)
-            if CALL.top_k:
-                entropy = top_entropy(partials_ptr + len(CALL.sums) * size, size, num_blocks, CALL)
-                tl.store(scalars_ptr + CALL.top_scalar * request.num_positions, entropy)
-            if CALL.lazy:
-                tl.debug_barrier()
-                decide.settle(position, count, request, CALL)
+        step = tl.num_programs(0)
+        if CALL.loops:
+            for block in range(program, request.num_blocks, step):
+                sum_block(position, count, length, row, block, request, CALL)
+        else:
+            sum_block(position, count, length, row, program, request, CALL)
+        if CALL.lazy:
+            if position < count:
+                if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), step):
+                    decide.settle(position, count, request, CALL)
 
 
 @triton.jit
-def top_entropy(tops_ptr, size, num_blocks, CALL: tl.constexpr):
-    """Return the entropy of the largest entries of a row, renormalised, from those of its blocks, in order."""
-    TOP_K: tl.constexpr = CALL.top_k
-    index = tl.arange(0, CALL.max_blocks)
-    taken = index * 0
-    total = tl.full((), 0.0, tl.float64)
-    logs = tl.full((), 0.0, tl.float64)
-    for _ in tl.static_range(TOP_K):
-        mask = (index < num_blocks) & (taken < CALL.top_k)
-        bits = tl.load(tops_ptr + taken * size + index, mask=mask, other=0, cache_modifier=".cg")
-        heads = tl.where(mask, bits.to(tl.float64, bitcast=True), -1.0)
-        largest = tl.max(heads, 0)
-        taken += (index == tl.min(tl.where(heads == largest, index, LARGEST_INT32), 0)).to(tl.int32)
-        largest = tl.maximum(largest, 0.0)
-        total += largest
-        logs += tl.where(largest > 0, largest * tl.log(tl.where(largest > 0, largest, 1.0)), 0.0)
-    return tl.log(total) - logs / total
+def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
+    """Find what needs one block of rows as probabilities."""
+    num_blocks = request.num_blocks
+    drafted = position < count
+    entries = rows.entries_from(block * CALL.block, CALL.block)
+    raw = load_both(entries, position, position < length, KEEP, request, CALL)
+    entry, p, q, is_drafted = elements(raw, row, request, CALL)
+    if CALL.in_one_pass and CALL.reduces[TARGET]:
+        laws.store_block(p, entry, request.target, position, block, num_blocks, position <= count, CALL, TARGET)
+    if CALL.in_one_pass and CALL.reduces[DRAFT]:
+        laws.store_block(q, entry, request.draft, position, block, num_blocks, drafted, CALL, DRAFT)
+    inside = entry < request.vocab_size
+    numbers = (p, q, is_drafted) + as_rows(row.scalars)
+    for i in tl.static_range(len(CALL.sums)):
+        terms = evaluate(CALL.sums[i], numbers, tl.float32)
+        if not CALL.vanishing[i]:
+            terms = tl.where(inside, terms, 0.0)
+        scalars.store_sum(i, terms, position, block, drafted, request, CALL)
+    if CALL.top_k and not CALL.tops:
+        # An infinity makes the entropy NaN.
+        left = tl.where(inside, tl.where(p == p, p, float("inf")), float("-inf"))
+        scalars.store_tops(left, position, block, drafted, request, CALL)
 
 
 @triton.jit

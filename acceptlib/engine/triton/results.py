@@ -1,4 +1,4 @@
-"""One request's result: what of it is at fault, and where it is written."""
+"""One request's result: what is emitted, what of it is at fault, and where it is written."""
 
 # ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
 
@@ -27,6 +27,37 @@ class Out(NamedTuple):
     num_passed_ptr: tl.tensor
     totals_ptr: tl.tensor
     offset_ptr: tl.tensor
+
+
+class Kind(NamedTuple):
+    """What is emitted at a row.
+
+    Attributes:
+        is_bonus: Whether it is the bonus row.
+        takes_best: Whether an argmax is taken.
+        known: Whether that is the argmax of the target's row, which its law holds.
+        idle: Whether no block has to be weighed.
+    """
+
+    is_bonus: tl.tensor
+    takes_best: tl.tensor
+    known: tl.tensor
+    idle: tl.tensor
+
+
+@triton.jit
+def kind_of(stop, length, CALL: tl.constexpr):
+    """Return what is emitted at a row."""
+    is_bonus = stop == length
+    takes_best = (is_bonus & (CALL.bonus == "argmax")) | ((stop < length) & (CALL.recovered == "argmax"))
+    known = takes_best
+    if CALL.residual is not None:
+        known = takes_best & is_bonus
+    # The argmax of a row of the target is in its law: nothing is left to reduce, unless sums are checked or waited for.
+    idle = known
+    if (CALL.given_probs and CALL.draws) or CALL.awaits:
+        idle = known & (stop < 0)  # never
+    return Kind(is_bonus, takes_best, known, idle)
 
 
 @triton.jit

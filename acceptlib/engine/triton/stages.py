@@ -41,7 +41,8 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
 
     With `beside`, rows without filters are reduced while what is kept of the others is searched for.
     """
-    reduces = any(call.logits) or any(call.best)
+    reduces = (any(call.logits) or any(call.best)) and not call.in_one_pass
+    end_of_sums = most + 1 if call.sums_bonus_rows else most
     in_parts = call.lazy and reduces and (call.needs_sums or call.selects)
     found = []
     filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
@@ -54,8 +55,8 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
             found.append(Stage("reduce", first, end, rows=rest.value, late=True))
         if call.num_collected:
             found += [Stage("collect", first, end), Stage("finish", first, end)]
-        if call.needs_sums and first < most:
-            found.append(Stage("sum", first, min(end, most)))
+        if call.needs_sums and first < end_of_sums:
+            found.append(Stage("sum", first, min(end, end_of_sums)))
     if call.decided and not call.lazy:
         found.append(Stage("decide"))
     return (*found, Stage("emit"))

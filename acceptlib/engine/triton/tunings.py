@@ -259,7 +259,8 @@ def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
     if draft is not None:
         return TUNINGS.large_filtered if filters else TUNINGS.large
     if rules.draws or rules.reads_target:
-        return TUNINGS.large_one if filters or rules.entropy_scalar >= 0 else TUNINGS.large_one_ahead
+        more = filters or rules.entropy_scalar >= 0 or rules.top_k
+        return TUNINGS.large_one if more else TUNINGS.large_one_ahead
     return TUNINGS.large_best
 
 
@@ -272,8 +273,8 @@ def _draws_listed(rules: Rules, target: RowsForm, draft: RowsForm | None) -> boo
 def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a large batch of logits takes a stage after the one that reads rows."""
     filters, sums = _filters(target, draft), len(rules.sums)
-    entropy_alone = sums == 1 and rules.entropy_scalar >= 0 and not filters  # which comes with the laws
-    return not filters <= {"min_p"} or rules.top_k > 0 or (sums > 0 and not entropy_alone)
+    with_laws = not filters and sums <= (rules.entropy_scalar >= 0)  # entropies, and largest entries
+    return not filters <= {"min_p"} or ((sums > 0 or rules.top_k > 0) and not with_laws)
 
 
 def _filters(target: RowsForm, draft: RowsForm | None) -> set[str]:

@@ -1,0 +1,151 @@
+"""Scalars that rules read of whole rows, beside laws: row sums, and the entropy of a row's largest entries.
+
+Each block of a row leaves its part in the workspace, and whoever needs a scalar combines the parts.
+"""
+
+# ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
+
+import triton
+import triton.language as tl
+
+from acceptlib.engine.triton.laws import LN_2, REDUCE_THREADS
+from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of
+from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
+
+MOST_IN_LISTS = tl.constexpr(4)
+"""Largest entries, at most, that each thread finds of its own first: lists of more take too many comparisons."""
+
+
+@triton.jit
+def store_sum(NUM: tl.constexpr, terms, position, block, mask, request, CALL: tl.constexpr):
+    """Store one block's part of one of a row's sums, of terms [BLOCK] float32, and the sum of their magnitudes."""
+    at = position.to(tl.int64) * request.num_blocks + block
+    tl.store(_parts(NUM, request) + at, tl.sum((terms * SUM_SCALE).to(tl.int64), 0), mask=mask)
+    # NaN counts as beyond the limit, beyond which the sum, which may wrap, does not count.
+    magnitudes = fours(tl.abs(terms))
+    magnitudes = tl.where(magnitudes < ROW_SUM_LIMIT, magnitudes, ROW_SUM_LIMIT)
+    magnitude = tl.sum((magnitudes * MAGNITUDE_SCALE).to(tl.int64), 0)  # never wraps
+    tl.store(_parts(len(CALL.sums) + CALL.top_k + NUM, request) + at, magnitude, mask=mask)
+
+
+@triton.jit
+def row_sum(NUM: tl.constexpr, position, length, request, CALL: tl.constexpr):
+    """Return one of the sums of rows at positions [n], or of one row, float64; 0 from `length` on."""
+    at, mask = _blocks_at(position, length, request, CALL)
+    parts = tl.load(_parts(NUM, request) + at, mask=mask, other=0, cache_modifier=".cg")
+    magnitudes_ptr = _parts(len(CALL.sums) + CALL.top_k + NUM, request) + at
+    magnitudes = tl.load(magnitudes_ptr, mask=mask, other=0, cache_modifier=".cg")
+    total = tl.sum(parts, 1).to(tl.float64) / SUM_SCALE
+    total = tl.where(tl.sum(magnitudes, 1) < MAGNITUDE_LIMIT, total, float("nan"))
+    if CALL.entropy_scalar == NUM:
+        total = total * LN_2
+    return _in_shape_of(position, total)
+
+
+@triton.jit
+def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
+    """Store the largest entries [BLOCK] of one block of a target's row, in order: logits where `CALL.tops`."""
+    at = position.to(tl.int64) * request.num_blocks + block
+    TOP_K: tl.constexpr = CALL.top_k
+    lists = (x,)
+    if TOP_K <= MOST_IN_LISTS:
+        lists = _merged(lists, min(x.shape[0] // 4, REDUCE_THREADS), x.shape[0] // 4, TOP_K)
+    lane = tl.arange(0, lists[0].shape[0])
+    for i in tl.static_range(TOP_K):
+        largest = tl.max(lists[0], 0)
+        word = largest.to(tl.float64).to(tl.int64, bitcast=True)
+        tl.store(_parts(len(CALL.sums) + i, request) + at, word, mask=mask)
+        taken = lane == tl.min(tl.where(lists[0] == largest, lane, LARGEST_INT32), 0)
+        left = ()
+        for j in tl.static_range(len(lists)):
+            left = left + (tl.where(taken, lists[j + 1] if j + 1 < len(lists) else float("-inf"), lists[j]),)
+        lists = left
+
+
+@triton.jit
+def top_entropy(position, length, request, law, CALL: tl.constexpr):
+    """Return the entropies [n], or of one row, of the largest entries of the target's rows, renormalised: float64."""
+    TOP_K: tl.constexpr = CALL.top_k
+    factor = factor_of(request.target, CALL, TARGET)
+    at, inside = _blocks_at(position, length, request, CALL)
+    index = tl.arange(0, CALL.max_blocks)[None, :]
+    size = request.num_positions * request.num_blocks
+    taken = inside.to(tl.int64) * 0
+    total = tl.sum(taken, 1).to(tl.float64)
+    logs = total
+    for _ in tl.static_range(TOP_K):
+        mask = inside & (taken < TOP_K)
+        words_ptr = _parts(len(CALL.sums), request) + at + taken * size
+        heads = tl.load(words_ptr, mask=mask, other=0, cache_modifier=".cg").to(tl.float64, bitcast=True)
+        heads = tl.where(mask, heads, float("-inf"))
+        largest = tl.max(heads, 1)
+        first = tl.min(tl.where(heads == largest[:, None], index, LARGEST_INT32), 1)
+        taken += (index == first[:, None]).to(tl.int64)
+        weight = tl.maximum(largest, 0.0)
+        if CALL.tops:
+            weight = tl.exp2((largest.to(tl.float32) - law.maximum) * factor).to(tl.float64)
+        total += weight
+        logs += tl.where(weight > 0, weight * tl.log(tl.where(weight > 0, weight, 1.0)), 0.0)
+    entropy = tl.log(total) - logs / total
+    if CALL.tops:
+        entropy = tl.where(factor == 0, 0.0 * law.maximum, entropy)  # NaN where the row has no law
+    return _in_shape_of(position, entropy)
+
+
+@triton.jit
+def _parts(NUM: tl.constexpr, request):
+    """Return where blocks' parts are: of the sums, of the largest entries from the first on, or of magnitudes."""
+    return request.sums_ptr + NUM * request.num_positions * request.num_blocks
+
+
+@triton.jit
+def _blocks_at(position, length, request, CALL: tl.constexpr):
+    """Return where the blocks of rows at positions [n], or of one row, are among those of a kind, and which exist."""
+    lane = position
+    if len(position.shape) == 0:
+        lane = tl.zeros((1,), tl.int32) + position
+    index = tl.arange(0, CALL.max_blocks)[None, :]
+    exists = (lane < length)[:, None] & (index < request.num_blocks)
+    return lane.to(tl.int64)[:, None] * request.num_blocks + index, exists
+
+
+@triton.jit
+def _in_shape_of(position, found):
+    """Return what was found of rows at positions [n], or the only number of one row."""
+    return tl.sum(found, 0) if len(position.shape) == 0 else found
+
+
+@triton.jit
+def _merged(lists, NUM: tl.constexpr, QUARTER: tl.constexpr, TOP_K: tl.constexpr):
+    """Return NUM lists of the largest numbers of some of `lists` each, in order: the i-th ones of all are a tensor.
+
+    What a thread holds is merged within it: a quarter of the numbers is as many as it holds next to each other.
+    """
+    if lists[0].shape[0] == NUM:
+        return lists
+    else:
+        some, others = (), ()
+        for i in tl.static_range(len(lists)):
+            if lists[i].shape[0] > QUARTER:
+                pairs = tl.reshape(lists[i], [lists[i].shape[0] // 2, 2])
+            else:
+                pairs = tl.trans(tl.reshape(lists[i], [2, lists[i].shape[0] // 2]))
+            first, second = tl.split(pairs)
+            some = some + (first,)
+            others = others + (second,)
+        found = ()
+        for i in tl.static_range(min(2 * len(lists), TOP_K)):
+            found = found + (_largest_but(i, some, others),)
+        return _merged(found, NUM, QUARTER, TOP_K)
+
+
+@triton.jit
+def _largest_but(NUM: tl.constexpr, some, others):
+    """Return the largest but NUM of two lists in order, each number a tensor."""
+    found = tl.full(some[0].shape, float("-inf"), some[0].dtype)
+    if len(some) > NUM:
+        found = tl.maximum(some[NUM], others[NUM])
+    for i in tl.static_range(NUM):
+        if i < len(some) and NUM - 1 - i < len(others):
+            found = tl.maximum(found, tl.minimum(some[i], others[NUM - 1 - i]))
+    return found
