@@ -137,6 +137,7 @@ PATHS: Final = {
     "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}, beside="logits", most=1.03),
     "logits, fly": Case(named("fly"), {}),
     "probabilities, block": Case(named("block"), {"kind": "probs"}),
+    "probabilities, greedy": Case(named("greedy"), {"kind": "probs"}),
     "probabilities, fly": Case(named("fly"), {"kind": "probs"}),
     "probabilities, typical": Case(named("typical"), {"kind": "probs"}),
     "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}, beside="logits", most=0.6),

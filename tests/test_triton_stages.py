@@ -104,6 +104,10 @@ def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
         ("rejection", {"top_k": 9}, [(63, 3)], False),
         ("typical", {}, [(28, 4)], True),  # whose entropy comes with the laws
         ("typical", {"min_p": 0.1}, [(38, 4)], False),  # and here does not
+        ("typical", {"probs": True}, [(64, 3), (24, 8)], True),  # of which sums are found
+        ("typical", {"probs": True}, [(63, 3), (32, 5)], False),
+        ("greedy", {"probs": True}, [(16, 4)], True),
+        ("greedy", {"probs": True}, [(21, 3)], False),
     ],
 )
 def test_rows_are_left_out_where_that_may_spare_enough(
@@ -113,9 +117,12 @@ def test_rows_are_left_out_where_that_may_spare_enough(
     parameters = {name: value for name, value in form.items() if name in {"min_p", "top_k"}}
     for num_requests, most in shapes:
         rows = torch.empty(num_requests, most + 1, 128256, dtype=form.get("dtype"), device="meta")
-        given: dict[str, Any] = {"target_logits": rows, "sampling": acceptlib.SamplingParams(**parameters)}
+        kind = "probs" if form.get("probs") else "logits"
+        given: dict[str, Any] = {f"target_{kind}": rows}
+        if parameters:
+            given["sampling"] = acceptlib.SamplingParams(**parameters)
         if not form.get("one_hot"):
-            given["draft_logits"] = rows[:, 1:]
+            given[f"draft_{kind}"] = rows[:, 1:]
         out = VerifyResult.empty(num_requests, most, rows.device, num_passed=form.get("num_passed", False))
         ids = torch.empty(num_requests, most, dtype=torch.int64, device="meta")
         launched: list[Any] = []

@@ -74,6 +74,12 @@ class Rules:
     entropy_scalar: int
     top_scalar: int
 
+    @property
+    def goes_through_rows(self) -> bool:
+        """Whether more is found of rows of probabilities than single entries, and a draw."""
+        best = self.reads_argmax or self.reads_target_max or self.reads_draft_max
+        return best or "argmax" in {self.recovered, self.bonus} or bool(self.sums) or self.top_k > 0
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call(Rules):

@@ -122,6 +122,9 @@ LARGE_FILTERED = LARGE._replace(reduce_registers=104, emit_registers=64, emit_bl
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
 """The same from probabilities, of which all programs of the only stage decide."""
 
+MEDIUM_PROBS = LARGE_PROBS._replace(lazy=False)
+"""The same where more is gone through than stopping rows, and leaving rows out spares less than it takes."""
+
 LARGE_ONE = LARGE._replace(
     reduce_registers=104, emit_registers=64, emit_block=1024, row_blocks=(1024, 4096), patience=1.75
 )
@@ -143,7 +146,8 @@ LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, row_block
 """The same where a mass decides."""
 
 PARTS_PATIENCE = 3
-"""The patience, at least, where positions go in parts: rows are searched or summed up once their laws are known."""
+"""The patience, at least, where positions go in parts, for rows are searched or summed up once their laws are known, or
+where more than argmaxes is found of probabilities."""
 
 MEDIUM = LARGE._replace(
     reduce_registers=64,
@@ -182,6 +186,7 @@ class Tunings(NamedTuple):
     large: Tuning = LARGE
     large_filtered: Tuning = LARGE_FILTERED
     large_probs: Tuning = LARGE_PROBS
+    medium_probs: Tuning = MEDIUM_PROBS
     large_one: Tuning = LARGE_ONE
     large_one_ahead: Tuning = LARGE_ONE_AHEAD
     large_best: Tuning = LARGE_BEST
@@ -204,7 +209,8 @@ class Sizes(NamedTuple):
         medium: Blocks of stopping rows where no mass decides, from which on a batch is not small.
         runs: The same in float32 under min-p alone: `MEDIUM_MIN_P` below, and from here on `MEDIUM`.
         large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
-            many, times the `patience` of the tuning for large ones, is large whatever else it is.
+            many, times the `patience` of the tuning for large ones, is large whatever else it is; one of probabilities
+            leaves rows out.
     """
 
     small: int = 133  # more blocks than half the programs that run at a time
@@ -233,7 +239,11 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
         return few if num_blocks < SIZES.large_masses else TUNINGS.large_masses
     small = num_blocks < SIZES.medium
     if not target.is_logits:
-        return TUNINGS.small_probs if small else TUNINGS.large_probs
+        if small:
+            return TUNINGS.small_probs
+        patience = PARTS_PATIENCE if rules.sums or rules.top_k else TUNINGS.large_probs.patience
+        spares = num_spared >= SIZES.large * patience or not rules.goes_through_rows
+        return TUNINGS.large_probs if spares else TUNINGS.medium_probs
     large = _large(rules, target, draft)
     patience = max(large.patience, PARTS_PATIENCE) if _in_parts(rules, target, draft) else large.patience
     if num_spared >= SIZES.large * patience:
