@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,10 @@ def test_stages_wait_for_what_they_read(
     take_turns(40, {"sampling": SamplingParams(temperature=0.7, **filters)})
 
 
-@pytest.mark.parametrize("name", ["rejection", "typical"])
-@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*itertools.product(["rejection", "typical"], FORMS[1:]), ("typical", "probs"), ("greedy", "probs")],
+)
 @pytest.mark.parametrize("most", [K, 31, 32])  # one word says what became of 32 positions
 @pytest.mark.parametrize("count", [2, 40])  # of few, rows beyond their stops are read in vain
 def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,31 +57,36 @@ def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monke
     assert_large_as_medium(name, [batch(count, form, most, seed=seed) for seed in range(2)], count, most, monkeypatch)
 
 
-@pytest.mark.parametrize("form", FORMS[1:])
+@pytest.mark.parametrize(("name", "form"), [*(("rejection", form) for form in FORMS[1:]), ("typical", "probs")])
 @pytest.mark.parametrize("most", [K, 32])
-def test_nobody_waits_for_requests_with_faults(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_requests_with_faults(
+    name: str, form: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor are those beside them held up, in the same call or the next."""
     count = 40
     calls = [with_faults(batch(count, form, most, seed=seed)) for seed in range(2)]
-    found = assert_large_as_medium("rejection", calls, count, most, monkeypatch)
+    found = assert_large_as_medium(name, calls, count, most, monkeypatch)
     for call, result in zip(calls, found, strict=True):
-        expected = acceptlib.create("rejection", backend="torch").verify(**call, rng=streams(count))
+        expected = acceptlib.create(name, backend="torch").verify(**call, rng=streams(count))
         assert torch.equal(result.status, expected.status)
         kinds = {Status(value) for value in result.status.tolist()}
-        assert kinds >= {Status.OK, Status.INVALID_ROW, Status.INVALID_PARAMETER, Status.INVALID_TOKEN_ID}
+        assert kinds >= {Status.OK, Status.INVALID_ROW, Status.INVALID_TOKEN_ID}
+        assert (Status.INVALID_PARAMETER in kinds) == (form != "probs")
         assert (Status.INVALID_COUNT in kinds) == (form == "ragged-logits")
 
 
 def with_faults(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call some of whose requests have no sound temperature, rows, drafted tokens or, if ragged, counts."""
-    temperature = call["sampling"].temperature.clone()
-    temperature[::6] = float("nan")
-    ids, target, ragged = call["draft_token_ids"].clone(), call["target_logits"].clone(), "cu_num_draft_tokens" in call
-    number = torch.arange(len(temperature), device="cuda")
-    first = call["cu_num_draft_tokens"][:-1] if ragged else number * ids.shape[1]
+    kind, ragged = "target_probs" if "target_probs" in call else "target_logits", "cu_num_draft_tokens" in call
+    ids, target = call["draft_token_ids"].clone(), call[kind].clone()
+    changed: dict[str, Any] = {"draft_token_ids": ids, kind: target}
+    first = call["cu_num_draft_tokens"][:-1] if ragged else torch.arange(len(ids), device="cuda") * ids.shape[1]
     ids.view(-1)[first[1::6]] = V + 5
-    target.view(-1, V)[(first + number)[2::6]] = float("nan")
-    changed = {"draft_token_ids": ids, "target_logits": target, "sampling": SamplingParams(temperature=temperature)}
+    target.view(-1, V)[(first + torch.arange(len(first), device="cuda"))[2::6]] = float("nan")
+    if "sampling" in call:
+        temperature = call["sampling"].temperature.clone()
+        temperature[::6] = float("nan")
+        changed["sampling"] = SamplingParams(temperature=temperature)
     if ragged:
         changed["cu_num_draft_tokens"] = call["cu_num_draft_tokens"].clone()
         changed["cu_num_draft_tokens"][-3] = 1 << 20

@@ -432,11 +432,16 @@ def bad_entries(
     for place in (1, 2):
         infinite[:, -1].scatter_(1, (ids[:, -1:] + place) % vocab_size, math.inf)
     outside[0, 0] = vocab_size
+    below = p.clone()
+    below[:, 0] = 0
+    for place, entry in enumerate((0.5, 0.75, -0.25)):
+        below[:, 0].scatter_(1, (ids[:, :1] + place) % vocab_size, entry)
     no_number = torch.where(q > q.amax(-1, keepdim=True) / 2, math.nan, q)
     return {
         "bad-draft": {"ids": ids, "target_probs": p, "draft_probs": no_number},
         "bad-draft-mass": {"ids": ids, "target_probs": p, "draft_probs": 1.5 * q, "uniforms": first},
         "bad-entry": {"ids": ids, "target_probs": row, "draft_probs": sure, "uniforms": first},
+        "bad-entry-below-0": {"ids": ids, "target_probs": below, "draft_probs": sure, "uniforms": every},
         "bad-entry-of-draft": {"ids": ids, "target_probs": p, "draft_probs": infinite, "uniforms": every},
         "bad-entry-outside": {"ids": outside, "target_probs": torch.where(p == p[0, 0], 3.0, p), "uniforms": every},
     }

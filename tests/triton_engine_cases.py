@@ -98,7 +98,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
 )
 # That go through "by-mass", "every-length", "many", "passed" and "outside", whose ids are too large behind others.
 MASSES = ("block",)
-SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through "bad-entry", for they sum over rows
+SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through a bad entry, for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 WIDE = ("likeliest",)  # that go through "wide-draft", for they read a row's largest entry
 LENGTHS = ("cautious",)  # that go through "cut-short", for they read how many tokens were drafted
@@ -376,7 +376,13 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         return False
     if shape == ONE_BLOCK:
         return call in ONCE or (call in SPECIAL and name in {"rejection", "typical"})
-    more = {"bad-entry": SUMS, "passed": APART + MASSES, "wide-draft": WIDE, "cut-short": LENGTHS}
+    more = {
+        "bad-entry": SUMS,
+        "bad-entry-below-0": SUMS,
+        "passed": APART + MASSES,
+        "wide-draft": WIDE,
+        "cut-short": LENGTHS,
+    }
     more |= dict.fromkeys(("by-mass", "every-length", "many", "outside", "outside-one-hot"), MASSES)
     more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())

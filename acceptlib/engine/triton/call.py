@@ -224,7 +224,7 @@ class Call(Rules):
 
         See `counters.settle` and `counters.known_stop`.
         """
-        return self.lazy and self.decided and not self.needs_sums
+        return self.lazy and self.decided and (self.sums_bonus_rows or not self.needs_sums)
 
     @property
     def selects(self) -> bool:

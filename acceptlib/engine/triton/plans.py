@@ -27,7 +27,7 @@ MOST_PLANS = 1024
 @row_sum
 def target_entropy(p: Value) -> Value:
     """Sum to the entropy of the target's row in bits, for rows whose law comes without it; NaN stays NaN."""
-    return -p * ops.log2(p, TINY)
+    return -p * ops.log2(ops.maximum(p, 0.0), TINY)
 
 
 def scalars_of(plan: Plan) -> list[str]:

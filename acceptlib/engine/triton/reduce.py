@@ -117,9 +117,8 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
         else:
             sum_block(position, count, length, row, program, request, CALL)
         if CALL.lazy:
-            if position < count:
-                if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), step):
-                    decide.settle(position, count, request, CALL)
+            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), step):
+                decide.settle(position, count, request, CALL)
 
 
 @triton.jit

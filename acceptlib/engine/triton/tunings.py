@@ -122,8 +122,11 @@ LARGE_FILTERED = LARGE._replace(reduce_registers=104, emit_registers=64, emit_bl
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
 """The same from probabilities, of which all programs of the only stage decide."""
 
+LARGE_ROWS = LARGE_PROBS._replace(decides_first=True)
+"""The same where more is gone through than stopping rows, so that stops are found meanwhile."""
+
 MEDIUM_PROBS = LARGE_PROBS._replace(lazy=False)
-"""The same where more is gone through than stopping rows, and leaving rows out spares less than it takes."""
+"""The same where leaving rows out spares less than it takes."""
 
 LARGE_ONE = LARGE._replace(
     reduce_registers=104, emit_registers=64, emit_block=1024, row_blocks=(1024, 4096), patience=1.75
@@ -186,6 +189,7 @@ class Tunings(NamedTuple):
     large: Tuning = LARGE
     large_filtered: Tuning = LARGE_FILTERED
     large_probs: Tuning = LARGE_PROBS
+    large_rows: Tuning = LARGE_ROWS
     medium_probs: Tuning = MEDIUM_PROBS
     large_one: Tuning = LARGE_ONE
     large_one_ahead: Tuning = LARGE_ONE_AHEAD
@@ -241,9 +245,10 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     if not target.is_logits:
         if small:
             return TUNINGS.small_probs
-        patience = PARTS_PATIENCE if rules.sums or rules.top_k else TUNINGS.large_probs.patience
-        spares = num_spared >= SIZES.large * patience or not rules.goes_through_rows
-        return TUNINGS.large_probs if spares else TUNINGS.medium_probs
+        if not rules.goes_through_rows:
+            return TUNINGS.large_probs
+        patience = PARTS_PATIENCE if rules.sums or rules.top_k else TUNINGS.large_rows.patience
+        return TUNINGS.large_rows if num_spared >= SIZES.large * patience else TUNINGS.medium_probs
     large = _large(rules, target, draft)
     patience = max(large.patience, PARTS_PATIENCE) if _in_parts(rules, target, draft) else large.patience
     if num_spared >= SIZES.large * patience:
