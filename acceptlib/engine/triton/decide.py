@@ -1,9 +1,9 @@
 """Which drafted tokens stand, inside the kernels.
 
-A strategy that stops at the first rejection is decided wherever its answer is needed, a few positions at a time: it
-takes less time to find it again than to wait for it. Where a decision depends on other positions (a carry, the last
-acceptance, a window), one program a request decides. Where it depends on the mass of residuals, the last
-stage, which finds them, decides: see `masses`.
+A strategy that stops at the first rejection, or has a window, is decided wherever its answer is needed, a few positions
+at a time: it takes less time to find it again than to wait for it. Where a decision depends on other positions (a
+carry, the last acceptance), one program a request decides. Where it depends on the mass of residuals, the last stage,
+which finds them, decides: see `masses`.
 """
 
 # ruff: noqa: N803, N806, RUF005 - jit functions; their constants are in capitals

@@ -6,7 +6,7 @@ A call launches those that it needs, in this order; a late `reduce` runs beside 
     select    what top-k, top-p and min-p keep of rows
     collect   the entries that a cut is among, where rows have top-p alone
     finish    what is kept of these rows
-    sum       row sums and entropies of the strategy's own
+    sum       row sums of the strategy's own; of rows of probabilities all that is found of whole rows
     decide    the running scalar, position by position, and where to stop; or which rows may be stopped at, where that
               depends on a residual's mass
     emit      the draw; the mass, and the decision where it is not made before
