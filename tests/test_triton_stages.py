@@ -424,6 +424,45 @@ def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
         assert not rules.within_target
 
 
+class Sums(Odds):
+    """Another, with sums over rows."""
+
+    name = "sums"
+    traits = acceptlib.Traits(guarantee="lossy", bound="none")
+
+    @acceptlib.row_sum
+    def squares(p: Value) -> Value:
+        """Sum to 1 where the target is certain."""
+        return p * p
+
+    @acceptlib.row_sum
+    def entries(p: Value) -> Value:
+        """Sum to the number of entries that the target rules out."""
+        return ops.where(p > 0, 0.0, 1.0)
+
+    @acceptlib.row_sum
+    def odds(p: Value) -> Value:
+        """Have a term of 0 / 0 where the target rules an entry out."""
+        return p / p
+
+    @acceptlib.row_sum
+    def distance(p: Value, q: Value) -> Value:
+        """Sum to twice the distance of the two rows."""
+        return ops.abs(p - q)
+
+    @acceptlib.rule
+    def accept(squares: Value, entries: Value, odds: Value, distance: Value, target_entropy: Value) -> Value:
+        """Return h."""
+        return squares * entries * odds * distance * target_entropy
+
+
+def test_only_sums_of_what_the_target_has_may_go_beyond_the_row() -> None:
+    """A greedy draft that is wider may be certain of a token there."""
+    rules, _ = plans.bound(Sums().plan, torch.device("cpu"))
+    assert rules.scalars == ("squares", "entries", "odds", "distance", "target_entropy")
+    assert rules.vanishing == (True, False, False, False, True)
+
+
 @pytest.mark.parametrize(
     ("strategy", "sampling", "sizes", "lists"),
     [

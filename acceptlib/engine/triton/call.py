@@ -38,7 +38,7 @@ class Rules:
     Attributes:
         accept, carry, forgive, residual, sums: Rules as Triton functions, as `binding.bind` returns them.
         keeps_target, within_target: What `residual` leaves as it is; see the functions of `plans` of these names.
-        vanishing: Which of `sums` have terms of 0 where neither model has any probability.
+        vanishing: Which of `sums` have terms of 0 where the target's probability is 0.
         draws: Whether any token is drawn, or taken from a residual.
         top_k, window, stop, recovered, bonus: The strategy's traits.
         reads_*: Which of `decide.QUANTITIES` some rule reads.

@@ -194,12 +194,11 @@ def _within_target(plan: Plan) -> bool:
 
 
 def _vanishes(term: Rule, plan: Plan) -> bool:
-    """Return whether a row sum's term is 0 where neither model has any probability, as beyond the vocabulary.
+    """Return whether a row sum's term is 0 where the target's probability is, as it is beyond the vocabulary.
 
-    Rules that read more are not looked into.
+    Rules that read more are not looked into: a greedy draft that is wider may have all of its own there.
     """
-    known = {**plan.constants, "p": 0.0, "q": 0.0, "is_drafted": False}
-    return _holds(lambda: _returned(term, known) == 0)
+    return _holds(lambda: _returned(term, {**plan.constants, "p": 0.0}) == 0)
 
 
 def _returned(rule: Rule, values: Mapping[str, Value]) -> Value:
