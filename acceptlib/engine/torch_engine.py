@@ -248,7 +248,7 @@ class _Step:
         if "target_entropy" in self.wanted:
             found["target_entropy"] = _entropy(p)
         if "target_top_entropy" in self.wanted:
-            top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64)
+            top = p.topk(min(self.plan.traits.top_k, p.shape[1]), dim=1).values.to(torch.float64).clamp_(min=0)
             top = top / top.sum(1, keepdim=True)
             found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
         if "position" in self.plan.reads:

@@ -42,7 +42,7 @@ class Rules:
         draws: Whether any token is drawn, or taken from a residual.
         top_k, window, stop, recovered, bonus: The strategy's traits.
         reads_*: Which of `decide.QUANTITIES` some rule reads.
-        scalars, tables: Names of what rules read beside `decide.QUANTITIES`: from the workspace, and of each position.
+        scalars, tables: Names of what rules read beside `decide.QUANTITIES`: of rows, and of each position.
         carry_scalar, mass_scalar, flags_scalar, entropy_scalar, top_scalar: Places among `scalars`, -1 for none.
     """
 
@@ -290,13 +290,16 @@ class Call(Rules):
 
     @property
     def in_one_pass(self) -> bool:
-        """Whether one stage finds all that is found of whole rows, since none of that needs their laws."""
-        return self.needs_sums and not any(self.logits)
+        """Whether one stage finds all that is found of whole rows, since none of that needs their laws.
+
+        The largest entry of a draft's row may be beyond the vocabulary, where sums do not go.
+        """
+        return self.needs_sums and not (any(self.logits) or self.best[1])
 
     @property
     def sums_bonus_rows(self) -> bool:
         """Whether the stage of sums goes through bonus rows too."""
-        return self.in_one_pass and any(self.best)
+        return self.in_one_pass and self.best[0]
 
     @property
     def emit_part(self) -> int:
@@ -364,7 +367,10 @@ class Call(Rules):
 
     @property
     def draws_by_law(self) -> bool:
-        """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls."""
+        """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls.
+
+        These are a law's, or what `masses` adds up.
+        """
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
         of_logits = keeps and self.logits[0] and not self.filtered[0]
         return self.masses or (self.draws and of_logits and self.mass_scalar < 0)

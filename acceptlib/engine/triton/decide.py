@@ -30,7 +30,7 @@ QUANTITIES = (
     "is_last",
     "draft_token_id",
 )
-"""What `values` begins with; then come the plan's scalars in the workspace, its tables and the caller's state."""
+"""What `values` begins with; then come the plan's scalars of rows, its tables and the caller's state."""
 
 DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
 

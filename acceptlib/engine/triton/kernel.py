@@ -11,8 +11,8 @@ A call launches those that it needs, in this order; a late `reduce` runs beside 
               depends on a residual's mass
     emit      the draw; the mass, and the decision where it is not made before
 
-From probabilities, a strategy that stops at the first rejection needs the last stage alone, and reads two rows a
-request.
+From probabilities, a strategy that stops at the first rejection and asks for nothing of whole rows needs the last stage
+alone, and reads two rows a request.
 """
 
 # ruff: noqa: N803 - kernels; their constants are in capitals

@@ -18,7 +18,7 @@ from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
 
 TINY = kernel_ops.TINY.value
-"""The smallest normal float32. The logarithm of 0 is finite beside it, and no other probability's is different."""
+"""The smallest normal float32. Beside it the logarithm of 0 is finite, and that of what counts in a sum the same."""
 
 MOST_PLANS = 1024
 """Plans that are remembered: a strategy may be made for every request."""
@@ -145,7 +145,7 @@ def _keeps_target(plan: Plan) -> bool:
     entry = _Entry()
 
     def weight(p: Value, *, q: float) -> Value:
-        return _returned(plan.residual, {**plan.constants, "p": p, "q": q, "is_drafted": q > 0})
+        return _returned(plan.residual, {**_numbers(plan), "p": p, "q": q, "is_drafted": q > 0})
 
     return _holds(lambda: weight(entry, q=0.0) is entry and weight(0.0, q=1.0) <= 0)
 
@@ -188,7 +188,7 @@ def _within_target(plan: Plan) -> bool:
     known = {"p": 0.0, "q": _AtLeastZero(), "carry": _Finite()}
 
     def weight(*, is_drafted: bool) -> Value:
-        return _returned(plan.residual, {**plan.constants, **known, "is_drafted": is_drafted})
+        return _returned(plan.residual, {**_numbers(plan), **known, "is_drafted": is_drafted})
 
     return _holds(lambda: weight(is_drafted=False) <= 0 and weight(is_drafted=True) <= 0)
 
@@ -196,9 +196,21 @@ def _within_target(plan: Plan) -> bool:
 def _vanishes(term: Rule, plan: Plan) -> bool:
     """Return whether a row sum's term is 0 where the target's probability is, as it is beyond the vocabulary.
 
-    Rules that read more are not looked into: a greedy draft that is wider may have all of its own there.
+    There it is NaN too, of a row without a law, all of which is. Rules that read more are not looked into: a greedy
+    draft that is wider may have all of its probability there.
     """
-    return _holds(lambda: _returned(term, {**plan.constants, "p": 0.0}) == 0)
+
+    def vanishes() -> bool:
+        p = np.array([0, np.nan], np.float32)  # numbers beside it act as in the kernels
+        beyond, unlawful = np.broadcast_to(_returned(term, {**_numbers(plan), "p": p}), 2)
+        return bool(beyond == 0 and (unlawful == 0 or np.isnan(unlawful)))
+
+    return _holds(vanishes)
+
+
+def _numbers(plan: Plan) -> dict[str, float]:
+    """Return the constants that are the same at every position."""
+    return {name: number for name, number in plan.constants.items() if not isinstance(number, tuple)}
 
 
 def _returned(rule: Rule, values: Mapping[str, Value]) -> Value:

@@ -109,7 +109,7 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
     exists = position <= count if CALL.sums_bonus_rows else position < count
     if counters.needed(position, exists, request, CALL, LATEST):
         length = decide.length_of(request, count)
-        row = open_row(position, length, request, CALL)
+        row = open_row(position, length, request, CALL)  # of what is not found yet, nothing can be read
         step = tl.num_programs(0)
         if CALL.loops:
             for block in range(program, request.num_blocks, step):
@@ -131,8 +131,6 @@ def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
     entry, p, q, is_drafted = elements(raw, row, request, CALL)
     if CALL.in_one_pass and CALL.reduces[TARGET]:
         laws.store_block(p, entry, request.target, position, block, num_blocks, position <= count, CALL, TARGET)
-    if CALL.in_one_pass and CALL.reduces[DRAFT]:
-        laws.store_block(q, entry, request.draft, position, block, num_blocks, drafted, CALL, DRAFT)
     inside = entry < request.vocab_size
     numbers = (p, q, is_drafted) + as_rows(row.scalars)
     for i in tl.static_range(len(CALL.sums)):

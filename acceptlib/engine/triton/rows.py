@@ -77,7 +77,8 @@ class Model(NamedTuple):
     `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
     and the argmax of each block of each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is
     what is reduced of the target alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its
-    entropy needs (`CALL.entropy`), or the sums of its entries and of its weights (`CALL.masses`).
+    entropy needs (`CALL.entropy`), or the sums of its entries and of its weights (`CALL.masses`), which `sums_ptr` has
+    in integers.
     """
 
     rows_ptr: tl.tensor
