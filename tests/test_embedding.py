@@ -38,7 +38,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from acceptlib.engine.triton import engine, tunings
+from acceptlib.engine.triton import engine, plans, tunings
 from acceptlib.engine.triton import kernel as kernels
 
 # Where the kernels read and write
@@ -331,7 +331,9 @@ def nowhere(strategy: AcceptanceStrategy, num_requests: int, most: int, vocab_si
 def test_a_variant_a_size_whatever_the_batch(name: str, form: str) -> None:
     """One for batches of each size, for each stage and place in the sequence of stages."""
     strategy = triton_calls.strategies()[name]
-    most_variants = 2 if form == "padded" else len(tunings.SIZES) + 1  # of probabilities, small or large
+    most_variants = len(tunings.SIZES) + 1
+    if form == "padded":  # of probabilities, small or large, or between where whole rows are gone through
+        most_variants = 3 if plans.rules_of(strategy.plan).goes_through_rows else 2
     if "next_residual_mass" in strategy.plan.reads:
         most_variants = 3  # and small ones of two kinds
     specialise = create_function_from_signature(
