@@ -177,6 +177,13 @@ class Call(Rules):
         return any(self.temperature + self.best + self.filtered)
 
     @property
+    def needs_mass(self) -> bool:
+        """Whether anything is asked of whole rows but their argmaxes, so that exponentials are added up."""
+        entries = self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
+        sums = bool(self.sums) or self.top_k > 0 or self.entropy_scalar >= 0
+        return self.draws or self.logprobs or self.filters or entries or sums
+
+    @property
     def max_sub_blocks(self) -> int:
         """Sub-blocks of a row rounded up."""
         return self.max_blocks * self.block // records.WIDTH.value
@@ -357,12 +364,12 @@ class Call(Rules):
         Programs that loop have no room for them, but where masses decide few run at a time.
         """
         decides = not (self.filters or self.decided)
-        first_rejection = self.stop == "first_rejection" and any(self.logits) and not self.loops
-        return decides and (self.mass_scalar >= 0 or first_rejection)
+        held = self.stop in {"first_rejection", "window"} and any(self.logits) and not self.loops
+        return decides and (self.mass_scalar >= 0 or held)
 
     @property
     def lanes(self) -> int:
-        """Positions that `decide.first_rejection` decides at a time."""
+        """Positions that `decide.first_rejection` and `decide.window` decide at a time."""
         return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
 
     @property

@@ -94,7 +94,7 @@ class Seen(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The laws of both models' rows at `CALL.lanes` positions from the first on.
+    """The laws of both models' rows at `CALL.lanes` positions from the first on: where the stop is, or may be.
 
     The token at the stop could not be accepted whatever its number if `unsound` is the stop.
     """
@@ -415,22 +415,34 @@ def last_acceptance(count, fetched, request, CALL: tl.constexpr):
 
 @triton.jit
 def window(count, fetched, request, CALL: tl.constexpr):
-    """Return how many tokens stand, where a forgiven one does if all the tokens of its window are accepted."""
+    """Return how many tokens stand, where a forgiven one does if all the tokens of its window are accepted.
+
+    Where `CALL.keeps_laws`, `Kept` after it, of the first positions.
+    """
+    NUM: tl.constexpr = CALL.lanes
     length = length_of(request, count)
     flags_ptr = request.scalars_ptr + CALL.flags_scalar * request.num_positions
-    lane = tl.arange(0, LANES)
-    for base in range(0, length, LANES):
+    lane = tl.arange(0, NUM)
+    kept = ()
+    if CALL.keeps_laws:
+        kept = Kept(length * 0, laws.no_pair(NUM, CALL), length)
+    for base in range(0, tl.maximum(length, 1) if CALL.keeps_laws else length, NUM):
         position = base + lane
         accepted, seen = judge(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
         forgiven = evaluate(CALL.forgive, seen.scalars, tl.int1) & seen.sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)
-        if base + LANES < length:
-            fetched = fetch(position + LANES, length, request, CALL)
+        if CALL.keeps_laws:
+            unsound = tl.minimum(kept.unsound, tl.min(tl.where(seen.sound, length, position), 0))
+            kept = Kept(kept.first, kept.laws, unsound)
+            if base == 0:
+                kept = Kept(kept.first, seen.laws, unsound)
+        if base + NUM < length:
+            fetched = fetch(position + NUM, length, request, CALL)
     tl.debug_barrier()
     stop = length
     width = tl.minimum(length - 1, CALL.window)
-    for base in range(0, length, LANES):
+    for base in range(0, length, NUM):
         position = base + lane
         flags = tl.load(flags_ptr + position, mask=position < length, other=2.0)
         full = (width > 0) & (position + 1 + width <= length)
@@ -439,21 +451,22 @@ def window(count, fetched, request, CALL: tl.constexpr):
             full = full & (tl.load(flags_ptr + position + follower, mask=inside, other=0.0) == 2.0)
         stands = (flags == 2.0) | ((flags == 1.0) & full)
         stop = tl.minimum(stop, tl.min(tl.where(stands, length, position), 0))
-    return stop
+    return stop, kept
 
 
 @triton.jit
 def find_stop(count, fetched, request, CALL: tl.constexpr):
     """Return how many drafted tokens stand, given every scalar of every position, and how many pass on their own.
 
-    The second is found where it is asked for, or comes with the first.
+    The second is found where it is asked for, or comes with the first. `Kept` comes after them where `window` has it.
     """
     stop = count
     passed = count
+    kept = ()
     if CALL.stop == "first_rejection" or CALL.counts_passed:
         stop, _, passed, _ = first_rejection(count, fetched, request, CALL)
     if CALL.stop == "last_acceptance":
         stop = last_acceptance(count, fetched, request, CALL)
     elif CALL.stop == "window":
-        stop = window(count, fetched, request, CALL)
-    return stop, passed
+        stop, kept = window(count, fetched, request, CALL)
+    return stop, passed, kept

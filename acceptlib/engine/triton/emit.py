@@ -88,9 +88,9 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         if CALL.stop == "first_rejection":
             stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
         else:
-            stop, passed = decide.find_stop(count, fetched, request, CALL)
-            length, kept = decide.length_of(request, count), ()
-    if CALL.draws_by_law:
+            stop, passed, kept = decide.find_stop(count, fetched, request, CALL)
+            length = decide.length_of(request, count)
+    if CALL.draws_by_law or not CALL.draws:
         row = kept_row(stop, length, kept, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, (), out, CALL)
     elif CALL.holds:
@@ -172,7 +172,7 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
         if not CALL.spares_masses:
             tl.debug_barrier()  # every mass is stored
             again = decide.fetch_first(count, request, CALL)
-            stop, passed = decide.find_stop(count, again, request, CALL)
+            stop, passed, _ = decide.find_stop(count, again, request, CALL)
         partials_ptr = partials.row_partials(stop, partials_ptr, grid, CALL)
         if CALL.decided or not CALL.spares_masses:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)
@@ -329,7 +329,11 @@ def kept_row(stop, length, kept, request, CALL: tl.constexpr):
         return row
     elif CALL.keeps_laws:  # noqa: RET505 - a branch on what is known when compiling
         pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, CALL.lanes) == stop, CALL)
-        return reduce.row_of(stop, length, pair, request, CALL)
+        row = reduce.row_of(stop, length, pair, request, CALL)
+        if CALL.stop == "window":
+            if stop >= CALL.lanes:  # laws of the first positions are kept
+                row = reduce.open_row(stop, length, request, CALL)
+        return row
     else:
         return reduce.open_row(stop, length, request, CALL)
 
@@ -369,10 +373,10 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
-    if CALL.draws_by_law:
+    if CALL.draws_by_law or not CALL.draws:
         token = row.target_law.argmax.to(tl.int64)
         row_fault = laws.status_of(row.target_law, CALL)
-        if not kind.known:
+        if not (kind.known or not CALL.draws):
             bits = random.bits_of(request, CALL)
             if CALL.masses:
                 token = draw.by_sums(stop, bits, request, CALL)

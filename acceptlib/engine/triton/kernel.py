@@ -317,7 +317,7 @@ def verify_kernel(
         else:
             if carries:
                 fetched = masses.joined(fetched, count, request, CALL)
-            stop, passed = decide.find_stop(count, fetched, request, CALL)
+            stop, passed, _ = decide.find_stop(count, fetched, request, CALL)
             tl.store(request.counters.stop_ptr, counters.coded(stop))
             if CALL.counts_passed:
                 tl.store(num_passed_ptr + number, passed)

@@ -8,6 +8,7 @@ Each block of a row leaves its part in the workspace, and whoever needs a scalar
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton.keys import LOWEST, key_of, logit_of
 from acceptlib.engine.triton.laws import LN_2, REDUCE_THREADS
 from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of
 from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
@@ -66,30 +67,49 @@ def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
 def top_entropy(position, length, request, law, CALL: tl.constexpr):
     """Return the entropies [n], or of one row, of the largest entries of the target's rows, renormalised: float64."""
     TOP_K: tl.constexpr = CALL.top_k
+    LISTS: tl.constexpr = TOP_K if TOP_K <= MOST_IN_LISTS else 1
     factor = factor_of(request.target, CALL, TARGET)
     at, inside = _blocks_at(position, length, request, CALL)
     index = tl.arange(0, CALL.max_blocks)[None, :]
-    size = request.num_positions * request.num_blocks
     taken = inside.to(tl.int64) * 0
+    keys = ()
+    for i in tl.static_range(LISTS):  # on their way together
+        keys = keys + (_top_keys(i, at, inside, request, CALL),)
     total = tl.sum(taken, 1).to(tl.float64)
     logs = total
-    for _ in tl.static_range(TOP_K):
-        mask = inside & (taken < TOP_K)
-        words_ptr = _parts(len(CALL.sums), request) + at + taken * size
-        heads = tl.load(words_ptr, mask=mask, other=0, cache_modifier=".cg").to(tl.float64, bitcast=True)
-        heads = tl.where(mask, heads, float("-inf"))
-        largest = tl.max(heads, 1)
-        first = tl.min(tl.where(heads == largest[:, None], index, LARGEST_INT32), 1)
-        taken += (index == first[:, None]).to(tl.int64)
-        weight = tl.maximum(largest, 0.0)
+    for i in tl.static_range(TOP_K):
+        largest = tl.max(keys[0], 1)
+        here = index == tl.min(tl.where(keys[0] == largest[:, None], index, LARGEST_INT32), 1)[:, None]
+        left = ()
+        if LISTS == TOP_K:
+            for j in tl.static_range(LISTS):
+                left = left + (tl.where(here, keys[j + 1] if j + 1 < LISTS else LOWEST, keys[j]),)
+        elif i + 1 < TOP_K:
+            taken += here.to(tl.int64)
+            left = (_top_keys(taken, at, inside & (taken < TOP_K), request, CALL),)
+        keys = left
         if CALL.tops:
-            weight = tl.exp2((largest.to(tl.float32) - law.maximum) * factor).to(tl.float64)
+            # What the weight is the exponential of is its logarithm.
+            relative = (logit_of(largest) - law.maximum) * factor
+            weight = tl.exp2(relative).to(tl.float64)
+            log = relative.to(tl.float64) * LN_2
+        else:
+            weight = tl.maximum(logit_of(largest), 0.0).to(tl.float64)
+            log = tl.log(tl.where(weight > 0, weight, 1.0))
         total += weight
-        logs += tl.where(weight > 0, weight * tl.log(tl.where(weight > 0, weight, 1.0)), 0.0)
+        logs += tl.where(weight > 0, weight * log, 0.0)
     entropy = tl.log(total) - logs / total
     if CALL.tops:
         entropy = tl.where(factor == 0, 0.0 * law.maximum, entropy)  # NaN where the row has no law
     return _in_shape_of(position, entropy)
+
+
+@triton.jit
+def _top_keys(rank, at, mask, request, CALL: tl.constexpr):
+    """Return the keys of blocks' largest entries of a rank, or of a rank each; the lowest where there is none."""
+    ranks_ptr = _parts(len(CALL.sums), request) + at + rank * request.num_positions * request.num_blocks
+    found = tl.load(ranks_ptr, mask=mask, other=0, cache_modifier=".cg").to(tl.float64, bitcast=True)
+    return tl.where(mask, key_of(found.to(tl.float32)), LOWEST)
 
 
 @triton.jit

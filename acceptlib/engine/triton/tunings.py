@@ -136,7 +136,7 @@ LARGE_ONE = LARGE._replace(
 LARGE_ONE_AHEAD = LARGE_ONE._replace(blocks_ahead=2)
 """The same where nothing but its maximum and sum is found of a block, which leaves registers for others to come."""
 
-LARGE_BEST = LARGE_ONE._replace(reduce_warps=8, reduce_registers=56, patience=1)
+LARGE_BEST = LARGE_ONE._replace(reduce_registers=112, row_blocks=(2048, 4096), patience=1)
 """The same where argmaxes are all that is asked for."""
 
 LARGE_HALF = LARGE._replace(reduce_registers=64, emit_registers=96, patience=1.5)
