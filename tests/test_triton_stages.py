@@ -51,6 +51,18 @@ def test_warps_that_wait_meet_before_words_are_cleared(call: dict[str, object], 
     assert all("bar.sync" in after[: after.index("st.global")] for after in spun)
 
 
+@pytest.mark.parametrize("form", ["target_logits", "target_probs"])
+@pytest.mark.parametrize(("name", "asks_for_more"), [("greedy", False), ("rejection", True)])
+def test_rows_of_which_argmaxes_are_asked_are_not_weighed(name: str, form: str, *, asks_for_more: bool) -> None:
+    """No exponential is taken then, and no block of a row is read again to draw from."""
+    call = {form: of_probs(1 << 17)["target_probs"], "ids": torch.zeros(1, 1, dtype=torch.int64)}
+    stages = {constants[1]: asm["ttir"] for constants, asm in cases.codes(acceptlib.create(name), "cuda:90", call)}
+    has_exponentials = any("math.exp" in code for code in stages.values())
+    assert has_exponentials == (asks_for_more and form == "target_logits")
+    blocks = [int(size) for size in re.findall(r"tt\.load .*tensor<(\d+)x!tt\.ptr<f32>>", stages["emit"])]
+    assert any(size >= min(engine.BLOCK, tunings.SMALL_PROBS.emit_block) for size in blocks) == asks_for_more
+
+
 @pytest.mark.parametrize("filters_draft", [True, False])
 @pytest.mark.parametrize(
     ("num_requests", "given", "lists_runs", "stages"),

@@ -383,6 +383,11 @@ class Call(Rules):
         return self.masses or (self.draws and of_logits and self.mass_scalar < 0)
 
     @property
+    def weighs(self) -> bool:
+        """Whether blocks of the stopping row are weighed; elsewhere its law tells what is emitted, or one block."""
+        return self.draws and not self.draws_by_law
+
+    @property
     def masses(self) -> bool:
         """Whether what rows of probabilities sum to is found as their argmaxes are, so that none is gone through again.
 
@@ -399,9 +404,9 @@ class Call(Rules):
     @property
     def awaits(self) -> bool:
         """Whether a program of the last stage waits for the sums that others find, as it needs nothing else of them."""
-        elsewhere = self.draws_by_law or self.lists or self.decided or self.mass_scalar >= 0
+        elsewhere = self.lists or self.decided or self.mass_scalar >= 0
         needs_largest = self.residual is not None and self.recovered == "argmax"
-        return self.in_order and self.draws and not (elsewhere or needs_largest or self.loops)
+        return self.in_order and self.weighs and not (elsewhere or needs_largest or self.loops)
 
     @property
     def awaited_words(self) -> int:

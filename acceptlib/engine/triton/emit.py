@@ -90,7 +90,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         else:
             stop, passed, kept = decide.find_stop(count, fetched, request, CALL)
             length = decide.length_of(request, count)
-    if CALL.draws_by_law or not CALL.draws:
+    if not CALL.weighs:
         row = kept_row(stop, length, kept, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, (), out, CALL)
     elif CALL.holds:
@@ -373,15 +373,16 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
     ids = decide.tokens_at(request, lane, lane < stop, -1)
-    if CALL.draws_by_law or not CALL.draws:
+    if not CALL.weighs:
         token = row.target_law.argmax.to(tl.int64)
         row_fault = laws.status_of(row.target_law, CALL)
-        if not (kind.known or not CALL.draws):
-            bits = random.bits_of(request, CALL)
-            if CALL.masses:
-                token = draw.by_sums(stop, bits, request, CALL)
-            else:
-                token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
+        if CALL.draws:
+            if not kind.known:
+                bits = random.bits_of(request, CALL)
+                if CALL.masses:
+                    token = draw.by_sums(stop, bits, request, CALL)
+                else:
+                    token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
     elif CALL.lists:
         if found.number < 0:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)

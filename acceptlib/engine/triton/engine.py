@@ -160,7 +160,7 @@ def _emit_programs(
 ) -> tuple[int, int]:
     """Return how many programs share a row in the last stage, and how many of a request's rows are weighed at once."""
     num_programs, shares = 1, 1
-    if call.draws and not call.draws_by_law:
+    if call.weighs:
         # Rows of a request are weighed at once, but after a stage that decides most programs have one or none.
         num_rows = num_requests * (1 if call.decided else min(tuning.shares, most + 1))
         num_programs = programs_of(num_emit_blocks, num_rows, resident) if tuning.loops else num_emit_blocks
