@@ -6,7 +6,7 @@ and, inside a kernel that takes it as a `tl.constexpr`:
 
     h = evaluate(RULE, (target_prob, draft_prob), tl.float64)
 
-Numbers do not travel with it: they are in the function, as `source` says.
+Numbers are not passed: they are written into the function, see `source`.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals

@@ -1,11 +1,12 @@
 """What top-p alone keeps of a row: entries around the cut, in bins of depth.
 
-An entry's depth is how many binary digits its weight lies below the largest. The maxima of sub-blocks say how deep the
-cut may be, or these and the heavy entries that they hide, or else a sample of the row; one program a row lays out bins
-down to that depth (`lay_out`). Many programs then go through the sub-blocks that reach the last bin, list each entry in
-its bin, and add up the mass of every bin and that above all (`collect`). One program finds the bin that the cut is in
-and compares its entries, each with each (`finish`). Where the bins miss the cut, or one has no room for its entries,
-`search` goes through the row; masses are integers, so that neither changes a bit of a cut.
+An entry's depth is how many binary digits its weight lies below the largest. One program a row lays out bins down to
+the depth that the cut may have (`lay_out`), which it takes from the maxima of sub-blocks, from these and the heavy
+entries that they hide, or else from a sample of the row. Many programs then go through the sub-blocks that reach the
+last bin, list each entry in its bin, and add up the mass of every bin and of all that is above them (`collect`). One
+program finds the bin that the cut is in and compares its entries, each with each (`finish`). Where the bins miss the
+cut, or that bin has no room for its entries, `search` goes through the row. Masses are integers, so the cut is the same
+to the bit either way.
 """
 
 # ruff: noqa: N803 - jit functions; constants in capitals
@@ -44,31 +45,32 @@ NARROWEST = tl.constexpr(0.001)
 """Digits that bins span at least."""
 
 COARSE = tl.constexpr(2.0**17)
-"""Scale of masses of sub-blocks' maxima: sums of fewer than 2^14 fit 32 bits, and of more may only fall short."""
+"""Scale of the masses of sub-blocks' maxima: a sum of fewer than 2^14 fits 32 bits, and one of more may wrap, but only
+falls short."""
 
 COARSE_SHIFT = tl.constexpr(int(math.log2(constants.MASS_SCALE / COARSE.value)))
-"""Bits that a mass has more than one of these."""
+"""How many more bits a mass has than one of these."""
 
 DEPTH = tl.constexpr(18.0)
-"""Binary digits below the largest entry from which on such a mass is 0."""
+"""Depth from which on such a mass is 0."""
 
 STEPS = tl.constexpr(6)
-"""Of the search for a depth."""
+"""Steps of the search for a depth."""
 
 SAMPLED = tl.constexpr(256)
 """Bins of a sample."""
 
 SAMPLED_A_DIGIT = tl.constexpr(6.0)
-"""How many of them there are in a digit."""
+"""How many of these bins there are to a binary digit."""
 
 HEAVY = tl.constexpr(6.0)
-"""Depth of entries of which two in a sub-block weigh enough to make a difference, at most."""
+"""Largest depth of heavy entries: two of them in one sub-block weigh enough to make a difference."""
 
 MOST_HEAVY = tl.constexpr(256)
-"""Sub-blocks with heavy entries that are looked into."""
+"""Sub-blocks with heavy entries that are looked into, at most: if there are more, none is."""
 
 MOST_REACHING = tl.constexpr(2048)
-"""Sub-blocks that may reach the last bin where their maxima say how deep it lies."""
+"""Sub-blocks that may reach the last bin, at most, unless a sample says how deep it lies."""
 
 FULL = tl.constexpr(0.5)
 """How full bins are meant to be where a sample says how deep they lie."""
@@ -77,7 +79,7 @@ FULL = tl.constexpr(0.5)
 class Bounds(NamedTuple):
     """The depths between which a row's bins are, and whether they get narrower downwards.
 
-    `bend` is 0 for bins of one width, 1 for bins that begin at cubic roots: the deeper, the more entries there are.
+    `bend` is 0 for bins of one width, and 1 for bins that begin at cube roots: the deeper, the more entries there are.
     """
 
     start: tl.tensor
@@ -86,7 +88,7 @@ class Bounds(NamedTuple):
 
 
 class LaidOut(NamedTuple):
-    """What `lay_out` left of a row, and the first sub-blocks of the list that a program goes through."""
+    """What is known of a row that is laid out, and the first sub-blocks of the list that a program goes through."""
 
     cut: tl.tensor
     maximum: tl.tensor
@@ -97,7 +99,7 @@ class LaidOut(NamedTuple):
 
 @triton.jit
 def bin_of(x, maximum, factor, bounds):
-    """Return the bins that logits lie in, float32, which do not rise as logits do, however they are rounded."""
+    """Return the bins that logits lie in, float32: a larger logit never has a deeper bin, whatever the rounding."""
     scale = tl.div_rn(tl.full((), 1.0, tl.float32), bounds.end - bounds.start)
     part = ((maximum - x) * factor - bounds.start) * scale
     return part * (1 - bounds.bend + bounds.bend * part * part) * BINS
@@ -105,7 +107,7 @@ def bin_of(x, maximum, factor, bounds):
 
 @triton.jit
 def lay_out(row, sub_blocks, to_keep, total, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Store where a row's bins are, all of them empty, and list what reaches them, for `collect` and `finish`."""
+    """Store where a row's bins are, empty them, and list the sub-blocks that reach them, for `collect` and `finish`."""
     maximum, factor = row.maximum, row.factor
     index, maxima = sub_blocks
     start = tl.full((), 0.0, tl.float32)
@@ -173,10 +175,10 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def bracket(row, to_keep, total, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return between which depths a sample of the row takes the cut to be, and as many entries as bins may hold."""
+    """Return bounds that a sample of the row puts around the cut, with as many entries as bins are meant to hold."""
     entry, x = sample(row, row.position >= 0, CALL, MODEL)
     left_out, share = left_out_of_sample(entry, row.model.width, to_keep, total)
-    # Entries are counted by depth, and a bin's mass is taken for that of its middle.
+    # Entries are counted by depth, and each is taken to weigh what the middle of its bin does.
     number = tl.minimum((row.maximum - x) * (row.factor * SAMPLED_A_DIGIT), SAMPLED - 1).to(tl.int32)
     counts = tl.histogram(tl.reshape(number, [CALL.tile * WIDTH]), SAMPLED).to(tl.float32)
     each = tl.arange(0, SAMPLED)
@@ -191,7 +193,7 @@ def bracket(row, to_keep, total, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def place_of(amount, parts):
-    """Return from the start of [SAMPLED] parts how many hold an amount, and what share of the next."""
+    """Return how many of [SAMPLED] parts, from the first on, hold an amount, with a fraction for the last of them."""
     upto = tl.cumsum(parts, 0)
     number = tl.sum((upto < amount).to(tl.int32), 0)
     here = tl.arange(0, SAMPLED) == number
@@ -219,7 +221,7 @@ def collect_rows(position, count, program, request, CALL: tl.constexpr):
 
 @triton.jit
 def load_laid_out(position, exists, first, num_blocks, model, CALL: tl.constexpr):
-    """Load what there is of a row, on its way while the stop is looked at."""
+    """Load what is known of a row that is laid out, to be on its way while the stop is looked at."""
     record = record_of(model, position)
     lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
     list_ptr = list_of(model, position, num_blocks, CALL).sub_blocks_ptr
@@ -249,7 +251,7 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
         sub_block = tl.where(lane < num_sub_blocks, sub_block, -1)
         sub_block = tl.where(num_sub_blocks <= CALL.tile * LISTED, sub_block, lane)
         for start in range(first * AT_ONCE, number_of(row, num_sub_blocks, CALL), step * AT_ONCE):
-            # In pairs the other way round: of four loaded at once all would be carried to the layout of atomics.
+            # Neighbours are swapped, or four would be loaded at once, and all carried to the layout of the atomics.
             entry = entries_in(sub_block[:, None], (tl.arange(0, WIDTH) ^ 1)[None, :], model, CALL)
             x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)
             sub_block = sub_blocks_at(row, start + step * AT_ONCE + tl.arange(0, AT_ONCE), num_sub_blocks, CALL)

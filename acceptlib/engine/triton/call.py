@@ -9,10 +9,10 @@ from typing import Any
 from acceptlib.engine.triton import records
 
 MOST_LISTED = 256
-"""Entries that a draw goes through, at most. Of few rows under top-k or min-p as many are listed."""
+"""Entries that a draw from a list goes through, at most. Few rows under top-k or min-p have as many listed."""
 
 LISTED_AHEAD = 64
-"""Of these, or of runs, that are loaded before the stop is known."""
+"""How many of these, or of runs, are loaded before the stop is known, at most."""
 
 LANES = 8
 """Positions decided at a time, at most: the partial results of 8 rows are about as many as a program has threads."""
@@ -76,7 +76,7 @@ class Rules:
 
     @property
     def goes_through_rows(self) -> bool:
-        """Whether more is found of rows of probabilities than single entries, and a draw."""
+        """Whether rows of probabilities are gone through for more than single entries and a draw."""
         best = self.reads_argmax or self.reads_target_max or self.reads_draft_max
         return best or "argmax" in {self.recovered, self.bonus} or bool(self.sums) or self.top_k > 0
 
@@ -92,14 +92,14 @@ class Call(Rules):
         ragged, ends: Whether counts are given, and whether without the leading 0.
         has_draft, has_bonus, has_bonus_rows: Whether the draft's rows, bonus tokens, and bonus rows are given.
         explicit, flat_uniforms, rooted, advances: Where random numbers come from; see `forms.Form`.
-        logprobs, raw: Whether log-probabilities are asked for, and whether those before sampling are others.
+        logprobs, raw: Whether log-probabilities are asked for, and whether those of the raw rows differ from them.
         entropy: Whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
         tops: Whether the largest entries of the target's rows come with their laws, as logits.
         aligned: Whether distances of rows are multiples of 16.
         logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
-        best: Whether argmaxes of rows are found for themselves.
+        best: Whether argmaxes of rows are found whatever the temperature.
         counts_passed, adds_up: Whether what passes on its own is counted, and added to totals.
-        decided: Whether a stage of its own decides, or the one that reads rows, rather than the last.
+        decided: Whether a stage before the last decides: one of its own, or the one that reads rows.
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
         tile: Sub-blocks that a search for cuts holds at a time; 0 without filters.
@@ -161,7 +161,7 @@ class Call(Rules):
     def filtered(self) -> tuple[bool, bool]:
         """Whether top-k, top-p and min-p keep a part of a model's rows: a cut, found by one program a row, says which.
 
-        Where lists are gone through for the target's rows, it finds the laws of the draft's too, which has no cut then.
+        Where the target's cuts are found from lists of runs, so are the laws of the draft's rows, even without a cut.
         """
         target, draft = (any(given) for given in zip(self.top_ks, self.top_ps, self.min_ps, strict=True))
         return target, draft or (self.lists_runs and target and self.logits[1])
@@ -190,7 +190,7 @@ class Call(Rules):
 
     @property
     def lists(self) -> bool:
-        """Whether a draw goes through what is listed of a row alone, where that is little."""
+        """Whether a draw goes through the list of what a row keeps, and nothing else, where that list is short."""
         few = self.filtered[0] and not self.collects[0]
         known = self.within_target and self.mass_scalar < 0 and not self.given_probs
         return few and known and self.draws
@@ -207,12 +207,12 @@ class Call(Rules):
 
     @property
     def listed_ahead(self) -> int:
-        """Words of each list that are on their way before it is known which one is drawn from."""
+        """Words of each list that are loaded before it is known which list is drawn from."""
         return min(LISTED_AHEAD, self.most_listed // self.listed_run)
 
     @property
     def min_p_alone(self) -> bool:
-        """Whether rows have no other filter."""
+        """Whether min-p is the only filter."""
         return any(self.min_ps) and not any(self.top_ks + self.top_ps)
 
     @property
@@ -222,12 +222,12 @@ class Call(Rules):
 
     @property
     def joins(self) -> bool:
-        """Whether a row's last program to reduce it finds what is kept of it, which is quick for min-p alone."""
+        """Whether the last program to reduce a row finds what is kept of it, which is quick under min-p alone."""
         return self.lazy and self.min_p_alone
 
     @property
     def settles(self) -> bool:
-        """Whether positions are settled as stages go through rows, and the last one waits for its request's alone.
+        """Whether stages settle positions as they go through rows, and the last one waits for each request separately.
 
         See `counters.settle` and `counters.known_stop`.
         """
@@ -242,7 +242,7 @@ class Call(Rules):
     def splits(self) -> bool:
         """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others.
 
-        Where lists have that, there is little to find.
+        Where that is found from lists of runs, the stage has too little to do.
         """
         found = self.selects and not (self.lazy or self.lists_runs)
         return found and self.num_filtered < self.num_reduced
@@ -297,9 +297,9 @@ class Call(Rules):
 
     @property
     def in_one_pass(self) -> bool:
-        """Whether one stage finds all that is found of whole rows, since none of that needs their laws.
+        """Whether one stage finds all that is asked of whole rows, since none of that needs their laws.
 
-        The largest entry of a draft's row may be beyond the vocabulary, where sums do not go.
+        Not where that is the largest entry of a draft's row: it may lie beyond the vocabulary, where sums do not go.
         """
         return self.needs_sums and not (any(self.logits) or self.best[1])
 
@@ -331,7 +331,7 @@ class Call(Rules):
 
     @property
     def emit_words(self) -> int:
-        """Words of what the last stage finds of a block: of each part its sum, its largest, and three masses."""
+        """Words for what the last stage finds of a block: the sum, the largest weight and three masses of each part."""
         return 3 * self.emit_parts
 
     @property
@@ -353,7 +353,7 @@ class Call(Rules):
     def drops(self) -> bool:
         """Whether what the last stage reads is the first to leave the cache.
 
-        Of logits that have room there it stays, for a part of it may be read again.
+        Logits that have room there stay, for a part of them may be read again.
         """
         return self.given_probs or self.decided
 
@@ -361,7 +361,7 @@ class Call(Rules):
     def keeps_laws(self) -> bool:
         """Whether the last stage decides, and keeps the laws that it decides by.
 
-        Programs that loop have no room for them, but where masses decide few run at a time.
+        Programs that loop have no room for laws, except where masses decide: there few run at a time.
         """
         decides = not (self.filters or self.decided)
         held = self.stop in {"first_rejection", "window"} and any(self.logits) and not self.loops
@@ -376,7 +376,7 @@ class Call(Rules):
     def draws_by_law(self) -> bool:
         """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls.
 
-        These are a law's, or what `masses` adds up.
+        These sums are those behind the row's law, or those that `masses` asks for.
         """
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
         of_logits = keeps and self.logits[0] and not self.filtered[0]
@@ -389,9 +389,9 @@ class Call(Rules):
 
     @property
     def masses(self) -> bool:
-        """Whether what rows of probabilities sum to is found as their argmaxes are, so that none is gone through again.
+        """Whether rows of probabilities are summed up as their argmaxes are found, so that none is gone through again.
 
-        That is so where bonus tokens alone are drawn, from one block of a row. In large batches it takes longer.
+        This is done where bonus tokens alone are drawn, each from one block of a row. In large batches it takes longer.
         """
         bonus_alone = self.draws and self.residual is None and self.recovered == "argmax" and self.mass_scalar < 0
         return bonus_alone and not (self.logits[0] or self.loops)
@@ -410,17 +410,17 @@ class Call(Rules):
 
     @property
     def awaited_words(self) -> int:
-        """Counters of 64 bits of a part that it waits for: its sum, and the masses that are checked."""
+        """Words of 64 bits that it waits for in each part: the part's sum, and the masses that are checked."""
         return 3 if self.awaits and not self.holds else 0
 
     @property
     def holds(self) -> bool:
-        """Whether each program stores one word of the workspace for all that it found, and may hold its weights."""
+        """Whether each program stores all that it found in one word of the workspace, and may hold its weights."""
         return self.awaits and not self.given_probs
 
     @property
     def draws_held(self) -> bool:
-        """Whether the program that the draw falls into writes the token, of which nothing else is needed."""
+        """Whether the program that the draw falls into writes the token, since nothing else is needed of it."""
         return self.holds and not (self.logprobs or self.has_bonus)
 
     @property
@@ -432,6 +432,6 @@ class Call(Rules):
     def in_fours(self) -> bool:
         """Whether weights of a draw are added up in fours before they become integers.
 
-        Those of probabilities are not, for the torch engine's tokens are the same. Others are where that is faster.
+        Weights from probabilities are not, so that tokens equal the torch engine's. Others are where that is faster.
         """
         return self.mass_scalar >= 0 and not self.given_probs

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 
 FAR = tl.constexpr(1 << 30)
-"""Where the first rejection stops a request, a stop at position i is kept as FAR - i: 0 is none, and the first stop is
-the largest number. Where a mass decides, it is the last accepted position that is kept, as it is."""
+"""Where the first rejection stops a request, a stop at position i is kept as FAR - i: 0 means none, and the earliest
+stop is the largest number. Where a mass decides, the last accepted position is kept instead, as it is."""
 
 MOST_SETTLED = tl.constexpr(32)
-"""Positions of a request, at most, of which a word of 64 bits says what became of each."""
+"""Positions of a request, at most, for a word of 64 bits to say what became of each."""
 
 THREADS = tl.constexpr(256)
 """Threads of a program, at most."""
@@ -23,8 +23,8 @@ CLEARED = tl.constexpr(64)
 DECIDED_BY = tl.constexpr(0)
 WEIGHED_BY = tl.constexpr(1)
 REDUCED_BY = tl.constexpr(2)
-"""What is counted of a row: programs that are done with what decides it, its weights, or, at `REDUCED_BY` and the
-model's number, its law."""
+"""What is counted of a row: programs that are done with what decides it, with its weights, or, at `REDUCED_BY` plus the
+model's number, with its law."""
 
 
 class Counters(NamedTuple):
@@ -35,8 +35,8 @@ class Counters(NamedTuple):
         stop_ptr: Where it stops; see FAR.
         rows_ptr: Programs that are done with a row, [ROW_COUNTS, K+1].
         awaited_ptr: Words of 64 bits that are waited for. Where `CALL.settles`, one: its low half has the positions
-            that are accepted, its high half those that are not. Where `CALL.holds`, sums of programs and a mark, in
-            the workspace, which `reduce` clears; elsewhere sums and masses of parts (`CALL.awaited_words`).
+            that are accepted, its high half those that are not. Where `CALL.holds`, sums of programs and a mark, which
+            are in the workspace and cleared by `reduce`; elsewhere sums and masses of parts (`CALL.awaited_words`).
     """
 
     arrived_ptr: tl.tensor
@@ -47,7 +47,7 @@ class Counters(NamedTuple):
 
 @triton.jit
 def coded(position):
-    """Return a position as a stop is kept, and back."""
+    """Convert a position to the number that a stop is kept as, or back."""
     return position * -1 + FAR
 
 
@@ -55,9 +55,9 @@ def coded(position):
 def needed(position, exists, request, CALL: tl.constexpr, LATEST: tl.constexpr):
     """Return whether a row exists and is not beyond the stop, as far as that is known.
 
-    Unless the LATEST is asked for, what the nearest cache holds of it will do. That may be some microseconds old, so
-    that a row is read in vain, but never left out: the stop only moves to earlier positions. And most programs beyond
-    it learn so without a trip through what others read.
+    Unless the LATEST stop is asked for, the copy in the nearest cache will do. It may be some microseconds old, and
+    then a row is read in vain, but none that is needed is left out: the stop only moves to earlier positions. And most
+    programs beyond the stop learn of it without a trip to memory behind what others read.
     """
     if CALL.lazy:
         if position > 0:  # the first is never beyond it
@@ -96,7 +96,7 @@ def clear(words_ptr, number):
 def arrive(counter_ptr, expected):
     """Return whether this program is the last of `expected` to arrive; what they stored before is visible to it."""
     last = expected == 1
-    tl.debug_barrier()  # its own warps' too
+    tl.debug_barrier()  # what its own warps stored too
     if expected > 1:
         last = tl.atomic_add(counter_ptr, 1, sem="acq_rel") == expected - 1
         tl.debug_barrier()
@@ -109,17 +109,17 @@ def settle(position, stands, request, CALL: tl.constexpr):
     if CALL.settles:
         if request.most < MOST_SETTLED:
             bit = tl.where(stands, 1, 1 << 32).to(tl.int64) << position
-            tl.atomic_or(request.counters.awaited_ptr, bit, sem="release")  # what the decision was made from is there
+            tl.atomic_or(request.counters.awaited_ptr, bit, sem="release")  # what it was decided by is visible too
     if stands == 0:
         tl.atomic_max(request.counters.stop_ptr, coded(position), sem="relaxed")
 
 
 @triton.jit
 def known_stop(exists, request, OVERLAP: tl.constexpr):
-    """Return where a request stops, as the stage has settled it that goes through its rows; anything if none `exists`.
+    """Return where a request stops, as the stage that goes through its rows has settled it; anything if none `exists`.
 
-    If that stage may still run (OVERLAP), wait until all of the request's positions up to the stop are settled. All
-    programs of that stage have started by then, for a launch may only overlap one whose programs all have.
+    If that stage may still run (OVERLAP), wait until all of the request's positions up to the stop are settled. By then
+    all programs of that stage have started, for a launch may only overlap one whose programs all have.
     """
     stop = request.most
     if request.most < MOST_SETTLED:

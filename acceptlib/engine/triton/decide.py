@@ -1,9 +1,10 @@
 """Which drafted tokens stand, inside the kernels.
 
-A strategy that stops at the first rejection, or has a window, is decided wherever its answer is needed, a few positions
-at a time: it takes less time to find it again than to wait for it. Where a decision depends on other positions (a
-carry, the last acceptance), one program a request decides. Where it depends on the mass of residuals, the last stage,
-which finds them, decides: see `masses`.
+Where the first rejection stops a request, or there is a window, the stop is found wherever it is needed, a few
+positions at a time: finding it again takes less time than waiting for it. But in large batches whose rows are gone
+through, the first rejection is found as they are read (`settle`). Where a decision depends on other positions (a carry,
+the last acceptance), one program a request decides. Where it depends on the mass of residuals, the last stage, which
+finds the masses, decides: see `masses`.
 """
 
 # ruff: noqa: N803, N806, RUF005 - jit functions; their constants are in capitals
@@ -94,9 +95,9 @@ class Seen(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The laws of both models' rows at `CALL.lanes` positions from the first on: where the stop is, or may be.
+    """The laws of both models' rows at `CALL.lanes` positions from `first` on, among which the stop is or may be.
 
-    The token at the stop could not be accepted whatever its number if `unsound` is the stop.
+    If `unsound` is the stop, the token there could not be accepted whatever its random number.
     """
 
     first: tl.tensor
@@ -129,7 +130,7 @@ def cut_short(length, start, request, count):
 
 @triton.jit
 def load_drafted(position, ids, inside, request, CALL: tl.constexpr):
-    """Return the entries of drafted tokens in the target's and the draft's rows, as they are given."""
+    """Return the entries of drafted tokens in the target's and the draft's rows, after bias and mask."""
     x_target = tl.zeros_like(ids).to(tl.float32)
     x_draft = x_target
     if CALL.reads_target:
@@ -141,7 +142,7 @@ def load_drafted(position, ids, inside, request, CALL: tl.constexpr):
 
 @triton.jit
 def values(position, ids, inside, drafted, length, request, pair, CALL: tl.constexpr):
-    """Return the scalars of positions, in their shape: `QUANTITIES` and what follows them; any where not needed."""
+    """Return the scalars of positions, in their shape: `QUANTITIES` and what follows; anything where not needed."""
     target, draft = request.target, request.draft
     target_law, draft_law = pair.target, pair.draft
     zero = position.to(tl.float64) * 0.0
@@ -157,7 +158,7 @@ def values(position, ids, inside, drafted, length, request, pair, CALL: tl.const
         if CALL.has_draft:
             q = laws.prob_of(drafted[1], ids, inside & (ids < draft.width), draft, draft_law, CALL, DRAFT)
             q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
-    # Without a token to judge, 1: a division has a detour for 0, on which the other positions would have to wait.
+    # 1 where there is no token to judge: a division takes a detour for 0, which the other positions would wait for.
     p = tl.where(inside, p, 1.0)
     q = tl.where(inside, q, 1.0)
     if CALL.reads_target_max:
@@ -233,17 +234,18 @@ def fetch_first(count, request, CALL: tl.constexpr):
 
 @triton.jit
 def after_wait(fetched, count, request, CALL: tl.constexpr):
-    """Return what `fetch` did once the stages before have ended."""
+    """Wait until the stages before have ended, and return what `fetch` found."""
     u = uniforms_after_wait(fetched.u, count, request, CALL)
     return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
 
 
 @triton.jit
 def uniforms_after_wait(u, count, request, CALL: tl.constexpr):
-    """Return the random numbers of a decision once the stages before have ended.
+    """Wait until the stages before have ended, and return the random numbers of a decision.
 
-    Whether to wait hangs on them and on factors and addresses that the decision needs, or an assembler moves what finds
-    all these behind the wait: the answer is yes, for no number's magnitude is less than -1, but it does not know that.
+    Whether to wait depends on these numbers, and on factors and addresses that the decision needs, or the assembler
+    would move the arithmetic that finds them behind the wait. The answer is always yes, since no magnitude is less than
+    -1, but the assembler does not know that.
     """
     target, draft = request.target, request.draft
     ready = u.to(tl.int64, bitcast=True) ^ count
@@ -280,9 +282,9 @@ def judge(position, fetched, parts, length, request, CALL: tl.constexpr):
 
 @triton.jit
 def load_parts(position, length, request, CALL: tl.constexpr):
-    """Return what the laws of both models' rows at positions [n] are made from, that of the last token's next row too.
+    """Return what the laws of both models' rows at positions [n] are made from, up to the row behind the last token.
 
-    It is all loaded before any is reduced: a reduction waits for what it reads.
+    All is loaded before any of it is reduced: a reduction waits for what it reads.
     """
     num_blocks = request.num_blocks
     target_parts = laws.load_parts(request.target, position, position <= length, num_blocks, CALL, TARGET)
@@ -350,13 +352,13 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
         kept = Kept(length * 0, laws.no_pair(NUM, CALL), length)
         num_rows += 1  # what is emitted behind the last token has a law too
     for base in range(0, num_rows, NUM):
-        # Positions behind a rejection are left out, unless what passes is counted, where there may be some.
+        # Positions behind a rejection are left out, unless what passes is counted: some of them may.
         goes_on = stop >= base if KEEPS and not CALL.counts_passed else True
         if goes_on:
             position = base + tl.arange(0, NUM)
             parts = load_parts(position, length, request, CALL)
             following = fetched
-            if NUM < LANES:  # on its way meanwhile; else so many tokens are rare
+            if NUM < LANES:  # on its way meanwhile; with all LANES, so many tokens are rare
                 if base + NUM < num_rows:
                     following = fetch(position + NUM, length, request, CALL)
             accepted, seen = judge(position, fetched, parts, length, request, CALL)
@@ -415,9 +417,9 @@ def last_acceptance(count, fetched, request, CALL: tl.constexpr):
 
 @triton.jit
 def window(count, fetched, request, CALL: tl.constexpr):
-    """Return how many tokens stand, where a forgiven one does if all the tokens of its window are accepted.
+    """Return how many tokens stand; a forgiven one does if all the tokens of its window are accepted.
 
-    Where `CALL.keeps_laws`, `Kept` after it, of the first positions.
+    Where `CALL.keeps_laws`, `Kept` of the first positions comes after it.
     """
     NUM: tl.constexpr = CALL.lanes
     length = length_of(request, count)
@@ -458,7 +460,8 @@ def window(count, fetched, request, CALL: tl.constexpr):
 def find_stop(count, fetched, request, CALL: tl.constexpr):
     """Return how many drafted tokens stand, given every scalar of every position, and how many pass on their own.
 
-    The second is found where it is asked for, or comes with the first. `Kept` comes after them where `window` has it.
+    The second number is only found where it is asked for, or comes with the first. `Kept` comes after them where
+    `window` returns it.
     """
     stop = count
     passed = count

@@ -19,8 +19,8 @@ FOUR = tl.constexpr(4)
 """Entries whose exponentials are added up before they become an integer."""
 
 FEWEST = tl.constexpr(1 << 34)
-"""Units of all weights, 2^-44 of the largest each, below which they are taken in units of what is left: what was taken
-out of a sum may have been nearly all of it."""
+"""Units of 2^-44 of the largest weight. If all weights together make up fewer, what was taken out of a sum may have
+been nearly all of it, so units of what is left are used instead."""
 
 
 @triton.jit
@@ -41,8 +41,8 @@ def weigh(raw, from_target, row, request, CALL: tl.constexpr):
 def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     """Return the token at the stopping row, and the row's `Status`.
 
-    A block's sum is an integer, in 2^-44 of a weight that is no less than any, and so are the weights within the block
-    that the draw falls into: it takes the first of which the running sum exceeds r.
+    Sums of blocks are integers in units of 2^-44 of a weight that no other exceeds. So are the weights within the block
+    that the draw falls into: the token is the first entry whose running sum exceeds r.
     """
     target, law = request.target, row.target_law
     lane = tl.zeros((1,), tl.int32)
@@ -107,7 +107,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
 
 @triton.jit
 def by_sums(stop, bits, request, CALL: tl.constexpr):
-    """Return the token at the stopping row, of probabilities whose weights are added up: that of `emit.choose`."""
+    """Return the token that `emit.choose` would, for a row of probabilities whose weights are added up already."""
     lane = tl.zeros((1,), tl.int32)
     parts = laws.load_parts(request.target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
     sums = tl.sum(parts.sums, 0)  # of the only row
@@ -135,7 +135,7 @@ def _block(block, stop, token, request, CALL: tl.constexpr):
 
 @triton.jit
 def _in_units(sums, relative, own, weight, largest, law):
-    """Return the weights of blocks in units of the largest weight; one has a token with another weight besides."""
+    """Return the weights of blocks in units of the largest; the `own` block also has the token of another weight."""
     scale = law.normaliser.to(tl.float64) / largest.to(tl.float64)
     terms = (sums.to(tl.float64) * relative.to(tl.float64) * scale).to(tl.int64)
     return terms + tl.where(own, _fixed(weight / largest), 0)

@@ -1,14 +1,14 @@
 """The last stage: one draw a request at its stopping row, and the result.
 
-Every program reduces some blocks of the row's weights, each to one integer for every part of it. A request's last
-program to arrive, or one that waits for the others, scans these sums, searches one part, and writes the result. Where
-programs hold one block each, the one that the draw falls into may write the token (`held`), and where a list holds all
-that may be drawn, one program goes through that (`listed`). Where stages find stops as they go through rows, a
-request's programs begin once its own is known, while rows of others are read (`counters.known_stop`).
+Every program reduces some blocks of the row's weights, each part of a block to one integer. A request's last program to
+arrive, or one that waits for the others, scans these sums, searches one part, and writes the result. Where programs
+hold one block each, the one that the draw falls into may write the token (`held`), and where a list holds all that may
+be drawn, one program goes through that (`listed`). Where stages find stops as they go through rows, a request's
+programs begin once its stop is known, while rows of other requests are still read (`counters.known_stop`).
 
 The weights of a draw add up to the residual's mass. Where that decides, programs reduce every row that may be stopped
-at, from the last to the first. After a stage that says which, a row's last program to arrive decides the position
-before it; elsewhere the request's last one decides all.
+at, from the last to the first. If a stage has said which rows these are, the last program to arrive at a row decides
+the position before it; elsewhere the request's last program decides all.
 """
 
 # ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
@@ -71,7 +71,7 @@ def emit(
 
 @triton.jit
 def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: tl.constexpr):
-    """Weigh the row at the stop, which is known before; finish the request if `partials.finishes` says so."""
+    """Weigh the row at the stop, known before any is weighed; finish the request if `partials.finishes` says so."""
     if CALL.decided:
         length = decide.length_of(request, count)
         if CALL.settles:
@@ -159,7 +159,7 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
         length, wanted, known = masses.prepare(count, fetched, request, CALL)
         tl.debug_barrier()
     weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL)
-    # All arrive, those too that had nothing to read: the last one changes what they decide by.
+    # All arrive, even those that had nothing to read: the last one changes what the others decide by.
     if counters.arrive(request.counters.arrived_ptr, grid.num_programs * tl.num_programs(2)):
         passed = length
         if CALL.decided:
@@ -203,7 +203,7 @@ def stop_by_mass(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
 def settle_mass(position, sums, length, known, request, CALL: tl.constexpr):
     """Return whether the token before a row is accepted by the row's mass; store the mass where masses are not spared.
 
-    None is accepted then.
+    Where it is stored, no token is accepted here.
     """
     mass = tl.sum(sums.parts, 0).to(tl.float64) * (1 / WEIGHT_SCALE)
     accepted = position < 0  # none
@@ -217,7 +217,7 @@ def settle_mass(position, sums, length, known, request, CALL: tl.constexpr):
 
 @triton.jit
 def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.constexpr):
-    """Reduce some blocks of the rows that `masses.prepare` found, in turns to the programs of a block.
+    """Reduce some blocks of the rows that `masses.prepare` found; programs of the same blocks take turns at rows.
 
     Rows go from the last to the first. After a stage that decides, a row's last program finds its mass, for an
     acceptance spares the rows before it; elsewhere the request's last program finds all masses.
@@ -236,7 +236,7 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
                 if CALL.decided:
                     if (position > wanted.first) & (position < length):
                         if counters.arrive(counters.of_row(position, counters.WEIGHED_BY, request), grid.num_programs):
-                            # None has left the row out unless a later one is accepted by now.
+                            # No program has left the row out unless a later one is accepted by now.
                             if not accepted_beyond(position, number, stop_ptr, CALL):
                                 sums = partials.load_sums(sums_ptr, grid, request, CALL)
                                 if settle_mass(position, sums, length, known, request, CALL):
@@ -247,7 +247,7 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
 
 @triton.jit
 def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
-    """Return whether a row is spared, for a later one is accepted; `number` rows come before it."""
+    """Return whether a row is spared because a later one is accepted; `number` rows are gone through before it."""
     found = number < 0
     if CALL.spares_rows:
         if number > 0:
@@ -257,7 +257,7 @@ def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
 
 @triton.jit
 def open_block(stop, length, grid, kept, request, CALL: tl.constexpr):
-    """Return a program's first block of the rows at a stop as they are given, and the rows.
+    """Return a program's first block of the rows at a stop, after bias and mask, and the rows.
 
     The block is on its way before the row's law is known.
     """
@@ -352,7 +352,7 @@ def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr,
     held = partials.in_parts(fixed_fours(finite, CALL.in_fours), CALL)
     sums = in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1)
     partials.store_sums(sums, at, partials_ptr, request, CALL)
-    # What threads hold is added up once for all blocks.
+    # What each thread holds of these is added up once, after all blocks.
     w_mass = fours(weights)
     p_mass = w_mass
     q_mass = w_mass
@@ -392,7 +392,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     else:
         token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
     if CALL.has_bonus:
-        # In the ragged layout a placeholder that ended the chain before its count has its own row.
+        # In the ragged layout, a placeholder that ends the chain early has a row of its own, not the bonus token's.
         if stop == (count if CALL.ragged else length):
             token = tl.load(request.bonus_ptr).to(tl.int64)
             row_fault = tl.where((token >= 0) & (token < request.vocab_size), 0, INVALID_TOKEN_ID)
@@ -445,7 +445,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
             w_mass = mass
         else:
             w_mass, p_mass, q_mass = partials.total_masses(sums, grid, request, CALL)
-        # A total of weights too large wraps around, to 0 even: the sum in floats tells.
+        # A total of weights that are too large wraps around, possibly to 0: the sum in floats tells.
         invalid = ((total == 0) & ((w_mass > 0) == 0)) | (target_law.maximum != target_law.maximum)
         unnormalized = (w_mass <= MASS_LIMIT) == 0
         if CALL.given_probs:
@@ -467,7 +467,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
 
 @triton.jit
 def weigh_again(parts, num_parts, stop, from_target, row, has_draft, request, CALL: tl.constexpr):
-    """Return the sums of a row's parts, `partials.in_lanes`, in place of these, and the mass where `CALL.holds`."""
+    """Weigh a row again; return the sums of its parts, `partials.in_lanes`, and its mass where `CALL.holds`."""
     mass = tl.full((), 0.0, tl.float32)
     for number in range(num_parts):
         entries = rows.entries_from(number * CALL.sum_part, CALL.sum_part)

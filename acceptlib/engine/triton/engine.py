@@ -27,20 +27,21 @@ BLOCK = 4096
 """Entries that a program reduces at a time. The law of a row of logits is combined from blocks of this size."""
 
 REGISTERS = 1 << 16
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 
 OVERLAP_BLOCKS = 4096
-"""Blocks from which on a stage does not start before one of `READERS` ends: it would take that one's place.
+"""Blocks of stopping rows from which on no stage starts before one of `READERS` ends: it would take that one's place.
 
-The last one does where `Call.settles`, for it does not wait for that end."""
+The last stage does where `Call.settles`, for it does not wait for that end.
+"""
 
 MOST_BLOCKS = 8
-"""Blocks that a program weighs where a mass decides, unless programs then took more than `MOST_TURNS` turns."""
+"""Blocks that a program weighs where a mass decides, unless programs would then take more than `MOST_TURNS` turns."""
 
 MOST_TURNS = 8
 
 TILE = 128
-"""Sub-blocks that a search holds at a time. As many entries have room in a bin, and are ranked by comparison."""
+"""Sub-blocks that a search holds at a time. A bin has room for as many entries; as many are ranked by comparison."""
 
 SELECT_WARPS = 8
 """Warps of a program that finds what is kept of a row."""
@@ -49,7 +50,7 @@ SELECT_WARPS_BESIDE = 4
 """The same beside programs that read the other model's rows and would fill the device."""
 
 SELECT_REGISTERS = 168
-"""Registers that its threads may have in any batch where one model's rows alone are filtered: half as many programs."""
+"""Registers that its threads may have, at least, where only one model's rows are filtered: half as many programs."""
 
 DRAW_WARPS = 8
 """Warps of a request's only program of the last stage, where its draw reads one block."""
@@ -124,7 +125,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     if call.draws_by_law:
         emit_warps, emit_registers = DRAW_WARPS, 0
     near = num_stopping < OVERLAP_BLOCKS
-    # Interpreted, stages never overlap, but then it is the order that counts.
+    # Interpreted, stages never overlap, but they run in the same order.
     beside = call.splits and near and (call.overlaps or device.type == "cpu")
     select_warps, select_registers = SELECT_WARPS, tuning.select_registers
     if call.num_filtered == 1:
@@ -173,9 +174,9 @@ def _emit_programs(
 
 
 def _waits(call: Call, found: tuple[Stage, ...], *, near: bool) -> list[bool]:
-    """Return which stages start before the one ahead of them ends, and wait for it: in batches that are `near`, most.
+    """Return which stages start before the one ahead of them ends, and wait for it then: most do in `near` batches.
 
-    Without overlap it makes no difference, and shall not compile a stage twice.
+    Without overlap it makes no difference. Then it is the same for all batches, so that no stage is compiled twice.
     """
     near = near or not call.overlaps
     waits = [number > 0 and (near or found[number - 1].name not in READERS) for number in range(len(found))]
@@ -201,8 +202,8 @@ class Run(NamedTuple):
         num_words: Words of it.
         reads_draft: Whether they read the draft's rows.
         reads_tables: Whether they read per-position constants.
-        raw: Whether log-probabilities under the raw row are others than under the processed one.
-        numbers: The kernel's arguments that are numbers, but for a `Root`'s and a launch's own, in their order.
+        raw: Whether log-probabilities under the raw row differ from those under the processed one.
+        numbers: The kernel's arguments that are numbers, in their order, without a `Root`'s and a launch's own.
     """
 
     launches: tuple[Launch, ...]
@@ -215,7 +216,7 @@ class Run(NamedTuple):
 
 
 _TENSORS = attrgetter("data", *PARAMETERS, "bias_values")
-"""A model's rows and their parameters, as the kernel's arguments follow each other."""
+"""A model's rows and their parameters, in the order of the kernel's arguments."""
 
 
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
@@ -234,8 +235,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     elif rng is not None:
         seeds, offsets, advances = rng.seeds, rng.offsets, rng.advances
     rules, tables = bound(plan, device)
-    # What decides beyond what was checked. Kernels read rows at addresses that are multiples of 16 in wider loads, and
-    # plans that share their rules have tables of their own sizes.
+    # What a run depends on beside what was checked. Kernels read rows in wider loads where addresses are multiples of
+    # 16, and plans that share their rules may have tables of different sizes.
     addresses = (target.data.data_ptr() % 16, None if draft is None else draft.data.data_ptr() % 16)
     key = (rules, tables.shape[1], addresses, seeds is None, advances)
     run: Run | None = inputs.checked.runs.get(key)
@@ -353,8 +354,8 @@ def resident_programs(device: torch.device, warps: int, registers: int) -> int:
 def programs_of(num_blocks: int, num_rows: int, resident: int) -> int:
     """Return how many programs share a row's blocks, so that the last of them ends early.
 
-    Programs of all rows take turns, as many as are resident at a time, and each takes as long as its blocks and one
-    more, for what it does once.
+    Programs of all rows run in turns, as many at a time as are resident. Each takes as long as its blocks and one more,
+    for what it does once.
     """
 
     def turns(num_programs: int) -> int:
@@ -371,9 +372,9 @@ def words_of(call: Call, num_requests: int, most: int, num_tokens: int, num_bloc
 
 
 def counters_of(call: Call, num_requests: int, most: int, num_emit_blocks: int) -> int:
-    """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits are two.
+    """Return how many counters of its workspace a call uses, given the blocks of its stopping rows: 64 bits take two.
 
-    Behind the counts, of which there is an even number, come words that are waited for: of parts, or one a request.
+    Behind the counts, an even number, come words that are waited for: those of parts, or one a request.
     """
     counts: int = num_counts.fn(num_requests, most).value
     words_awaited = max(num_emit_blocks * call.emit_parts * call.awaited_words, num_requests)
@@ -412,7 +413,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
         form = form._replace(target=rows, draft=rows)
         num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
         num_words = max(num_words, words_of(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
-        # Batches of which programs wait are small.
+        # Batches whose programs wait are small.
         num_emit_blocks = min(num_requests * num_emit_blocks, tunings.SIZES.medium * BLOCK // tuning.emit_block)
         num_counters = max(num_counters, counters_of(call, num_requests, most, num_emit_blocks))
     return Workspace.allocate(num_counters, num_words, device)

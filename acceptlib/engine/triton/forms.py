@@ -12,7 +12,7 @@ from acceptlib.inputs import Rows
 
 
 class RowsForm(NamedTuple):
-    """The form of one model's rows: what the kernel is compiled for, as code of its own or by Triton itself.
+    """The form of one model's rows: what the kernel is compiled for, by its own code or by Triton.
 
     Triton tells apart which numbers are 1, which are multiples of 16 and which need 64 bits. `address` is modulo 16,
     `aligned` says whether the distances of rows are multiples of 16, and a parameter that is not given has no dtype.
@@ -62,14 +62,14 @@ PARAMETERS = RowsForm._fields[6:]
 """Sampling parameters, as `Rows` names them."""
 
 LEAST_PARTS = THREADS.value
-"""Parts of a row, rounded up, from which on a program may wait for their masses: each thread looks at its own.
-Warps that looked at the same ones would see them written at different times, and go different ways."""
+"""Parts of a row, rounded up, from which on a program may wait for their masses: then each thread looks at its own.
+Warps that looked at the same ones could see them arrive at different times, and take different branches."""
 
 MOST_DOUBTS = 8
-"""Parts of a block, at most, where programs hold their weights: as many sums that are all `held.DOUBT` fit 64 bits."""
+"""Parts of a block, at most, where programs hold their weights: the sum of as many `held.DOUBT` fits 64 bits."""
 
 WARP_BYTES = 512
-"""That a warp loads at once: 16 for each of its threads."""
+"""Bytes that a warp loads at once: 16 for each of its threads."""
 
 
 def form_of(rows: Rows, *, ragged: bool) -> RowsForm:
@@ -95,7 +95,7 @@ def _strides(data: torch.Tensor, *, ragged: bool) -> tuple[int, int, int]:
 
 
 def may_leave_rows(rules: Rules, form: Form) -> bool:
-    """Return whether rows beyond a stop may be left out: where it is known before, and nobody asks for more."""
+    """Return whether rows beyond a stop may be left out: if it is known before, and nobody asks for them."""
     return rules.stop == "first_rejection" and rules.carry_scalar < 0 and not form.counts_passed
 
 

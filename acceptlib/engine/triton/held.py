@@ -4,9 +4,9 @@ Each program of the last stage has one block of the stopping row. It stores the 
 others, and the one that the draw falls into writes the token: nothing is read a second time. The request's last program
 in the grid watches. It writes what does not depend on the draw, and draws by itself where nobody else can.
 
-Programs need not all run at a time, and one that waits may take the place of one that it waits for. So one that has
-looked for long enough leaves, unless the last one has started, and with it all others. The last one learns before it
-looks itself whether any has left, and then draws: the draw may fall into the one that has.
+Programs need not all run at a time, and one that waits may take the place of one that it waits for. So a program that
+has looked for long enough leaves, unless the last one has started, and so all others have. The last one learns whether
+any has left before it looks itself. If so, it draws by itself: the draw may fall into a block of one that left.
 """
 
 # ruff: noqa: N803, N806, RUF005 - jit functions; constants in capitals, branches known when compiling
@@ -23,22 +23,22 @@ from acceptlib.engine.triton.sums import fixed
 WARP = tl.constexpr(call.WARP)
 
 HIGH = tl.constexpr(42)
-"""A sum is added up as this many bits, and those above them."""
+"""Low bits of a sum; those above them are added up apart."""
 
 LOW = tl.constexpr((1 << 42) - 1)
 
 THIRD = tl.constexpr((1 << 21) - 1)
-"""For integers of 32 bits a warp has one instruction for a sum."""
+"""Mask of half the low bits: a warp has one instruction for a sum of integers of 32 bits."""
 
 SURE = tl.constexpr(5 << 16)
 """High bits of a mass of 1.25. A mass up to this is no fault, however weights are rounded, and sums do not wrap."""
 
 DOUBT = tl.constexpr(3 << 59)
-"""Stands for more, for what is no number, and for a sum that is not there: a mass of 1.5; see `forms.MOST_DOUBTS`."""
+"""A mass of 1.5, which stands for any above SURE, for NaN, and for a sum that is missing; see `forms.MOST_DOUBTS`."""
 
 LEFT = tl.constexpr(1)
 STARTED = tl.constexpr(2)
-"""What is said in the word behind the sums: that a program has left, unless the last one has started before."""
+"""What the word behind the sums says: that a program has left before the last one started, or that this has started."""
 
 
 class Sums(NamedTuple):
@@ -73,8 +73,8 @@ def hold(weights, grid, request, CALL: tl.constexpr):
     tl.store(words_ptr + grid.program, (tl.where(doubtful, DOUBT, total) << 1) | 1)
     token = tl.full([PARTS, FOURS], -1, tl.int32)
     if CALL.draws_held:
-        # While the others' sums are on their way: where each four begins. What an assembler could do before the store,
-        # it would; so all of it hangs on what warps tell each other, which Triton 3.6 does behind it.
+        # While the others' sums are on their way: where each four begins. The assembler would move this before the
+        # store if it could, so all of it depends on what warps exchange, which Triton 3.6 places behind the store.
         start = tl.cumsum(sums, 0) - sums
         four = tl.arange(0, FOURS)[None, :]
         starts = ()
@@ -161,7 +161,7 @@ def _sum(numbers):
 
 @triton.jit
 def _joined(high, low):
-    """Return such sums of numbers whose high bits are apart."""
+    """Return the same for numbers that are given as their high and low bits."""
     AXIS: tl.constexpr = len(low.shape) - 1
     high = tl.sum(high, AXIS)
     middle = tl.sum((low >> 21).to(tl.int32), AXIS)
@@ -184,11 +184,11 @@ def _sum_before(words, lane, end):
 
 @triton.jit
 def _words(lane, bits, grid, request, CALL: tl.constexpr):
-    """Return the words of programs, of which each of the 32 lanes of the last axis has one in 32; 0 where it left."""
+    """Return the words of programs, every 32nd in each of 32 lanes of the last axis; 0 for one that was given up on."""
     PAIRS: tl.constexpr = (CALL.max_emit_blocks + 2 * WARP - 1) // (2 * WARP)
     words_ptr = request.counters.awaited_ptr
     mark_ptr = words_ptr + grid.num_programs
-    # How often to look seems to hang on the draw's bits, or an assembler would find them afterwards.
+    # How often to look is made to depend on the draw's bits, or the assembler would compute these afterwards.
     looks = tl.where(bits == 0, CALL.looks + 1, CALL.looks)
     found = ()
     for i in tl.static_range(PAIRS):
@@ -205,9 +205,9 @@ def _words(lane, bits, grid, request, CALL: tl.constexpr):
 
 @triton.jit
 def _look(words_ptr, num_words, looks, mark_ptr):
-    """Return two words, 32 apart, once none is 0, and 1 where there is none: each thread looks by itself.
+    """Return two words, 32 apart, once neither is 0, and 1 beyond the last word: each thread looks by itself.
 
-    Unless the last program has started, it looks at most `looks` times, and then says that it has left.
+    It looks at most `looks` times unless the last program has started, and then marks that this program has left.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -245,7 +245,7 @@ def _look(words_ptr, num_words, looks, mark_ptr):
 def write(token, draws, token_ptr, CALL: tl.constexpr):
     """Store the token of the only thread that has one if it `draws`.
 
-    It stores where it is: a compiler would carry all to another layout.
+    The thread stores it from where it is: a compiler would carry all tokens to another layout first.
     """
     writes = token >= tl.where(draws, 0, LARGEST_INT32)
     ID: tl.constexpr = token_ptr.dtype.element_ty

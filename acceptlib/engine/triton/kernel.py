@@ -6,7 +6,7 @@ A call launches those that it needs, in this order; a late `reduce` runs beside 
     select    what top-k, top-p and min-p keep of rows
     collect   the entries that a cut is among, where rows have top-p alone
     finish    what is kept of these rows
-    sum       row sums of the strategy's own; of rows of probabilities all that is found of whole rows
+    sum       the strategy's own row sums; for rows of probabilities, all that is found of whole rows
     decide    the running scalar, position by position, and where to stop; or which rows may be stopped at, where that
               depends on a residual's mass
     emit      the draw; the mass, and the decision where it is not made before
@@ -110,7 +110,7 @@ def verify_kernel(
     bonus_ptr,  # [B]
     tables_ptr,  # [num_tables, table_size] float64
     state_ptr,  # [num_state, B] float64
-    root_seed: tl.int64,  # what streams are derived from, without the two
+    root_seed: tl.int64,  # what streams are derived from where seeds and offsets are not given
     root_offset: tl.int64,
     target_request_stride: tl.int64,
     target_row_stride: tl.int64,
@@ -145,7 +145,7 @@ def verify_kernel(
     STAGE: tl.constexpr,
     ROWS: tl.constexpr,  # whose rows: TARGET, DRAFT or BOTH
     FIRST: tl.constexpr,  # whether it starts after all that comes before
-    LATE: tl.constexpr,  # whether it only ends after the stage before, of which it needs nothing
+    LATE: tl.constexpr,  # whether it needs nothing of the stage before, but ends after it
     OVERLAP: tl.constexpr,  # whether the next stage may start before this one ends, and wait for it
 ):
     """Run one stage for one request. Pointers to what the call does not have are null."""

@@ -34,7 +34,7 @@ def logit_of(key):
 
 @triton.jit
 def key_or_nan(x):
-    """Return the keys of logits, and above them that of any NaN."""
+    """Return the keys of logits, with the key of a NaN above all others."""
     return tl.where(x == x, key_of(x), NAN_KEY)
 
 

@@ -11,7 +11,7 @@ from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.kernel import verify_kernel
 
 DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
-"""Whether compiled stages may be launched as this Triton's own launch does it, which later ones may do otherwise."""
+"""Whether compiled stages may be launched the way this Triton launches them; later versions may do it differently."""
 
 
 class Key(NamedTuple):
@@ -43,7 +43,7 @@ MOST_KERNELS = 4096
 """Kernels that are remembered. Others, and those of calls that are forgotten, Triton finds again, or compiles."""
 
 KERNELS: dict[tuple[Any, ...], Any] = {}
-"""What has been compiled, by what for: None where interpreted."""
+"""Compiled kernels by what they are compiled for: None where interpreted."""
 
 
 def launch_of(key: Key, grid: tuple[int, int, int], warps: int, registers: int, first_position: int) -> Launch:
@@ -71,7 +71,7 @@ def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...
         for (key, grid, _, _, first_position, _), kernel in zip(launches, kernels, strict=True):
             kernel[grid](*arguments, first_position, *key)
         return
-    # The same without what hooks would be told of the launch, which takes Python longer than the rest.
+    # The same, without gathering what hooks are told of a launch, which takes Python longer than the rest.
     stream = current_stream(tensors[0].device)
     for (key, grid, _, _, first_position, _), kernel in zip(launches, kernels, strict=True):
         kernel.run(
@@ -85,7 +85,7 @@ def dispatch(stage: Launch, tensors: tuple[torch.Tensor | None, ...], numbers: t
     if len(KERNELS) >= MOST_KERNELS:
         KERNELS.clear()
     KERNELS[kernel] = verify_kernel[grid](
-        # A null pointer has no type to compile for, and none matters.
+        # A null pointer has no type to compile for, so any tensor stands in.
         *(tensors[0] if tensor is None else tensor for tensor in tensors),
         *numbers,
         first_position,

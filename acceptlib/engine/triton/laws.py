@@ -4,7 +4,7 @@ From logits, a row's law is its maximum, its normaliser and, where asked for, it
 and the sum of exponentials of every block of the row are found first; whoever needs the law combines them. Sums are
 integers, of fours added up in one order, so neither the layout of a program nor the order of blocks changes a bit.
 
-A row's law is also a cut where its model is filtered: `select` finds it once a row, or `min_p`, and stores it.
+Where its model is filtered, a row's law has a cut too: `select` or `min_p` finds the law once a row, and stores it.
 """
 
 # ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
@@ -62,7 +62,7 @@ class Parts(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The law of a row: a maximum of NaN where it has none, and 1 / sum of exponentials; see `mass_in` too."""
+    """The law of a row: its maximum, NaN where it has none; 1 / sum of exponentials, but see `mass_in`; its argmax."""
 
     maximum: tl.tensor
     normaliser: tl.tensor
@@ -79,7 +79,7 @@ class EntropyLaw(NamedTuple):
 
 
 class CutLaw(NamedTuple):
-    """The law of a filtered row: an entry above the cut is kept, and one that equals it from an id on."""
+    """The law of a filtered row: entries above the cut are kept, and equal ones from the id `first_kept` on."""
 
     maximum: tl.tensor
     normaliser: tl.tensor
@@ -117,7 +117,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
         # A greedy request needs no sum, but in all but large batches the branch takes longer. It stays where a strategy
         # asks for argmaxes: its requests may all be greedy.
         wanted = (factor > 0) | (not (CALL.lazy or CALL.best[MODEL]))
-        if CALL.filtered[MODEL] and CALL.min_p_alone:  # of what is kept there is another sum
+        if CALL.filtered[MODEL] and CALL.min_p_alone:  # what is kept is added up later
             wanted = wanted & (floor_of(model) == 0)
         if wanted:
             if CALL.entropy and MODEL == TARGET:
@@ -134,7 +134,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
 
 @triton.jit
 def store_masses(p, at, model, mask, CALL: tl.constexpr):
-    """Store what one block of a row of probabilities sums to, and what its weights do, in integers too."""
+    """Store the sum of one block of a row of probabilities, and of its weights, the latter as an integer too."""
     weights = tl.where(p <= 0, 0.0, p)  # NaN stays
     masses = tl.split(tl.sum(tl.join(fours(p), fours(weights)), 0))
     tl.store(model.extra_ptr + at * CALL.extra_words, _word(masses[0], masses[1]), mask=mask)
@@ -143,7 +143,7 @@ def store_masses(p, at, model, mask, CALL: tl.constexpr):
 
 @triton.jit
 def largest_of_block(x):
-    """Return the largest of a block, NaN if one is, sooner than a reduction does, whose threads compare one by one.
+    """Return the largest of a block, NaN if one is, sooner than a plain reduction, whose threads compare one by one.
 
     Neighbours are compared side by side first, and what threads find is compared as integers, as in `largest_of`.
     """
@@ -211,8 +211,8 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
 def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
     """Return the laws of both models' rows from `load_parts`, each number [n]; a maximum of NaN where a row has none.
 
-    Of two models that need the same, sums go through each step together: it takes as long as one, but more registers,
-    which programs that read rows have not. Sums in thirds have no such steps.
+    Where both models need the same, their sums go through each step together. That takes as long as one model's, but
+    more registers, which programs that read rows do not have. Sums in thirds have no such steps.
     """
     if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.filters or CALL.lazy or CALL.thirds):
         maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
@@ -243,7 +243,7 @@ def one(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
 def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are combined from.
 
-    Whoever needs it again finds it in the nearest cache, unless it was stored since the program began.
+    It stays in the nearest cache for whoever needs it again, unless it may be stored while the program runs.
     """
     CACHE: tl.constexpr = ".cg" if CALL.lazy else ""
     index = tl.arange(0, CALL.max_blocks)[None, :]
@@ -311,8 +311,8 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
 def entropy_of(parts, maximum, total, factor):
     """Return the entropies of rows [n] in nats, float64; NaN where a row has no law.
 
-    H = log Z + sum_x w(x) bits(x) / Z, of exponentials w, their sum Z, and the bits that they lie below the largest.
-    Those of a block lie deeper by as much as its maximum does.
+    H = log Z + ln 2 * sum_x w(x) bits(x) / Z, of exponentials w, their sum Z, and the bits that they lie below the
+    largest. Those of a block lie deeper by as much as its maximum does.
     """
     deeper = tl.minimum((maximum[:, None] - parts.maxima) * factor, NEGLIGIBLE)
     terms = (parts.bits.to(tl.float64) + parts.sums.to(tl.float64) * deeper) * tl.exp2(-deeper).to(tl.float64)
@@ -325,7 +325,7 @@ def entropy_of(parts, maximum, total, factor):
 def mass_in(parts):
     """Return the masses of rows of probabilities, which their laws have in the place of a normaliser.
 
-    It is `BEYOND` where weights sum to more than a draw takes, which negative entries may conceal.
+    A mass is `BEYOND` where weights sum to more than a draw takes, which negative entries may conceal.
     """
     masses = _halves_of(parts.bits, tl.float32)
     mass, weights = tl.split(tl.sum(tl.join(masses[0], masses[1]), 1))
@@ -354,8 +354,8 @@ def status_of(law, CALL: tl.constexpr):
 def pair_at(pair, chosen, CALL: tl.constexpr):
     """Return the laws of both models' rows at the chosen one of several positions, as scalars.
 
-    What every kind of law has is added up at a time, two numbers as one of 64 bits: it is warps waiting for each other
-    that takes long.
+    What every kind of law has is added up in one go, two numbers in 64 bits each: what takes long is warps waiting for
+    each other.
     """
     target, draft = pair
     words = (_word_of(target.maximum, target.normaliser, chosen),)
@@ -381,7 +381,7 @@ def pair_at(pair, chosen, CALL: tl.constexpr):
 
 @triton.jit
 def _word_of(high, low, chosen):
-    """Return two numbers of 32 bits of the chosen one of several rows as an int64, and 0 of the others."""
+    """Return two numbers of 32 bits as an int64 for the chosen one of several rows, and 0 for the others."""
     return tl.where(chosen, _word(high, low), 0)
 
 
@@ -481,7 +481,7 @@ def prob_of(x, entry, mask, model, law, CALL: tl.constexpr, MODEL: tl.constexpr)
 @triton.jit
 def largest_prob(model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the largest entry of rows, float64, given their law."""
-    if CALL.filtered[MODEL]:  # of equal largest entries the argmax is the first that top-p leaves out
+    if CALL.filtered[MODEL]:  # among equal largest entries, top-p leaves out the argmax first
         p = tl.where(factor_of(model, CALL, MODEL) == 0, 1.0, law.normaliser)
         return tl.where(law.maximum == law.maximum, p, float("nan")).to(tl.float64)
     else:
@@ -490,5 +490,5 @@ def largest_prob(model, law, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def largest_of(maxima):
-    """Return the largest of each row [n, MAX_BLOCKS], NaN if one is: a warp has one instruction for it, of integers."""
+    """Return the largest of each row [n, MAX_BLOCKS], NaN if one is, as integers: one instruction of a warp."""
     return logit_of(tl.max(key_or_nan(maxima), 1))

@@ -14,7 +14,7 @@ class Layout(NamedTuple):
     Attributes:
         draft_partials: Sums, maxima and argmaxes of blocks of the draft's rows, behind those of the target's.
         scalars: The plan's scalars, for each position.
-        sums: Row sums, largest entries, and magnitudes of row sums, of blocks, for each position.
+        sums: What blocks leave for row sums, largest entries, and magnitudes of row sums, for each position.
         draws: What the last stage finds of a row, for each request; of every row where a mass decides.
         draw_words: Words of one of these.
         prepared: What `masses.prepare` finds, for each request.
@@ -52,7 +52,8 @@ def num_counts(num_requests, most):
 def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_blocks, CALL: tl.constexpr):
     """Return the layout for a call; `layout_of.fn` does so for numbers.
 
-    There are `num_positions` = B * K places, whatever was drafted; only cuts are kept of the `num_tokens` that were.
+    There are `num_positions` = B * K places, whatever was drafted; only cuts have places for just the `num_tokens`
+    that were.
     """
     num_rows = num_positions + num_requests
     draft_partials = 2 * num_rows * num_blocks

@@ -1,7 +1,7 @@
 """A draw from what is listed of a filtered row.
 
-Where little is kept of the target's row, and nothing else has a weight, what `select` or `min_p` listed is all that is
-looked at: by one of the request's programs, while the others leave.
+Where little of the target's row is kept, and nothing else has a weight, one of the request's programs looks at what
+`select` or `min_p` listed, and at nothing else, while the other programs leave.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals
@@ -23,7 +23,7 @@ class Listed(NamedTuple):
     """What is listed of a row.
 
     Attributes:
-        raw: Entries [most_listed] that hold all that is kept of the row, as they are given; those of a run in order.
+        raw: Entries [most_listed] that hold all that is kept of the row, after bias and mask; those of a run in order.
         number: How many there are; -1 if too many.
         suffices: Whether every row of the request has a list. Then the first program finishes the request without
             waiting for the others. What it writes may change the stop that slower ones find, but not that there is a
@@ -36,7 +36,7 @@ class Listed(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What is listed of the target's first rows: numbers [LANES], -1 where not all is, and first words [LANES, n]."""
+    """Lists of the target's first rows: lengths [LANES], -1 for an incomplete one, and first words [LANES, n]."""
 
     numbers: tl.tensor
     words: tl.tensor
@@ -46,7 +46,8 @@ class Ahead(NamedTuple):
 def leaves(grid, count, fault, request, CALL: tl.constexpr):
     """Return whether this program has nothing to do, wherever the request stops: see `Listed.suffices`.
 
-    It leaves before it looks for the stop, which would slow down requests' first programs; these do not wait here.
+    Programs other than the first leave before they look for the stop, since looking would slow down the first ones.
+    These do not wait here.
     """
     found = grid.program < 0  # never
     if grid.program > 0:
@@ -73,7 +74,7 @@ def _num_rows(count, CALL: tl.constexpr):
 
 @triton.jit
 def _numbers(position, count, request, CALL: tl.constexpr):
-    """Return how many words are listed of the target's rows at positions, -1 where not all is, and 0 beyond them."""
+    """Return the lengths of lists of the target's rows at positions, -1 for an incomplete one, 0 beyond the rows."""
     numbers_ptr = record_of(request.target, position).num_listed_ptr
     return tl.load(numbers_ptr, mask=position < _num_rows(count, CALL), other=0, cache_modifier=".cg")
 
@@ -122,7 +123,7 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
 
 @triton.jit
 def spread(words, CALL: tl.constexpr):
-    """Return the first words of a list where they are among [most_listed]; those of a run are the same."""
+    """Return the first words of a list, each at its entries' places among [most_listed]: a run's entries share one."""
     length: tl.constexpr = words.shape[0]
     if CALL.lists_runs:
         found = tl.broadcast_to(words[:, None], [length, CALL.listed_run])

@@ -1,6 +1,6 @@
-"""What one program lists of a row: sub-blocks that reach a bound, and their entries, of which few are ranked at once.
+"""What one program lists of a row: sub-blocks that reach a bound, and their entries, which if few are ranked at once.
 
-Threads hold whole rows of what they list from, so that each counts by itself and stores from where it is.
+Each thread holds whole rows of what it lists from, so it counts by itself, and stores without moving anything.
 """
 
 # ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
@@ -17,10 +17,10 @@ from acceptlib.engine.triton.records import LISTED, WIDTH, list_of, sub_maxima
 from acceptlib.engine.triton.sums import inverse_of, mass_of
 
 COMPARED = tl.constexpr(32)
-"""Entries of which each is compared with each in one turn, at most: most bins have no more."""
+"""Entries that are compared each with each in one turn, at most: most bins have no more."""
 
 ABREAST = tl.constexpr(8)
-"""Entries that more are compared with at a time: a loop, for code is slow where it runs for the first time."""
+"""Where there are more, how many all are compared with at a time. A loop, for code is slow when it first runs."""
 
 
 class Reduced(NamedTuple):
@@ -53,12 +53,12 @@ def maxima_of(position, num_blocks, model, CALL: tl.constexpr):
 
 @triton.jit
 def a_row_each(SIZE: tl.constexpr):
-    """Return numbers below SIZE, [n, m], so that threads hold whole rows, and neighbours the next numbers.
+    """Return numbers below SIZE, [n, m], so that a thread holds whole rows, and neighbouring rows neighbouring numbers.
 
-    What a thread lists of its rows it then counts by itself, and stores from where it is. (So it is under Triton 3.6.)
+    A thread then counts what it lists by itself, and stores it without moving it. (So it is under Triton 3.6.)
     """
     threads: tl.constexpr = min(THREADS.value, SIZE)
-    # In pairs the other way round, or the compiler would load four at once, and carry them to the layout of the list.
+    # Neighbours are swapped, or the compiler would load four at once, and carry them to the layout of the list.
     thread = tl.arange(0, threads) ^ 1
     return thread[:, None] + threads * tl.arange(0, SIZE // threads)[None, :]
 
@@ -90,7 +90,7 @@ def sub_blocks_at(row, place, num_sub_blocks, CALL: tl.constexpr):
 
 @triton.jit
 def places_of(listed):
-    """Return where in a list those come of rows [n, m] that are listed, and how many are."""
+    """Return the places in a list of those of rows [n, m] that are `listed`, and how many are."""
     numbers = tl.sum(listed.to(tl.int32), 1)
     places = (tl.cumsum(numbers, 0) - numbers)[:, None] + tl.cumsum(listed.to(tl.int32), 1) - 1
     return places, tl.sum(numbers, 0)

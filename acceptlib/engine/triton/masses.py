@@ -1,7 +1,7 @@
-"""Which rows a request may stop at, where that hangs on what passes from one position to the next, or on masses.
+"""Which rows a request may stop at, where that depends on what passes from one position to the next, or on masses.
 
-`prepare` finds what passes, position by position. Where a residual's mass decides, it says which rows may be stopped
-at: the last stage finds their masses, and `accepts` says what these come to.
+`prepare` finds what passes, position by position. Where a residual's mass decides, it also says which rows may be
+stopped at. The last stage finds their masses, and `accepts` decides by them.
 """
 
 # ruff: noqa: N803, RUF005, SIM108 - jit functions; their constants are in capitals
@@ -27,11 +27,11 @@ HALF = tl.constexpr(decide.LANES.value // 2)
 """Positions that are looked at together: later ones only where a request has as many, for most draft few tokens."""
 
 TWICE = tl.constexpr(2 * decide.LANES.value)
-"""Lanes for each position twice, so that what no mass comes to and what the largest does are found at once."""
+"""Lanes for each position twice: whether it is accepted at no mass, and at the largest, is found at once."""
 
 
 class Fetched(NamedTuple):
-    """What `decide.fetch` finds of LANES positions, of either half of them, and u [TWICE]."""
+    """What `decide.fetch` finds of LANES positions, in two halves, and u [TWICE]."""
 
     first: decide.Fetched
     later: decide.Fetched
@@ -39,7 +39,7 @@ class Fetched(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Of the first LANES positions, u and the scalars but for a mass [TWICE], and the laws of both models' rows."""
+    """What is known of the first LANES positions: u and the scalars but for a mass [TWICE], and both models' laws."""
 
     u: tl.tensor
     scalars: tl.tuple
@@ -66,7 +66,7 @@ def fetch(base, count, request, CALL: tl.constexpr):
 
 @triton.jit
 def after_wait(fetched, count, request, CALL: tl.constexpr):
-    """Return what `fetch` did once the stages before have ended."""
+    """Wait until the stages before have ended, and return what `fetch` found."""
     return Fetched(fetched.first, fetched.later, decide.uniforms_after_wait(fetched.u, count, request, CALL))
 
 
@@ -88,8 +88,8 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
     """Store the carry before and after every drafted position; return the rows that a stop or a mass may need.
 
     Where masses are spared, row `first` is stopped at unless a mass says otherwise: the probability of acceptance does
-    not fall as the mass grows, so what is accepted at none is accepted, and what is rejected at the largest is not.
-    The request's length comes before them, and where `CALL.keeps_laws`, `Known` after them.
+    not fall as the mass grows, so a token accepted at mass 0, or rejected at the largest mass, is so at any mass. The
+    request's length is returned before the rows, and where `CALL.keeps_laws`, `Known` after them.
     """
     parts = load_parts(0, count, request, CALL)
     length = length_by(fetched, count, request)
@@ -130,7 +130,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
                 known = Known(u, found, pair)
         if CALL.spares_masses:
             stands = passes(u, found, tl.where(lane < decide.LANES, 0.0, rows.MASS_LIMIT), CALL)
-            # Bits of one sum, for threads take long to tell each other.
+            # As bits of one sum, for threads take long to exchange numbers.
             flags = tl.where(lane < decide.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
             word = tl.sum(flags + (stands.to(tl.int32) << lane), 0)
             least_bits, most_bits, unsound = word & LANE_BITS, (word >> decide.LANES) & LANE_BITS, word >> TWICE
@@ -172,7 +172,7 @@ def look(base, fetched, parts, length, request, CALL: tl.constexpr):
     """Return whether tokens are sound, and the scalars, [TWICE] in each warp, and the laws of their rows [LANES]."""
     half = base + tl.arange(0, HALF)
     first = decide.look(half, fetched.first, parts[0], length, request, CALL)
-    later = first  # of which nothing counts: the position that follows the last one is not sound
+    later = first  # stands in, and does not count: a position of the first half is not sound then
     if length >= base + HALF:
         later = decide.look(half + HALF, fetched.later, parts[1], length, request, CALL)
     scalars = ()
@@ -183,7 +183,7 @@ def look(base, fetched, parts, length, request, CALL: tl.constexpr):
 
 @triton.jit
 def bit_length(bits):
-    """Return how many bits a number of few bits has up to the highest that is set, by the exponent of a float."""
+    """Return the bit length of a number of few bits, by the exponent of a float."""
     return tl.maximum((bits.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
 
 
@@ -191,7 +191,7 @@ def bit_length(bits):
 def in_each_warp(first, later):
     """Return what was found of two halves of LANES positions, [TWICE], laid out so that every warp has all of it.
 
-    It was found by warps of some rows each, and so would pass from one position to the next through shared memory.
+    Each warp found it of some rows; left so, what passes between positions would go through shared memory.
     """
     lane = tl.arange(0, TWICE) % decide.LANES
     if first.dtype == tl.int1:
@@ -233,7 +233,7 @@ def passes(u, found, mass, CALL: tl.constexpr):
 
 @triton.jit
 def with_scalar(found, scalar, at: tl.constexpr):
-    """Return the values of positions with another one in place of one of the plan's scalars."""
+    """Return the values of positions with one of the plan's scalars replaced."""
     here = ()
     for i in tl.static_range(len(found)):
         if i == decide.FIRST_SCALAR + at:
@@ -254,7 +254,7 @@ def lane_of(found, chosen):
 
 @triton.jit
 def _lane(values, chosen):
-    """Return the one of [TWICE] values that is chosen."""
+    """Return the chosen one of [TWICE] values."""
     if values.dtype == tl.int1:
         return tl.max((values & chosen).to(tl.int32), 0) != 0
     else:  # noqa: RET505 - a branch on what is known when compiling

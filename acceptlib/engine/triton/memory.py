@@ -12,8 +12,8 @@ from acceptlib.inputs import Inputs
 from acceptlib.workspace import Workspace
 
 RESERVED_COUNTERS = 1 << 22
-"""Counters of a GPU for captured calls, all zero, enough for 370 of 256 requests and 7 drafted tokens: a graph
-would zero fresh ones in every replay, a kernel more."""
+"""Counters of a GPU for captured calls, all zero, enough for 455 calls of 256 requests and 7 drafted tokens. Fresh ones
+would be zeroed in every replay of a graph, by one more kernel."""
 
 ALIGNMENT = 8
 """Bytes of a counter that is waited for."""
@@ -51,7 +51,7 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
 def clear(counters: torch.Tensor) -> None:
     """Leave zeros where a call that failed may have counted; a captured one has run nothing.
 
-    A device that has failed may not do it, which shall not hide why it failed.
+    A device that has failed may fail again here, which must not hide why it did first.
     """
     with contextlib.suppress(RuntimeError), torch.inference_mode():  # where tensors made in it may be written too
         if not (counters.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -105,7 +105,7 @@ _RESERVED_LOCK = threading.Lock()
 
 
 def _captured(num_counters: int, num_words: int, device: torch.device) -> Workspace:
-    """Return memory for one captured call, its counters out of those kept for it while there are any."""
+    """Return memory for one captured call, with reserved counters while there are enough."""
     with _RESERVED_LOCK:
         counters = _RESERVED.get(device, torch.empty(0))
         if len(counters) < num_counters:

@@ -1,10 +1,11 @@
 """What min-p alone keeps of a row in smaller batches: listed block by block, and found from these lists.
 
 What is kept follows from the row's maximum, which no program knows from its block alone. But whatever is kept of the
-row would be kept of its block, and as a rule few runs of neighbours hold any of that: programs that reduce rows list
-them, by their largest. A program of the next stage knows the maximum and goes through the lists of its row. It finds
-the mass and the smallest of what is kept, and lists the runs that hold any for draws. What lists do not have is read
-again: the rest of runs where one may hold two, and blocks of which more runs may hold any than there is room for.
+row would also be kept of its block by itself, and as a rule few runs of neighbours hold any of that. Programs that
+reduce rows list these runs, each with its largest entry. A program of the next stage knows the maximum and goes through
+the lists of its row. It finds the mass and the smallest of what is kept, and lists, for draws, the runs that hold any.
+What the lists lack is read again: whole runs where one may hold two kept entries, and blocks with more such runs than
+there is room for.
 """
 
 # ruff: noqa: N803, RUF005 - jit functions; constants in capitals
@@ -19,15 +20,15 @@ from acceptlib.engine.triton.rows import TARGET
 from acceptlib.engine.triton.sums import inverse_of, mass_of, sum_exp
 
 LEVELS = tl.constexpr(12)
-"""At which `before` pairs the numbers of a row: there are no more than 2^12."""
+"""Levels at which `before` pairs the numbers of a row, of which there are at most 2^12."""
 
 
 @triton.jit
 def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row: see `laws.store_block`.
 
-    Where the request has a min-p, the place of the sum has how many runs hold any of what would be kept, and above it
-    the largest of what is second in a run.
+    Where the request has a min-p, the place of the sum has how many runs hold any of what would be kept, and in its
+    upper half the largest second entry of a run.
     """
     largest, second = two_largest(x, CALL)
     maximum, second = tl.reduce((largest, second), 0, _larger_two)
@@ -95,7 +96,7 @@ def before(numbers):
 
 @triton.jit
 def bound_of(maximum, least, factor):
-    """Return a logit that all reach whose weight beside the largest is `least`: a little lower, for rounding."""
+    """Return a logit that all reach whose weight beside the largest is at least `least`: a little low, for rounding."""
     return maximum + tl.div_rn(tl.log2(least) - 0.001, factor)
 
 
@@ -117,7 +118,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     factor, least = rows.factor_of(model, CALL, MODEL), rows.floor_of(model)
     lane = tl.zeros((1,), tl.int32)
     parts = laws.load_blocks(model, lane + position, lane == 0, num_blocks, CALL, MODEL)
-    # On their way while the maximum is found, whatever is in the places of runs that were not listed.
+    # On their way while the maximum is found, along with whatever is in places where no run was listed.
     place = a_row_each(CALL.max_blocks * HELD)
     inside = place < num_blocks * HELD
     word = tl.load(block_list(model, position, 0) + place, mask=inside, other=0, cache_modifier=".cg")
@@ -145,13 +146,13 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     tl.store(record.first_kept_ptr, 0)
     store_kept(record, cut, normaliser, count, CALL)
     if filters:
-        # Last, for the code of what is done seldom would have to be passed over.
+        # Last, or programs would have to pass over code that seldom runs.
         weigh_again(row, parts, word, keeps, least, count, record, CALL, MODEL)
 
 
 @triton.jit
 def weigh_again(row, parts, word, keeps, least, count, record, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Store anew what is kept of a row of which lists do not have all: some of a run beside its largest, or blocks."""
+    """Store anew what is kept of a row if its lists lack some: entries of a run beside its largest, or whole blocks."""
     number, second = tl.sum(parts.sums, 0).to(tl.int32), logit_in(tl.sum(parts.sums, 0))
     bound = bound_of(row.maximum, least, row.factor)
     reaches = tl.max(parts.maxima, 0) >= bound
@@ -185,7 +186,7 @@ def weigh_again(row, parts, word, keeps, least, count, record, CALL: tl.constexp
 
 @triton.jit
 def store_kept(record, cut, normaliser, count, CALL: tl.constexpr):
-    """Store what is kept of a row, of which `count` runs hold some, -1 for all of them."""
+    """Store what is kept of a row, and that `count` runs hold any of it; -1 where there is no list."""
     tl.store(record.cut_ptr, cut)
     tl.store(record.normaliser_ptr, normaliser)
     tl.store(record.num_listed_ptr, tl.where(count <= CALL.most_listed // CALL.listed_run, count, -1))
@@ -207,7 +208,7 @@ def weigh(row, x, words, keeps, count, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def list_kept(row, words, flags, count, CALL: tl.constexpr):
-    """List those of words [n, m] that are flagged, behind `count` that are listed; return how many are by then."""
+    """List the flagged ones of words [n, m] behind `count` others; return how many are listed by then."""
     numbers = tl.sum(flags, 1)
     place = count + (tl.cumsum(numbers, 0) - numbers)[:, None] + before(flags)
     words_ptr = list_of(row.model, row.position, row.num_blocks, CALL).words_ptr

@@ -3,12 +3,12 @@
 Three things differ from `triton.language`:
 
 - A number first takes the other operand's precision. Triton 3.6 rounds it to float32 on its way into `minimum` and
-  `maximum`, float64 beside it or not.
+  `maximum`, even beside float64.
 - Division and square root are IEEE in float32 too, where Triton's own are approximations.
 - The minimum and maximum of a NaN are NaN.
 
-`exp`, `log` and `log2` are the device's, and may differ from torch in the last digits. Of float32 `log2` is NVIDIA's
-instruction, which is off by up to 2^-22, from 1/2 to 2, and by as much of the result elsewhere.
+`exp`, `log` and `log2` are the device's, and may differ from torch in the last digits. For float32, `log2` is NVIDIA's
+instruction, which is off by up to 2^-22 from 1/2 to 2, and by up to that share of the result elsewhere.
 """
 
 # ruff: noqa: RET505 - jit functions; their branches are on what is known when compiling
@@ -69,9 +69,9 @@ def log2(a, guard=0.0):
 
 @tl.core.extern
 def _fast_log2(a, normal, _semantic=None):
-    """Return the logarithm of float32 to base 2 in an instruction of NVIDIA's, where others take some twenty.
+    """Return the logarithm of float32 to base 2 in one instruction of NVIDIA's, where a compiler's takes some twenty.
 
-    Unless all numbers are known to be 0 or `normal`, three more take care of smaller ones.
+    Three more take care of subnormal numbers, unless all are known to be 0 or `normal`.
     """
     if _semantic.builder.options.backend_name != "cuda":
         return tl.log2(a, _semantic=_semantic)

@@ -1,9 +1,9 @@
 """What programs of the last stage find of a row, and how the program that finishes the request comes by it.
 
-Mostly programs count who has arrived, and the last one reads what they stored, which has to be in memory before each of
-them counts. Where `CALL.awaits`, a program of its own waits for the numbers themselves, in words that are 0 before and
-after and that no number makes 0. It is the last of the request's in the grid: those that it waits for started before.
-What is said of `CALL.awaits` here is for probabilities; logits, of which less has to be known, have `held`.
+Mostly programs count who has arrived, and the last one reads what all stored, which has to be in memory before each of
+them counts. Where `CALL.awaits`, one more program waits for the numbers themselves, in words that are 0 before and
+after the call, and not 0 whatever number they hold. It is the request's last program in the grid, so those that it
+waits for started before it. This holds for probabilities; for logits, of which less has to be known, see `held`.
 """
 
 # ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
@@ -17,7 +17,7 @@ from acceptlib.engine.triton import counters, random, rows
 from acceptlib.engine.triton.sums import add_three
 
 MASS_SIGN = tl.constexpr(2**31)
-"""Of a float32: the masses of weights and q have none, so that it marks what was written."""
+"""Sign of a float32. The masses of weights and q have none, so it marks what was written."""
 
 LARGEST_SUM = tl.constexpr(2**63 - 1)
 """The largest sum of a part."""
@@ -61,7 +61,7 @@ def _in_order(index, CALL: tl.constexpr):
 
 @triton.jit
 def in_parts(numbers, CALL: tl.constexpr):
-    """Return sums of numbers, one for each four entries in the order of `entries_of`: [parts, n], n of each part."""
+    """Return numbers, one for each four entries in the order of `entries_of`, added up to n a part: [parts, n]."""
     return tl.sum(tl.reshape(numbers, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run // 4]), 0)
 
 
@@ -120,7 +120,7 @@ def sum_of(words):
 
 @triton.jit
 def words_of(weights, p, q):
-    """Return masses as two words each of which none is 0: weights and p, and q."""
+    """Return masses as two words each, neither of which is 0: one of weights and p, and one of q."""
     return ((_bits(weights) | MASS_SIGN) << 32) | _bits(p), _bits(q) | MASS_SIGN
 
 
@@ -152,7 +152,7 @@ def finishes(grid, few, request, CALL: tl.constexpr):
     if CALL.awaits:
         last = grid.program == grid.num_programs
     elif CALL.lists:
-        last = few.suffices  # then only the first one is left, which came here: see `listed.leaves`
+        last = few.suffices  # then only the first program gets here: see `listed.leaves`
         if few.suffices == 0:
             last = counters.arrive(request.counters.arrived_ptr, grid.num_programs)
     else:
@@ -193,16 +193,16 @@ def _awaited(num_parts, request, CALL: tl.constexpr):
     SIZE: tl.constexpr = CALL.max_emit_blocks * CALL.emit_parts
     index = tl.arange(0, SIZE)
     words = index.to(tl.int64) * 0
-    # The draw's random bits are found before, while nothing is there yet: how often to wait seems to hang on them.
+    # The draw's random bits are found first, while no word is there yet: how often to wait is made to depend on them.
     bits = random.bits_of(request, CALL)
     if CALL.spins:
         turns = tl.where(bits == 0, 2, 1)
-        # Once, or twice, which finds the same. Out of a loop it would be moved to where all warps wait for all words.
+        # Once or twice, which finds the same. Outside a loop it would be moved to where all warps wait for all words.
         while turns > 0:
             words = _spin(words_ptr, num_parts, SIZE)
             turns -= 1
     else:
-        missing = num_parts + (bits >> 63).to(tl.int32)  # interpreted: nothing is
+        missing = num_parts + (bits >> 63).to(tl.int32)  # interpreted, no word is missing
         while missing > 0:
             words = tl.load(words_ptr + index, mask=index < num_parts, other=1, volatile=True)
             missing = tl.sum((words == 0).to(tl.int32), 0)
@@ -243,7 +243,8 @@ def _spin(words_ptr, num_words, SIZE: tl.constexpr):
 def in_lanes(numbers, NUM_LANES: tl.constexpr):
     """Return [n] numbers as n / NUM_LANES tensors [NUM_LANES], so that each lane has neighbours.
 
-    They cross warps once. What is found of them then takes none of the waits for other warps that sums over all take.
+    The numbers cross warps once. Whatever is found from them then takes none of the waits for other warps that sums
+    over all numbers take.
     """
     if numbers.shape[0] == NUM_LANES:
         return (numbers,)
@@ -285,7 +286,7 @@ def part_at(ends, r, num_parts):
 
 @triton.jit
 def with_part(parts, number, part):
-    """Return parts `in_lanes` with another sum of one of them."""
+    """Return parts `in_lanes` with the sum of one of them replaced."""
     index = tl.arange(0, parts[0].shape[0]) * len(parts)
     found = ()
     for i in tl.static_range(len(parts)):

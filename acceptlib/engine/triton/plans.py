@@ -1,4 +1,4 @@
-"""What of a plan the kernel is compiled for: its rules as Triton functions, and what they read."""
+"""The part of a plan that the kernel is compiled for: its rules as Triton functions, and what they read."""
 
 import functools
 import math
@@ -18,7 +18,8 @@ from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
 
 TINY = kernel_ops.TINY.value
-"""The smallest normal float32. Beside it the logarithm of 0 is finite, and that of what counts in a sum the same."""
+"""The smallest normal float32. Where it is added, the logarithm of 0 is finite, and that of any number that counts in a
+sum does not change."""
 
 MOST_PLANS = 1024
 """Plans that are remembered: a strategy may be made for every request."""
@@ -151,7 +152,7 @@ def _keeps_target(plan: Plan) -> bool:
 
 
 class _AtMostZero(_Number):
-    """Stands for a number of which that is all that is known."""
+    """Stands for a number of which nothing else is known."""
 
     def __le__(self, other: Value) -> bool:
         return other >= 0 or NotImplemented
@@ -194,14 +195,14 @@ def _within_target(plan: Plan) -> bool:
 
 
 def _vanishes(term: Rule, plan: Plan) -> bool:
-    """Return whether a row sum's term is 0 where the target's probability is, as it is beyond the vocabulary.
+    """Return whether a row sum's term is 0 where the target's probability is 0, as it is beyond the vocabulary.
 
-    There it is NaN too, of a row without a law, all of which is. Rules that read more are not looked into: a greedy
-    draft that is wider may have all of its probability there.
+    In a row without a law all probabilities are NaN, beyond the vocabulary too: there the term has to be 0 or NaN.
+    Rules that read more are not looked into: a greedy draft whose rows are wider may have all of its probability there.
     """
 
     def vanishes() -> bool:
-        p = np.array([0, np.nan], np.float32)  # numbers beside it act as in the kernels
+        p = np.array([0, np.nan], np.float32)  # float32, so that numbers act as in the kernels
         beyond, unlawful = np.broadcast_to(_returned(term, {**_numbers(plan), "p": p}), 2)
         return bool(beyond == 0 and (unlawful == 0 or np.isnan(unlawful)))
 
@@ -214,12 +215,12 @@ def _numbers(plan: Plan) -> dict[str, float]:
 
 
 def _returned(rule: Rule, values: Mapping[str, Value]) -> Value:
-    """Return what a rule's function does, which is no number where it is given what stands for one."""
+    """Return what a rule's function returns, which may be no number where it is given what stands for one."""
     return rule.function(*[values[name] for name in rule.names])
 
 
 def _holds(condition: Callable[[], Value]) -> bool:
-    """Return whether a condition on what stands for entries holds, and does not fail for what it cannot know."""
+    """Return whether a condition on what stands for entries holds; False where it cannot be told."""
     with np.errstate(all="ignore"):
         try:
             return bool(condition())

@@ -22,8 +22,8 @@ FIRST_STEP, SECOND_STEP = map(tl.constexpr, WEYL)
 def philox(seed, a, b, c, d):
     """Return the four words that Philox makes of counters uint32, all of one shape, and a seed int64.
 
-    `tl.philox` writes its rounds out. A loop is unrolled too, but behind a pass of Triton's that takes time by the
-    square of the number of instructions: half of what it took to compile `block`.
+    `tl.philox` writes its rounds out. A loop is unrolled too, but only after a pass of Triton's whose time grows with
+    the square of the number of instructions: it took half of the time to compile `block`.
     """
     first, second = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     for _ in range(NUM_ROUNDS):

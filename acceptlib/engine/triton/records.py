@@ -1,9 +1,10 @@
 """Where the workspace has what is found of a filtered row: its law, what its blocks leave, and lists.
 
-Under min-p alone blocks of smaller batches leave lists of runs (`min_p`), and else the maxima of sub-blocks.
+Under min-p alone, blocks of smaller batches leave lists of runs (`min_p`); otherwise blocks leave the maxima of their
+sub-blocks.
 
-A sub-block is some entries of a block. They lie in runs all over it, so that one thread has loaded them where the block
-is reduced, and finds the largest by itself.
+A sub-block is some entries of a block. They lie in runs all over the block, so that the one thread that has loaded them
+to reduce the block finds the largest by itself.
 """
 
 # ruff: noqa: N803 - jit functions; their constants are in capitals
@@ -17,7 +18,7 @@ WIDTH = tl.constexpr(32)
 """Entries of a sub-block, of which filtered rows keep the largest."""
 
 LOADED_BITS = tl.constexpr(128)
-"""Of a row, by one thread at once, at most: a run."""
+"""Bits of a row that one thread loads at once, at most: a run."""
 
 LISTED = tl.constexpr(8)
 """A list has room for `CALL.tile * LISTED` sub-blocks and `CALL.tile * WIDTH` entries."""
@@ -26,7 +27,7 @@ HELD = tl.constexpr(32)
 """Runs of a block that are listed under min-p alone, at most."""
 
 RUN = tl.constexpr(4)
-"""Neighbours of a run there, which one thread has loaded."""
+"""Neighbours in such a run, which one thread has loaded."""
 
 LAW_WORDS = tl.constexpr(8)
 """Words of the `Record` of a filtered row."""
@@ -42,8 +43,8 @@ class Record(NamedTuple):
         above_ptr: The mass of entries that lie above all bins, int64.
         total_ptr: That of all entries.
         num_binned_ptr: How many sub-blocks reach the bins.
-        num_listed_ptr: How many entries are listed that hold all that is kept, or runs under min-p alone; -1 if not all
-            that is kept is listed.
+        num_listed_ptr: How many entries are listed, or runs where `CALL.lists_runs`; -1 if these do not hold all that
+            is kept.
     """
 
     maximum_ptr: tl.tensor
@@ -115,7 +116,7 @@ def in_runs(x, model, CALL: tl.constexpr):
 def entries_in(sub_block, number, model, CALL: tl.constexpr):
     """Return entries of a row by sub-block and their numbers in it, run by run; negative ones of sub-block -1.
 
-    It is spelt so that a compiler sees which are neighbours.
+    It is written so that a compiler sees which entries are neighbours.
     """
     run: tl.constexpr = LOADED_BITS // model.rows_ptr.dtype.element_ty.primitive_bitwidth
     within = sub_block & (CALL.block // WIDTH - 1)

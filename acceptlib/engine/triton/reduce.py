@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Entry numbers and a block of both rows as they are given, [BLOCK]."""
+    """Entry numbers and a block of both rows, after bias and mask, [BLOCK]."""
 
     entry: tl.tensor
     target: tl.tensor
@@ -89,7 +89,7 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
 
 @triton.jit
 def close_row(position, exists, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Find a row's law if its last program to come here, and decide the position if that is the last of its laws."""
+    """Find a row's law if its last program to come here, and decide the position if no other law is missing."""
     if counters.arrive(counters.of_row(position, counters.REDUCED_BY + MODEL, request), step):
         if CALL.filtered[MODEL]:
             if exists:
@@ -101,7 +101,7 @@ def close_row(position, exists, step, count, request, model, CALL: tl.constexpr,
 
 @triton.jit
 def sum_rows(position, count, program, request, CALL: tl.constexpr):
-    """Find what needs rows as probabilities, of some blocks; finish the row, and decide, if the last to do so.
+    """Find what needs rows as probabilities, of some blocks; decide the position if the last to do so.
 
     That is the strategy's row sums, largest entries, and, where `CALL.in_one_pass`, what `reduce_rows` finds too.
     """
@@ -109,7 +109,7 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
     exists = position <= count if CALL.sums_bonus_rows else position < count
     if counters.needed(position, exists, request, CALL, LATEST):
         length = decide.length_of(request, count)
-        row = open_row(position, length, request, CALL)  # of what is not found yet, nothing can be read
+        row = open_row(position, length, request, CALL)  # no rule can read what is not found yet
         step = tl.num_programs(0)
         if CALL.loops:
             for block in range(program, request.num_blocks, step):
@@ -172,9 +172,10 @@ def row_of(position, length, pair, request, CALL: tl.constexpr):
 
 @triton.jit
 def load_both(entries, position, drafted, POLICY: tl.constexpr, request, CALL: tl.constexpr):
-    """Return entries [BLOCK] of both rows as they are given; see `rows.load_block`.
+    """Return entries [BLOCK] of both rows, after bias and mask; see `rows.load_block`.
 
-    Beyond the rows, and where they are not needed, it has what becomes a probability of 0, unless the law is greedy.
+    Entries beyond the rows, and those not needed, have a value that becomes a probability of 0, unless the law is
+    greedy.
     """
     target, draft = request.target, request.draft
     entry = entries.each
@@ -196,7 +197,7 @@ def load_both(entries, position, drafted, POLICY: tl.constexpr, request, CALL: t
 
 @triton.jit
 def nothing(CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what a load has in the place of an entry that does not exist: what becomes a probability of 0."""
+    """Return what stands for an entry that does not exist, and becomes a probability of 0."""
     return float("-inf") if CALL.logits[MODEL] else 0.0
 
 

@@ -62,7 +62,7 @@ def kind_of(stop, length, CALL: tl.constexpr):
 
 @triton.jit
 def fault_of(kind, row, row_fault, fault, request, CALL: tl.constexpr):
-    """Return a request's `Status`: what it has as a whole, else the drafted token at the stop, else the row."""
+    """Return a request's `Status`: that of the whole, else of the drafted token at the stop, else of the row."""
     if not kind.is_bonus:
         own = decide.token_fault(row.token, row.scalars[0], row.target_law, request.vocab_size, CALL)
         row_fault = tl.where(own == 0, row_fault, own)

@@ -23,7 +23,7 @@ KEEP = tl.constexpr("")
 """What is read stays in the cache as long as there is room."""
 
 DROP = tl.constexpr("evict_first")
-"""It makes room first: no other stage reads it, and code and partial results of the next call stay."""
+"""What is read makes room first: no other stage reads it, and code and partial results of the next call stay."""
 
 MASK_RUN = tl.constexpr(4)
 """Entries of a block that share a word of the mask: what a thread holds next to each other."""
@@ -77,8 +77,8 @@ class Model(NamedTuple):
     `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
     and the argmax of each block of each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is
     what is reduced of the target alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its
-    entropy needs (`CALL.entropy`), or the sums of its entries and of its weights (`CALL.masses`), which `sums_ptr` has
-    in integers.
+    entropy needs (`CALL.entropy`), or the sums of its entries and of its weights (`CALL.masses`), of which `sums_ptr`
+    has the latter as an integer.
     """
 
     rows_ptr: tl.tensor
@@ -115,8 +115,9 @@ class Entries(NamedTuple):
 def locate(request, cu_ptr, num_tokens, max_num_draft_tokens, CHECKS: tl.constexpr, CALL: tl.constexpr):
     """Return the request's first drafted position among all, n_b before placeholders, and its `Status`.
 
-    The rows that they point at exist, whatever the counts are. Without `CHECKS`, a request behind bad counts may come
-    back as sound, with rows that are another's too: it may read them, and write where no other request does.
+    The rows that these point at exist, whatever the counts are. Without `CHECKS`, a request behind bad counts may come
+    back as sound, with rows that are also another request's: it may read them, but write only where no other request
+    does.
     """
     if CALL.ragged:
         before = request if CALL.ends else request + 1  # bounds up to its start
@@ -162,7 +163,7 @@ def open_model(
         first_row: The number of that row among those given.
         rows_here: How many rows it has.
         num_rows: Rows of all requests that something may be kept of.
-        num_blocks: Of a row.
+        num_blocks: Blocks of a row.
         partials_ptr: Two words for each block of each row.
         cuts_ptr: `cut_words` for each of the request's rows.
         cut_words: See `Layout`.
@@ -172,7 +173,7 @@ def open_model(
     """
     start = first_row * given.row_stride if CALL.ragged else request * given.request_stride
     if CALL.aligned:
-        start = tl.multiple_of(start, 16)  # loads are wide only where offsets are known to be
+        start = tl.multiple_of(start, 16)  # loads are wide only where offsets are known to be multiples
     temperature = tl.full((), 1.0, tl.float32)
     if CALL.temperature[MODEL]:
         temperature = tl.load(given.temperature_ptr + request)
@@ -233,10 +234,10 @@ def fault_of(model, vocab_size, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 @triton.jit
 def factor_of(model, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return log2(e) / temperature, which makes digits of logits; 0 if greedy."""
+    """Return log2(e) / temperature, which turns logits into binary digits; 0 if greedy."""
     factor = tl.full((), LOG2_E, tl.float32)
     if CALL.temperature[MODEL]:
-        # An infinite factor would make a NaN of the maximum's own distance from itself.
+        # An infinite factor would turn the maximum's distance from itself into NaN.
         divided = tl.minimum(tl.div_rn(factor, model.temperature), 1e30)
         factor = tl.where(model.temperature > 0, divided, 0.0)
     return factor
@@ -269,7 +270,7 @@ def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.cons
 
 @triton.jit
 def entries_from(start, SIZE: tl.constexpr):
-    """Return SIZE entries from one on, a multiple of MASK_RUN."""
+    """Return SIZE entries from `start` on, which is a multiple of MASK_RUN."""
     return Entries(start + tl.arange(0, SIZE), start + MASK_RUN * tl.arange(0, SIZE // MASK_RUN))
 
 

@@ -14,7 +14,7 @@ from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of
 from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
 
 MOST_IN_LISTS = tl.constexpr(4)
-"""Largest entries, at most, that each thread finds of its own first: lists of more take too many comparisons."""
+"""Largest entries, at most, for each thread to find its own first: longer lists take too many comparisons."""
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def store_sum(NUM: tl.constexpr, terms, position, block, mask, request, CALL: tl
     """Store one block's part of one of a row's sums, of terms [BLOCK] float32, and the sum of their magnitudes."""
     at = position.to(tl.int64) * request.num_blocks + block
     tl.store(_parts(NUM, request) + at, tl.sum((terms * SUM_SCALE).to(tl.int64), 0), mask=mask)
-    # NaN counts as beyond the limit, beyond which the sum, which may wrap, does not count.
+    # NaN counts as beyond the limit. There the sum does not count, for it may have wrapped.
     magnitudes = fours(tl.abs(terms))
     magnitudes = tl.where(magnitudes < ROW_SUM_LIMIT, magnitudes, ROW_SUM_LIMIT)
     magnitude = tl.sum((magnitudes * MAGNITUDE_SCALE).to(tl.int64), 0)  # never wraps
@@ -89,7 +89,7 @@ def top_entropy(position, length, request, law, CALL: tl.constexpr):
             left = (_top_keys(taken, at, inside & (taken < TOP_K), request, CALL),)
         keys = left
         if CALL.tops:
-            # What the weight is the exponential of is its logarithm.
+            # The weight is an exponential, so its logarithm is at hand.
             relative = (logit_of(largest) - law.maximum) * factor
             weight = tl.exp2(relative).to(tl.float64)
             log = relative.to(tl.float64) * LN_2
@@ -106,7 +106,7 @@ def top_entropy(position, length, request, law, CALL: tl.constexpr):
 
 @triton.jit
 def _top_keys(rank, at, mask, request, CALL: tl.constexpr):
-    """Return the keys of blocks' largest entries of a rank, or of a rank each; the lowest where there is none."""
+    """Return the keys of blocks' largest entries of a rank, or of a rank for each block; LOWEST where there is none."""
     ranks_ptr = _parts(len(CALL.sums), request) + at + rank * request.num_positions * request.num_blocks
     found = tl.load(ranks_ptr, mask=mask, other=0, cache_modifier=".cg").to(tl.float64, bitcast=True)
     return tl.where(mask, key_of(found.to(tl.float32)), LOWEST)
@@ -137,9 +137,10 @@ def _in_shape_of(position, found):
 
 @triton.jit
 def _merged(lists, NUM: tl.constexpr, QUARTER: tl.constexpr, TOP_K: tl.constexpr):
-    """Return NUM lists of the largest numbers of some of `lists` each, in order: the i-th ones of all are a tensor.
+    """Return NUM lists, each of the largest numbers of some of `lists`, in order; a tensor has the i-th numbers of all.
 
-    What a thread holds is merged within it: a quarter of the numbers is as many as it holds next to each other.
+    Merging stays within threads: first of neighbours, until QUARTER lists are left, for a thread holds four numbers
+    next to each other, then of lists that are half of all apart.
     """
     if lists[0].shape[0] == NUM:
         return lists
@@ -161,7 +162,7 @@ def _merged(lists, NUM: tl.constexpr, QUARTER: tl.constexpr, TOP_K: tl.constexpr
 
 @triton.jit
 def _largest_but(NUM: tl.constexpr, some, others):
-    """Return the largest but NUM of two lists in order, each number a tensor."""
+    """Return the number of rank NUM, from 0, in two ordered lists together; each number is a tensor."""
     found = tl.full(some[0].shape, float("-inf"), some[0].dtype)
     if len(some) > NUM:
         found = tl.maximum(some[NUM], others[NUM])

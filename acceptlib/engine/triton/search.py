@@ -63,11 +63,11 @@ def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: 
 
 @triton.jit
 def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """List the entries from which on a cut may lie; return [low, high) of their keys, the mass above, their number.
+    """List the entries among which a cut may be; return [low, high) of their keys, the mass above, and their number.
 
     Where top-p alone cuts, a sample of the row says where to look: a pass over the row then lists what is there, and
-    tells whether the cut is. The bracket returned holds the cut in any case, but everything in it is listed only if
-    there is room for as many.
+    tells whether the cut is. The bracket returned holds the cut in any case, but all of its entries are listed only if
+    there is room for them.
     """
     top_k, top_p, to_keep, least = filters
     room: tl.constexpr = CALL.tile * WIDTH
@@ -125,7 +125,7 @@ def sample(row, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
 def left_out_of_sample(entry, width, to_keep, total):
     """Return how much mass of a sample is left out if `to_keep` of the row's total is kept; and the sample's share.
 
-    That is the mass of many entries, of which a sample tells more than of the few that are kept.
+    What is left out is the mass of many entries, about which a sample tells more than about the few that are kept.
     """
     share = tl.sum((entry < width).to(tl.int32)).to(tl.float64) / width
     return ((total - to_keep).to(tl.float64) * share).to(tl.int64), share
@@ -204,7 +204,7 @@ def search(
         found = measure(row, tile, middle, cut, KIND, WHOLE, CALL, MODEL)
         if found >= wanted:
             low = middle
-            if KIND == COUNT:  # what is kept is known before the smallest of it is
+            if KIND == COUNT:  # which entries are kept may be known before the smallest of them is
                 high = tl.where(found == wanted, low + 1, high)
         else:
             high = middle
@@ -213,7 +213,7 @@ def search(
 
 @triton.jit
 def measure(row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the number or mass of entries of which the key reaches a bound, or of those at the cut whose id does."""
+    """Return the number or mass of entries whose key reaches a bound, or the number at the cut whose id does."""
     if WHOLE:
         position, num_blocks, model, maximum, factor = row
         found = tl.full((), 0, tl.int64)
@@ -243,7 +243,7 @@ def measured(key, mass, entry, bound, cut, KIND: tl.constexpr):
 
 @triton.jit
 def lightest(low, high, maximum, factor, least):
-    """Return the lowest key in [low, high] whose weight is not below `least`, as that of `high` is not."""
+    """Return the lowest key in [low, high] whose weight is at least `least`, as that of `high` is."""
     low = low - 1
     while high - low > 1:
         middle = low + (high - low) // 2

@@ -35,7 +35,7 @@ from acceptlib.engine.triton.search import search_row
 from acceptlib.engine.triton.sums import SUM_SHIFT, inverse_of
 
 SPARE = tl.constexpr(8)
-"""Sub-blocks that a bound may let through beside those that it has to, to be found sooner."""
+"""Sub-blocks that a bound may let through beyond those that it has to, so that it is found sooner."""
 
 WEIGHED = tl.constexpr(32)
 """Sub-blocks that are weighed at a time."""
@@ -147,7 +147,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
 def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return a bound that everything kept reaches, and how many sub-blocks do; list them, as many as there is room for.
 
-    Where top-p needs the mass of what top-k keeps, all of that reaches it too.
+    Where top-p needs the mass of what top-k keeps, all that top-k keeps reaches the bound.
     """
     maximum, factor = row.maximum, row.factor
     top_k, top_p, to_keep, least = filters
@@ -195,13 +195,13 @@ def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constex
 
 @triton.jit
 def bound_of_count(key, top_k, maximum):
-    """Return the key of a number that top_k of the sub-blocks' maxima reach, and few more as a rule."""
-    # Each row of `key` has its largest: as many numbers as there are rows reach the smallest of these.
+    """Return a key that top_k of the sub-blocks' maxima reach, and as a rule few more."""
+    # At least as many numbers as `key` has rows reach the smallest of the rows' largest numbers.
     low = tl.where(top_k <= key.shape[0], tl.min(tl.max(key, 1), 0), LOWEST).to(tl.int64)
     above = key_of(maximum).to(tl.int64) + 1
     count = top_k + SPARE + 1
     if low == LOWEST:
-        # Most of the row is forbidden, or k is large: perhaps nothing is to be searched for.
+        # Most of the row is forbidden, or k is large: perhaps there is nothing to search for.
         finite = key > LOWEST
         count = tl.sum(tl.sum(finite.to(tl.int32), 1), 0).to(tl.int64)
         if count >= top_k:

@@ -206,7 +206,7 @@ class _Specialise(ast.NodeTransformer):
         return _call(compiled.__name__, *(value for value in given.values() if isinstance(value, ast.expr)))
 
     def _expect_op(self, function: ast.expr, written: str) -> None:
-        """Refuse a call of what another module has, but for `acceptlib.ops`: kernels have no counterpart."""
+        """Refuse a call of another module's function, but for `acceptlib.ops`: kernels have no counterpart."""
         root = function
         while isinstance(root, ast.Attribute):
             root = root.value

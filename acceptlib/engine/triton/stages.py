@@ -13,11 +13,12 @@ READERS = frozenset({"reduce", "sum"})
 PART_BLOCKS = 4096
 """Blocks of stopping rows that a part of the positions is meant to have where their rows take more than one launch.
 
-Parts are read one after the other: the smaller, the fewer rows beyond a stop, and the more launches wait in line.
+Parts are read one after the other: the smaller they are, the fewer rows beyond a stop are read, and the more launches
+wait in line.
 """
 
 ACCEPTANCE = 0.6
-"""Share of drafted tokens that is taken to be accepted, where it is to be told how many requests get to a position."""
+"""Share of drafted tokens that is assumed to be accepted, to estimate how many requests get to a position."""
 
 
 class Stage(NamedTuple):
@@ -66,7 +67,7 @@ def parts(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
     """Yield the first position of each part and its end, given the blocks of stopping rows at a position.
 
     The fewer requests are expected to get there, the more positions a part has. Where tokens are drafted there are two
-    parts at least: their number shall not decide whether there is a stage that waits for the part before.
+    parts at least: how many tokens are drafted must not decide whether any stage waits for the part before.
     """
     first = 0
     while first < num_positions:

@@ -14,11 +14,11 @@ import triton.language as tl
 from acceptlib.engine import constants
 
 SUM_SCALE = tl.constexpr(constants.SUM_SCALE)
-"""Of exponentials relative to their block's maximum, and of terms of row sums: fewer than 2^19 of up to 1 sum to
-less than 2^63."""
+"""Scale of exponentials relative to their block's maximum, and of terms of row sums: fewer than 2^19 numbers up to 1
+sum to less than 2^63."""
 
 SHARE = tl.constexpr(0.25)
-"""Of the sum of four numbers up to 1, which is at most 1 again."""
+"""Factor of the sum of four numbers up to 1, which makes it at most 1 again."""
 
 ROW_SUM_LIMIT = tl.constexpr(constants.ROW_SUM_LIMIT)
 
@@ -27,12 +27,12 @@ MAGNITUDE_SCALE = tl.constexpr(constants.MAGNITUDE_SCALE)
 MAGNITUDE_LIMIT = tl.constexpr(constants.MAGNITUDE_LIMIT)
 
 NEGLIGIBLE = tl.constexpr(256.0)
-"""Bits below the largest entry at which an exponential is 0; times -inf it would be NaN."""
+"""Bits below the largest entry at which an exponential is 0; 0 times -inf would be NaN."""
 
 HALF = tl.constexpr(2.0**20)
 
 MAGIC = tl.constexpr(1.5 * 2.0**23)
-"""Where float32 have no fraction."""
+"""A magnitude at which float32 have no fraction."""
 
 MAGIC_BITS = tl.constexpr(0x4B400000)
 
@@ -41,16 +41,16 @@ WEIGHT_SCALE = tl.constexpr(constants.WEIGHT_SCALE)
 MASS_SCALE = tl.constexpr(constants.MASS_SCALE)
 
 SUM_SHIFT = tl.constexpr(int(math.log2(constants.SUM_SCALE / constants.MASS_SCALE)))
-"""Bits that a sum of exponentials has more than a mass."""
+"""How many more bits a sum of exponentials has than a mass."""
 
 
 @triton.jit
 def sum_exp(x, maximum, factor):
     """Return the sum of exponentials of a block times 2^44, relative to its maximum, each sum of four to 2^-39.
 
-    Conversions to 64 bits are as slow as exponentials. A number that lies 2^23 higher has its integer part in its last
-    bits, so two fused multiply-adds a half and an addition do instead; 1024 halves of 20 bits fit 32. Both are one
-    tensor as they are added up: a warp has an instruction for a sum of integers, but not for one of pairs.
+    Conversions to 64 bits are as slow as exponentials. With MAGIC added, a float32 has its integer part in its last
+    bits, so three fused multiply-adds and three subtractions do instead; 1024 halves of 20 bits fit 32. Both halves are
+    added up as one tensor: a warp has an instruction for a sum of integers, but not for one of pairs.
     """
     terms = tl.exp2((x - tl.where(maximum > float("-inf"), maximum, 0.0)) * factor)
     high, low = _halves(fours(terms))
@@ -78,14 +78,14 @@ def sum_exp_and_bits(x, maximum, factor, AS_ONE: tl.constexpr):
 
 @triton.jit
 def fours(terms):
-    """Return sums of four neighbours, (a + b) + (c + d), of [n] float32: an order of two is the same for any layout."""
+    """Return sums of four neighbours, (a + b) + (c + d), of [n] float32: by twos, they are the same for any layout."""
     pairs = tl.sum(tl.reshape(terms, [terms.shape[0] // 2, 2]), 1)
     return tl.sum(tl.reshape(pairs, [terms.shape[0] // 4, 2]), 1)
 
 
 @triton.jit
 def _halves(terms):
-    """Return numbers from 0 to 4 times 2^38 as two integers, of which the first counts in 2^20."""
+    """Return numbers from 0 to 4 times 2^38 as two integers, the first in units of 2^20."""
     high = tl.fma(terms, SHARE * HALF, MAGIC)
     rest = tl.fma(terms, SHARE * HALF, MAGIC - high)
     low = tl.fma(rest, HALF, MAGIC)
@@ -153,7 +153,7 @@ def mass_of(x, maximum, factor):
 
 @triton.jit
 def inverse_of(mass):
-    """Return the normaliser of rows of which a mass is kept."""
+    """Return the normaliser of rows, given the mass that is kept of them."""
     return tl.div_rn(tl.full((), MASS_SCALE, tl.float32), mass.to(tl.float32))
 
 

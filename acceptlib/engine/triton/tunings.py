@@ -17,19 +17,19 @@ class Tuning(NamedTuple):
 
     Attributes:
         reduce_warps: Warps of a program that reduces rows.
-        reduce_registers: Registers of its threads, at most: the fewer, the more programs run at a time. What its last
-            program does needs more, and spills. 0 for no limit.
+        reduce_registers: Registers of its threads, at most: the fewer, the more programs run at a time. What a row's
+            last program does needs more, and spills. 0 for no limit.
         select_registers: The same of a program that finds what is kept of a row, whose searches may take twice as many.
         collect_programs: Programs that list the entries of a row which a cut may be among.
         emit_warps: Warps of a program of the last stage.
         emit_registers: Registers of its threads, at most, which say how many programs run at a time.
         emit_block: Entries that such a program weighs at a time.
-        emit_parts: Parts that are summed up apart, of which the draw searches one: one of each warp, or one of all,
-            for which they wait for each other and the last program reads less.
+        emit_parts: Parts of a block that are summed up apart; the draw searches one. Either each warp has one, or all
+            share one: then warps wait for each other, and the last program reads less.
         loops: Whether programs go through several blocks where there are more than run at a time.
         decides_first: Whether the stop is found before the last stage rather than by every program of it.
-        lazy: Whether it is found as rows are read, so that rows beyond it are left out, rather than by a stage of its
-            own.
+        lazy: Whether the stop is found as rows are read, so that rows beyond it are left out, rather than by a stage of
+            its own.
         thirds: Whether integers of 64 bits are added up in three parts, which takes fewer instructions.
         row_blocks: Blocks of stopping rows from which on a program that reduces rows goes through two blocks, and four.
         blocks_ahead: Blocks that are on their way while such a program reduces one.
@@ -37,12 +37,12 @@ class Tuning(NamedTuple):
             programs count who is last.
         looks: How often a program looks for the sums that the others store before it leaves the draw to the last one;
             see `held`.
-        runs: Whether programs that reduce rows under min-p alone list runs that may hold what is kept, which is more to
-            do for them, and less for the program that finds it.
-        law_lanes: Positions that the last stage decides at a time, where it combines the laws of their rows: a row for
-            each of its warps is soonest done.
+        runs: Whether programs that reduce rows under min-p alone list runs that may hold what is kept: more work for
+            them, and less for the program that finds what is kept.
+        law_lanes: Positions that the last stage decides at a time, where it combines the laws of their rows: it is
+            fastest with a row for each of its warps.
         shares: Programs that take turns at the rows that may be stopped at, at least, where a mass decides which.
-        patience: What `Sizes.large` is multiplied by where it says whether a batch is large enough to be run so.
+        patience: What `Sizes.large` is multiplied by to tell whether a batch is large enough for this tuning.
     """
 
     reduce_warps: int
@@ -120,13 +120,13 @@ LARGE_FILTERED = LARGE._replace(reduce_registers=104, emit_registers=64, emit_bl
 """The same under filters, which leave little of a row to draw from."""
 
 LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
-"""The same from probabilities, of which all programs of the only stage decide."""
+"""The same from probabilities, where all programs of the only stage decide."""
 
 LARGE_ROWS = LARGE_PROBS._replace(decides_first=True)
 """The same where more is gone through than stopping rows, so that stops are found meanwhile."""
 
 MEDIUM_PROBS = LARGE_PROBS._replace(lazy=False)
-"""The same where leaving rows out spares less than it takes."""
+"""The same where leaving rows out saves less than it costs."""
 
 LARGE_ONE = LARGE._replace(
     reduce_registers=104, emit_registers=64, emit_block=1024, row_blocks=(1024, 4096), patience=1.75
@@ -134,7 +134,7 @@ LARGE_ONE = LARGE._replace(
 """The same for the rows of one model, which take half as many programs."""
 
 LARGE_ONE_AHEAD = LARGE_ONE._replace(blocks_ahead=2)
-"""The same where nothing but its maximum and sum is found of a block, which leaves registers for others to come."""
+"""The same where only the maximum and the sum of a block are found, which leaves registers for the blocks ahead."""
 
 LARGE_BEST = LARGE_ONE._replace(reduce_registers=112, row_blocks=(2048, 4096), patience=1)
 """The same where argmaxes are all that is asked for."""
@@ -212,13 +212,13 @@ class Sizes(NamedTuple):
         large_masses: The same: from here on `LARGE_MASSES`.
         medium: Blocks of stopping rows where no mass decides, from which on a batch is not small.
         runs: The same in float32 under min-p alone: `MEDIUM_MIN_P` below, and from here on `MEDIUM`.
-        large: Blocks of one model's rows behind the first, which an early stop may spare. A batch of logits with as
-            many, times the `patience` of the tuning for large ones, is large whatever else it is; one of probabilities
-            leaves rows out.
+        large: Blocks of one model's rows behind the first, which an early stop may spare. As many, times the
+            `patience` of the tuning for large batches, make a batch of logits large, whatever else it is, and let one
+            of probabilities leave rows out.
     """
 
     small: int = 133  # more blocks than half the programs that run at a time
-    masses: int = 97  # four requests', of which programs of a block each, for two rows, do not all run at a time
+    masses: int = 97  # four requests': programs of a block each, for two rows, then do not all run at a time
     large_masses: int = 513  # more than 16 requests'
     medium: int = 265  # more blocks than programs of `SMALL` run at a time on 132 multiprocessors
     runs: int = 577  # more than 18 requests
@@ -254,7 +254,7 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     if num_spared >= SIZES.large * patience:
         return large
     if small and _draws_listed(rules, target, draft):
-        return TUNINGS.small  # whose programs are few, for one of them has anything to do
+        return TUNINGS.small  # with few programs, since only one of them has anything to do
     if num_blocks < SIZES.small and small:
         return TUNINGS.smaller_filtered if _filters(target, draft) else TUNINGS.smaller
     if small:
