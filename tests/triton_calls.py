@@ -102,15 +102,15 @@ class Deferred(AcceptanceStrategy):
 
 
 class Miser(AcceptanceStrategy):
-    """A third party's strategy that draws nothing, and takes the mass of a row that no residual changes."""
+    """A third party's strategy that draws nothing, and reads the mass of a row that no residual changes, and no more."""
 
     name = "miser"
     traits = Traits(guarantee="lossy", bound="none", stop="last_acceptance", recovered="argmax", bonus="argmax")
 
     @rule
-    def accept(target_prob: Value, draft_prob: Value, next_residual_mass: Value) -> Value:
-        """Return h, the ratio where the mass is whole."""
-        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0) * (2.0 * next_residual_mass - 1.0)
+    def accept(next_residual_mass: Value) -> Value:
+        """Return h, 0.7 where the mass is whole."""
+        return 0.7 * (2.0 * next_residual_mass - 1.0)
 
 
 class Wary(AcceptanceStrategy):

@@ -177,10 +177,10 @@ class Call(Rules):
         return any(self.temperature + self.best + self.filtered)
 
     @property
-    def needs_mass(self) -> bool:
-        """Whether anything is asked of whole rows but their argmaxes, so that exponentials are added up."""
+    def normalises(self) -> bool:
+        """Whether rows of logits need normalisers, for which exponentials are added up; elsewhere these are 0."""
         entries = self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
-        sums = bool(self.sums) or self.top_k > 0 or self.entropy_scalar >= 0
+        sums = bool(self.sums) or self.entropy_scalar >= 0 or self.mass_scalar >= 0
         return self.draws or self.logprobs or self.filters or entries or sums
 
     @property

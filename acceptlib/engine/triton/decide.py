@@ -419,22 +419,23 @@ def last_acceptance(count, fetched, request, CALL: tl.constexpr):
 def window(count, fetched, request, CALL: tl.constexpr):
     """Return how many tokens stand; a forgiven one does if all the tokens of its window are accepted.
 
-    Where `CALL.keeps_laws`, `Kept` of the first positions comes after it.
+    Where `CALL.keeps_laws` and no mass decides, `Kept` of the first positions comes after it.
     """
     NUM: tl.constexpr = CALL.lanes
+    KEEPS: tl.constexpr = CALL.keeps_laws and CALL.mass_scalar < 0
     length = length_of(request, count)
     flags_ptr = request.scalars_ptr + CALL.flags_scalar * request.num_positions
     lane = tl.arange(0, NUM)
     kept = ()
-    if CALL.keeps_laws:
+    if KEEPS:
         kept = Kept(length * 0, laws.no_pair(NUM, CALL), length)
-    for base in range(0, tl.maximum(length, 1) if CALL.keeps_laws else length, NUM):
+    for base in range(0, tl.maximum(length, 1) if KEEPS else length, NUM):
         position = base + lane
         accepted, seen = judge(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
         forgiven = evaluate(CALL.forgive, seen.scalars, tl.int1) & seen.sound
         flags = tl.where(accepted, 2.0, tl.where(forgiven, 1.0, 0.0)).to(tl.float64)
         tl.store(flags_ptr + position, flags, mask=position < length)
-        if CALL.keeps_laws:
+        if KEEPS:
             unsound = tl.minimum(kept.unsound, tl.min(tl.where(seen.sound, length, position), 0))
             kept = Kept(kept.first, kept.laws, unsound)
             if base == 0:

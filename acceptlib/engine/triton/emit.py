@@ -367,7 +367,7 @@ def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr,
 def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, found, out, CALL: tl.constexpr):
     """Draw one request's token, write its result, and leave the counters as they were.
 
-    `found` is what programs found of the row, nothing where its law is enough for the draw.
+    `found` is what programs found of the row; nothing where none is weighed.
     """
     kind = results.kind_of(stop, length, CALL)
     # On its way while the token is found.

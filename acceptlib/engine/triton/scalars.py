@@ -67,7 +67,7 @@ def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
 def top_entropy(position, length, request, law, CALL: tl.constexpr):
     """Return the entropies [n], or of one row, of the largest entries of the target's rows, renormalised: float64."""
     TOP_K: tl.constexpr = CALL.top_k
-    LISTS: tl.constexpr = TOP_K if TOP_K <= MOST_IN_LISTS else 1
+    LISTS: tl.constexpr = TOP_K if TOP_K <= MOST_IN_LISTS else 1  # ranks that are held at a time: all, or one
     factor = factor_of(request.target, CALL, TARGET)
     at, inside = _blocks_at(position, length, request, CALL)
     index = tl.arange(0, CALL.max_blocks)[None, :]
