@@ -18,12 +18,12 @@ Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
 MOST_KEPT = 1024
-"""Keys that `kept` remembers, of some bytes each for every request and, of grids, for every position."""
+"""Keys that `kept` remembers. What each stands for takes some bytes per request, and a grid per position."""
 
 _KEPT: dict[Hashable, Any] = {}
 
 FEW_THREADS = 4
-"""Threads of torch up to which one of NumPy takes logarithms sooner, where it has wide instructions for them."""
+"""Number of torch threads up to which NumPy, with one, takes logarithms sooner if it has wide instructions for them."""
 
 
 def as_words(tensor: torch.Tensor) -> Words:
@@ -67,15 +67,15 @@ def arange(length: int, like: Words) -> Words:
 
 
 def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) -> Any:
-    """Return what `make` returned for this key before, never to be written: it spares the time to make it.
+    """Return what `make` returns, made once for each key and never to be written, which saves time.
 
-    On a GPU it is kept for each stream, so that none reads what another has yet to write. A CUDA graph and a compiled
-    function make their own.
+    On a GPU it is kept for each stream, so that no stream reads what another has yet to write. A CUDA graph and a
+    compiled function make their own.
 
     Args:
         key: What is made.
         device: Of the tensors; None for arrays.
-        make: Returns an array or a tensor, or some.
+        make: Returns an array or a tensor, or several.
     """
     if torch.compiler.is_compiling():
         return make()
@@ -99,15 +99,15 @@ def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) ->
 
 
 def current_stream(device: torch.device) -> int:
-    """Return which stream of a GPU is the current one: its handle, without the object that torch makes of it.
+    """Return the handle of a GPU's current stream, without the object that torch makes for it.
 
-    That takes the host microseconds; Triton and torch's own compiler ask for the handle too.
+    Making one takes the host microseconds. Triton and torch's own compiler ask for the handle too.
     """
     return torch._C._cuda_getCurrentRawStream(device.index)  # noqa: SLF001 - as they do
 
 
 def leading(condition: Words) -> Words:
-    """Return where a condition [n, K] holds, and at every entry of the row before it too."""
+    """Return where a condition [n, K] holds at an entry and at all entries before it in its row."""
     if isinstance(condition, torch.Tensor):
         return condition.cumprod(1) > 0
     return np.logical_and.accumulate(condition, 1)
@@ -119,7 +119,7 @@ def may_hold(condition: Words) -> bool:
 
 
 def log2(numbers: torch.Tensor, *, in_place: bool = False) -> torch.Tensor:
-    """Return logarithms to base 2, where asked to in the memory of the numbers; NumPy's, 2 ulps off, if quicker."""
+    """Return base-2 logarithms, with `in_place` in the memory of the numbers; NumPy's, 2 ulps off, if quicker."""
     plain = numbers.is_cpu and numbers.dtype == torch.float32 and not numbers.requires_grad
     if plain and torch.get_num_threads() <= FEW_THREADS and _has_wide_logarithms():
         found = numbers if in_place else torch.empty_like(numbers)

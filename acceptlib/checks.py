@@ -48,7 +48,7 @@ KINDS: Final = {
     "workspace": Workspace,
     "logprobs": bool,
 }
-"""Arguments that are no tensors, and what they are."""
+"""Arguments that are not tensors, and their types."""
 
 NUMBER_DTYPES: Final = (*FLOAT_DTYPES, torch.float64)
 
@@ -64,7 +64,7 @@ FILTERS: Final = {"top_k": 0, "top_p": 1, "min_p": 0}
 """Sampling parameters that leave entries out, and the numbers that turn them off."""
 
 MOST_FILTERED: Final = (1 << 21) - 1
-"""Entries of a row under one of these, at most: the sum of as many weights of 1, in 2^-42, fits 64 bits."""
+"""Entries of a row under one of these, at most: the sum of as many weights of 1, in steps of 2^-42, fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,7 @@ class Checked:
     Attributes:
         num_requests: B.
         max_num_draft_tokens: K.
-        runs: How an engine runs such calls, by what else decides that.
+        runs: How an engine runs such calls, by everything else that this depends on.
     """
 
     num_requests: int
@@ -83,7 +83,7 @@ class Checked:
 
 
 MOST_CHECKED: Final = 1 << 14
-"""Signatures that are remembered. Batches of other numbers of requests or drafted tokens have others."""
+"""Signatures that are remembered. Each number of requests or of drafted tokens makes another one."""
 
 _CHECKED: dict[Hashable, Checked] = {}
 """By signature."""
@@ -117,7 +117,7 @@ _RESULTS = attrgetter(*VerifyResult.__slots__)
 
 
 def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
-    """Return the signature of a call; None if what is in a tensor says whether the call is good."""
+    """Return the signature of a call; None if values in a tensor decide whether the call is good."""
     ids, *rows, counts, most, sampling, draft_sampling, rng, bonus, uniforms, state, logprobs, out, memory = arguments
     if counts is not None and most is None:
         return None
@@ -133,11 +133,11 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
         values += (*state, *state.values())
     if out is not None:
         values += _RESULTS(out)
-    # Equal numbers may be of different types, of which some are refused.
+    # Equal numbers may have different types, some of which are refused.
     types = map(type, (*values, sampling, draft_sampling, rng, uniforms, state, out, memory))
     described = [
-        # None first: most are, and to ask whether it is a tensor takes longer than all else here.
-        # With a negative bit it is copied, and what is read has other strides.
+        # None first: most are None, and asking whether a value is a tensor takes longer than all else here.
+        # A tensor with a negative bit is copied, and the copy has other strides.
         v if v is None or not isinstance(v, torch.Tensor) else (v.shape, v.dtype, v.device, v.stride(), v.is_neg())
         for v in values
     ]
@@ -172,7 +172,7 @@ def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
 
 
 def check_kinds(arguments: Arguments) -> None:
-    """Check what arguments that are no tensors are.
+    """Check the types of arguments that are not tensors.
 
     Raises:
         InputError: One is of another type.
@@ -181,12 +181,12 @@ def check_kinds(arguments: Arguments) -> None:
         value = getattr(arguments, name)
         if not isinstance(value, kind) and (value is not None or kind is bool):
             got = type(value).__name__
-            if not torch.compiler.is_compiling():  # no graph can hold what shortens a text
+            if not torch.compiler.is_compiling():  # `shortened` cannot be traced
                 got = f"{shortened(value)} ({got})"
             msg = f"{name}: expected {kind.__name__}, got {got}"
             raise InputError(msg)
     most = arguments.max_num_draft_tokens
-    if isinstance(most, float | bool | str):  # whatever else is none is found where no graph is traced
+    if isinstance(most, float | bool | str):  # other types are refused where no graph is traced
         msg = f"max_num_draft_tokens: expected an int >= 0, got {most!r}"
         raise InputError(msg)
 
@@ -309,7 +309,7 @@ def _longest(cu_num_draft_tokens: torch.Tensor, num_tokens: int) -> int:
 def count_requests(
     ids: torch.Tensor, target: torch.Tensor, cu_num_draft_tokens: torch.Tensor, bonus_token_ids: torch.Tensor | None
 ) -> int:
-    """Return B in the ragged layout: counts have no leading 0 where there are as many bonus tokens and fitting rows."""
+    """Return B in the ragged layout: counts lack the leading 0 if there are as many bonus tokens and the rows fit."""
     length, num_tokens = cu_num_draft_tokens.shape[0], ids.numel()
     as_many = getattr(bonus_token_ids, "shape", None) == (length,)
     return length if as_many and target.shape[:-1] in [(num_tokens,), (num_tokens + length,)] else length - 1
@@ -318,9 +318,9 @@ def count_requests(
 def _expect_rows(
     name: str, data: torch.Tensor, fitting: Sequence[tuple[int, ...]], layout: str, num_requests: int | None = None
 ) -> None:
-    """Check that rows have one of the `fitting` leading dimensions, of which the first is named in the error.
+    """Check that rows have one of the `fitting` leading dimensions; the error names the first.
 
-    So is where B comes from, if it is given.
+    If `num_requests` is given, the error also says where B comes from.
     """
     if data.shape[:-1] not in fitting:
         expected = ", ".join(str(length) for length in fitting[0])

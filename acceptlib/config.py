@@ -54,7 +54,7 @@ class _YamlLoader(yaml.SafeLoader):
     """Refuses a key that is given twice, and reads numbers like 1e-3, which are texts to YAML 1.1, as YAML 1.2 does."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        """Compose a table as it is written: what `<<` merges into it later may be given there once more."""
+        """Compose a table as it is written, before `<<` merges others into it: their keys may be given here too."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -93,7 +93,7 @@ class AcceptanceConfig(pydantic.BaseModel):
     @pydantic.field_validator("options", mode="before")
     @classmethod
     def _or_none(cls, options: object) -> object:
-        """Take a key that nothing follows, which is null in YAML, as no options."""
+        """Take a key without a value, which is null in YAML, as no options."""
         return {} if options is None else options
 
 
@@ -164,7 +164,7 @@ def json_schema() -> dict[str, Any]:
     for name in names:
         strategy = registry.find(name).strategy
         options = _options_schema(strategy)
-        # References count from the root of the whole.
+        # References start from the root of the whole schema.
         definitions |= {f"{name}.{key}": value for key, value in options.pop("$defs", {}).items()}
         table["allOf"].append(
             {

@@ -75,10 +75,10 @@ class ConformanceError(AcceptlibError, AssertionError):
 
 
 LONGEST: Final = 200
-"""Letters of a value in a message."""
+"""Letters of a value in a message, at most."""
 
 MOST_PROBLEMS: Final = 5
-"""Of one config or of one strategy's options, in a message."""
+"""Problems of one config, or of one strategy's options, in a message."""
 
 
 class _Short(reprlib.Repr):
@@ -93,7 +93,7 @@ _SHORT.maxlevel = 2
 
 
 def shortened(value: object) -> str:
-    """Return `repr(value)`, or as much of it as belongs into a message: data may be of any size."""
+    """Return `repr(value)`, or as much of it as fits in a message: data may be of any size."""
     text = _SHORT.repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
@@ -104,7 +104,7 @@ def said(error: BaseException) -> str:
 
 
 def problems_of(error: pydantic.ValidationError, say: Callable[[str, ErrorDetails], str]) -> str:
-    """Return what pydantic complains of, as much of it as belongs into a message.
+    """Return what pydantic complains of, as much of it as fits in a message.
 
     Args:
         error: The complaint.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
 NAMESPACE = "acceptlib"
-"""Of the hooks, and the entry-point group that packages declare."""
+"""Namespace of the hooks, and the entry-point group that packages declare."""
 
 hookspec = pluggy.HookspecMarker(NAMESPACE)
 hookimpl = pluggy.HookimplMarker(NAMESPACE)

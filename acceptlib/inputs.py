@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     """Rows of one model as the caller gave them, with the sampling parameters that make their law.
 
     A parameter is None where it is off for every request. Entries of a tensor may be off too, or out of range: no
-    tensor was looked into. All but `data` and `bitmask` are contiguous.
+    tensor's values were read. All but `data` and `bitmask` are contiguous.
 
     Attributes:
         data: [T+B, V] or [B, K+1, V] for the target, [T, V] or [B, K, V] for the draft; any strides.
@@ -66,7 +66,7 @@ class Inputs(NamedTuple):
     """One validated `verify` call.
 
     Attributes:
-        checked: What checks found. It is of the arguments that all but `rng` and `workspace` come from.
+        checked: What checks found about the arguments that all fields but `rng` and `workspace` come from.
         draft_token_ids: [T] or [B, K].
         target: The target's rows.
         draft: The draft's rows, or None for one-hot drafts.
@@ -135,8 +135,8 @@ class Parameter(NamedTuple):
     Attributes:
         name: Its name.
         off: The number that turns it off.
-        dtype: Of a tensor of one number.
-        narrowed: Dtypes of tensors that are made float32.
+        dtype: Dtype of the tensor that a number becomes.
+        narrowed: Dtypes of tensors that are converted to float32.
     """
 
     name: str
@@ -172,7 +172,7 @@ def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
         draft_token_ids=arguments.draft_token_ids,
         target=target,
         draft=_draft_rows(arguments, target, checked.num_requests),
-        # A few numbers a request: kernels need not take these of any stride.
+        # A few numbers per request, made contiguous so that kernels need not take any stride.
         cu_num_draft_tokens=None if counts is None else counts.contiguous(),
         uniforms=uniforms,
         bonus_token_ids=None if bonus is None else bonus.contiguous(),
@@ -180,7 +180,7 @@ def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
         logprobs=arguments.logprobs,
         out=arguments.out,
         workspace=arguments.workspace,
-        # Last, for what fails consumes nothing.
+        # Last, so that a call that fails consumes nothing.
         rng=resolve(arguments.rng, checked.num_requests, target.data.device) if uniforms is None else None,
     )
 
@@ -198,7 +198,7 @@ def _draft_rows(arguments: Arguments, target: Rows, num_requests: int) -> Rows |
 
 
 def _plain(data: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds what it says: torch may keep a sign apart from it."""
+    """Return a tensor whose memory holds its values: torch may keep a negation as a flag instead."""
     if torch.compiler.is_compiling() or not data.is_neg():  # no graph can ask
         return data
     return data.resolve_neg()
@@ -212,14 +212,14 @@ def make_rows(
     *,
     masked: bool = True,
 ) -> Rows:
-    """Return rows [..., V] of B requests with those of their sampling parameters, checked already, that act on them.
+    """Return rows [..., V] of B requests with the sampling parameters, already checked, that act on them.
 
     Args:
         logits: The rows, or None.
         probs: The rows if they are probabilities, on which parameters do not act.
         sampling: The parameters.
         num_requests: B.
-        masked: Whether the bitmask is of these rows.
+        masked: Whether the bitmask applies to these rows.
     """
     if logits is None:
         assert probs is not None  # noqa: S101 - for the type checker

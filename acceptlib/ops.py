@@ -46,7 +46,7 @@ def where(condition: Value, a: Value, b: Value) -> Value:
     if not isinstance(condition, torch.Tensor):
         return a if condition else b
     if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
-        # Two plain numbers would become float32 and lose the float64 of the rule. Filled, for a copy to a device waits.
+        # Two plain numbers would become float32, not the rule's float64. Filled, since a copy to a device waits.
         a, b = (torch.full((), number, dtype=torch.float64, device=condition.device) for number in (a, b))
     return torch.where(condition, a, b)
 
@@ -65,7 +65,7 @@ def log(a: Value) -> Value:
 
 
 def log2(a: Value, guard: float = 0.0) -> Value:
-    """Return the logarithm of `a + guard` to base 2, on a CPU the quicker one, in the memory of the sum."""
+    """Return the base-2 logarithm of `a + guard`; on a CPU by the quicker library, in the memory of the sum."""
     total = a + guard if guard else a
     return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _function("log2", total)
 
@@ -99,7 +99,7 @@ def ratio(a: Value, b: Value) -> Value:
 
 
 def _function(name: str, a: Value) -> Value:
-    """Return a function's value: of a plain number what an array would have, as infinities and NaN, but plain too."""
+    """Return a function's value. A plain number gives a plain number, with infinities and NaN as an array has them."""
     if isinstance(a, torch.Tensor):
         return getattr(torch, name)(a)
     with np.errstate(all="ignore"):

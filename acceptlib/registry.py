@@ -82,7 +82,7 @@ def available() -> list[str]:
 
 
 def _names(entries: dict[str, Entry]) -> list[str]:
-    """Return the names among entries, sorted, without aliases: a strategy may have lost its name and keep these."""
+    """Return the names among entries, sorted, without aliases: a strategy may have lost its name and kept these."""
     return sorted(name for name, entry in entries.items() if name == entry.strategy.name)
 
 
@@ -139,7 +139,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
         for problem in plugin.problems
         if name == plugin.name or repr(name) in problem
     ]
-    # Without a reason that is about the name, any of them might have brought it.
+    # If no problem mentions the name, any of the broken plugins might have provided it.
     named = reasons or [plugin.distribution for plugin in broken]
     hint = f" Plugins with problems: {'; '.join(named)}. See `acceptlib plugins`." if broken else ""
     if third_parties is False or not plugins.third_parties_enabled():

@@ -38,7 +38,7 @@ class Status(IntEnum):
 
 
 OK, INVALID_ROW, UNNORMALIZED_ROW, INVALID_TOKEN_ID, INVALID_COUNT, INVALID_PARAMETER = map(int, Status)
-"""Plain numbers: beside an enum's member NumPy takes several times as long."""
+"""As plain numbers: NumPy takes several times as long with an enum's members."""
 
 EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_ROW: (
@@ -54,13 +54,13 @@ EXPLANATIONS: Final[dict[Status, str]] = {
 }
 
 ROW_FAULTS: Final = {Status.INVALID_ROW, Status.UNNORMALIZED_ROW}
-"""What rows meet that hold logits where probabilities are expected."""
+"""Faults of rows that hold logits where probabilities are expected."""
 
 FORMS: Final = "target_probs and draft_probs take probabilities, target_logits and draft_logits take logits."
 """What a `StatusError` adds to a fault of that kind."""
 
 NAMED_REQUESTS: Final = 8
-"""In a `StatusError`: enough to see what is wrong, few enough to read."""
+"""Requests named in a `StatusError`: enough to see what is wrong, few enough to read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ MASK = 0xFFFFFFFF
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
 CUDA_STEP = 4
-"""By what offsets of torch's generators on a GPU advance, at least: the numbers of one Philox evaluation."""
+"""Least step by which torch's generators on a GPU advance their offsets: the numbers of one Philox evaluation."""
 
 _ADVANCING = threading.Lock()
 """Two threads must not find one generator at the same place."""
@@ -157,8 +157,8 @@ class Rng:
 class Root:
     """One seed and one offset, signed 64 bits, that the streams of a call's requests are derived from.
 
-    Row b's stream has as its seed what the counter (b, `Purpose.SEED`, offset) gives under the seed, and starts at 0.
-    The fused kernels derive it where they use it, so that a call without streams of its own takes no kernel more.
+    The seed of row b's stream is what the counter (b, `Purpose.SEED`, offset) gives under this seed; its offset is 0.
+    The fused kernels derive it where they use it, so that a call without streams of its own takes no extra kernel.
     """
 
     seed: int
@@ -175,9 +175,9 @@ class Root:
 def resolve(source: Rng | torch.Generator | int | None, num_requests: int, device: torch.device) -> Rng | Root:
     """Return the streams of one call, as `Rng.of` does, or what they are derived from.
 
-    That is an int, or the state of a generator on the device, a GPU, which goes on from there.
+    The latter, a `Root`, comes from an int, or on a GPU from the state of a generator, which advances.
     """
-    if isinstance(source, Rng):  # first, for it is what engines pass
+    if isinstance(source, Rng):  # first, since it is what engines pass
         return Rng.of(source, num_requests, device)
     if isinstance(source, int) and not isinstance(source, bool):
         return Root(wrap(source), 0)
@@ -194,7 +194,7 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two contiguous tensors [B] int64 share memory; False of those that have none."""
+    """Return whether two contiguous tensors [B] int64 share memory; False if they have none."""
     if torch.compiler.is_compiling():
         return False
     try:
@@ -223,7 +223,7 @@ def philox(counter: Words, seed: Words) -> Words:
     """
     tensors = isinstance(counter, torch.Tensor)
     stack, swap = (torch.stack, torch.flipud) if tensors else (np.stack, _swap)
-    # A tracer warns of what is kept.
+    # A tracer warns about cached functions.
     constants = _constants.__wrapped__ if torch.compiler.is_compiling() else _constants
     multiplier, weyl, half, mask = constants(counter.device if tensors else None, counter.ndim)
     # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1. Only what is
@@ -239,7 +239,7 @@ def philox(counter: Words, seed: Words) -> Words:
 
 
 def uniform_at(position: int, seed: int, offset: int) -> float:
-    """Return one of `Rng.uniforms`, as plain numbers: sooner than arrays where a few are wanted."""
+    """Return one of `Rng.uniforms` from plain numbers, which is quicker than arrays where few are wanted."""
     high, low = _philox_at(position, Purpose.ACCEPT, seed, offset)
     return ((high << 21) | (low >> 11)) * 2.0**-53
 

@@ -71,7 +71,7 @@ class Rule:
         self.__module__ = function.__module__
 
     def __reduce__(self) -> str:
-        """Pickle as a function is, by its name, which in the class is the rule's."""
+        """Pickle by qualified name, as a function is: in the class, that name is the rule's."""
         return self.function.__qualname__
 
     def __call__(self, *args: Value) -> Value:

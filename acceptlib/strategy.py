@@ -58,7 +58,7 @@ class Options(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """Refuse NaN, and a flag or a text, of which pydantic would make a number, where numbers are expected."""
+        """Where numbers are expected, refuse NaN, and a flag or text that pydantic would turn into a number."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         is_nan = isinstance(value, float) and math.isnan(value)  # in a tuple it may say that a position has no number
         several = isinstance(value, list | tuple)
@@ -81,7 +81,7 @@ def _is_constant(value: object) -> bool:
 
 
 def _kinds(annotation: Any, *, several: bool) -> set[Any]:
-    """Return the types that an option may be of, or that the entries of one of several may be of."""
+    """Return the types that an option may have, or with `several` those of a tuple's or list's entries."""
     found = _alternatives(annotation)
     if several:
         entries = [kind for part in found if get_origin(part) in {tuple, list} for kind in get_args(part)]
@@ -90,7 +90,7 @@ def _kinds(annotation: Any, *, several: bool) -> set[Any]:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """Return the types that a value may be of, without what else is said of it."""
+    """Return the types that a value may have, without the metadata of `Annotated`."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _alternatives(parts[0])
@@ -232,7 +232,7 @@ class AcceptanceStrategy:
         return other
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a copy, which graphs know by a key of its own."""
+        """Restore a copy, which graphs know by a key of its own."""
         self.__dict__ |= state
         if "_key" in state:
             self._key = custom_op.register(self)

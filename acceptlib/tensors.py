@@ -20,7 +20,7 @@ def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) 
 
 
 def as_device(device: str | torch.device) -> torch.device:
-    """Return a device that there is.
+    """Return a device, which must exist.
 
     Raises:
         InputError: There is none of that name.
@@ -81,7 +81,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _fits(shape: torch.Size, expected: tuple[int | str, ...]) -> bool:
-    """Return whether a shape is the expected one, of which a name is any length."""
+    """Return whether a shape is the expected one, in which a name stands for any length."""
     return len(shape) == len(expected) and all(
         isinstance(length, str) or length == actual for length, actual in zip(expected, shape, strict=True)
     )

@@ -1,8 +1,8 @@
 """The step on a GPU beside the read floor, vLLM and FlashInfer, in one process: `python bench/gpu.py RECORD.json`.
 
 Every result is checked against the oracle before it is timed. vLLM's step is imported from where vLLM has
-it, FlashInfer from its package; what cannot be imported is left out, and said. Drop-ins are timed beside the engine
-that they call. `--shapes 1x3,8x3` and `--paths` measure less.
+it, FlashInfer from its package; a library that cannot be imported is named and left out. Drop-ins are timed beside the
+engine that they call. `--shapes 1x3,8x3` and `--paths` measure less.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Case:
 
     Attributes:
         strategy: Makes it.
-        workload: What of the workload is not the default.
+        workload: Fields of the workload that are not the default.
         peer: The library to compare with, or None.
-        goals: Times the peer's speed, for `SHAPES`.
+        goals: How many times the peer's speed it should have, for each of `SHAPES`.
         beside: Another path, whose time this one's is compared with.
-        most: What it should be of that, at most.
+        most: How many times that path's time it should take, at most.
         how: How both are timed.
     """
 
@@ -145,7 +145,7 @@ PATHS: Final = {
     "logits, T = 0.7, top-k 50, top-p 0.9": Case(
         named("rejection"), FILTERS, PEERS["vllm"], (5,) * 6, beside="logits, T = 0.7", most=3
     ),
-    # Drafts under the temperature alone are what vLLM's step is given, and what vLLM drafts from.
+    # vLLM drafts under the temperature alone, and its step is given such drafts.
     "logits, T = 0.7, top-k 50, top-p 0.9, drafts unfiltered": Case(
         named("rejection"),
         {**FILTERS, "filters_draft": False},
@@ -206,7 +206,7 @@ PATHS: Final = {
         through(functools.partial(vllm_v0_dropin, sampler=vllm_v0.RejectionSampler)),
         how="queue",
     ),
-    # Its rule differs from the strategy's in a guard of the logarithm. It counts, for which all rows are read.
+    # Its rule differs from the strategy's in a guard of the logarithm. It counts tokens, so it reads all rows.
     "probabilities, vLLM V0's typical sampler": Case(
         named("typical"),
         {"kind": "probs", "counts": True},
@@ -268,7 +268,7 @@ def main() -> None:
     rows: list[Row] = []
     extra: dict[int, dict[str, Any]] = {}
     names = given.paths.split(";")
-    # A process's first measurement is unlike all later ones, the same one again among them: it is left out.
+    # A process's first measurement differs from all later ones, even from a repetition: it is left out.
     first = next(workloads_of(names[0], given))
     for row in measured(names[0], first, device):
         print(f"left out: {row.name}: {row.microseconds}", row.error or "", file=sys.stderr)

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Figure(NamedTuple):
-    """One ratio as a page shows it: what it is of, and what it is to be."""
+    """One ratio as a page shows it, with its goal."""
 
     name: str
     goal: str
@@ -50,7 +50,7 @@ def publish(figures: Sequence[Figure], request: pytest.FixtureRequest) -> None:
 
 
 def add_to(path: Path, figures: Sequence[Figure]) -> None:
-    """Add one run to the record, or start it anew where machine, versions or commit are others."""
+    """Add one run to the record, or start it anew if machine, versions or commit differ."""
     record: dict[str, Any] = {**environment(CPU), "ratios": []}
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))

@@ -6,10 +6,9 @@ is one table of all that has a goal. The figures are drawn when the site is buil
 
 A record says machine, versions and commit, and may have a `note`. `compare.json` is what `acceptlib compare --output`
 writes; any other has `rows`, as `acceptlib bench --output FILE.json` writes them, or `ratios`, as `make record` does.
-Of a row, `path`, `name`, `B`, `K` and `microseconds` are needed; `peer` marks another library, and `goal` is what the
-ratio to it should be at least; `beside` names another path, and `most` is what the time should be of that one's at
-most; `vocab_size`, `dtype`, `read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match`
-are shown where they are.
+A row needs `path`, `name`, `B`, `K` and `microseconds`; `peer` marks another library, and `goal` is the least ratio of
+speeds to it; `beside` names another path, and `most` is the largest ratio of times to it; `vocab_size`, `dtype`,
+`read_floor`, `rows_read`, `host_microseconds`, `mean_emitted` and `match` are shown where they are given.
 """
 
 from __future__ import annotations

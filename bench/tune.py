@@ -3,8 +3,8 @@
     python bench/tune.py large.reduce_registers=96 "large.emit_block=1024 large.emit_registers=64" --shapes 64x5
 
 Each argument is a variant of `acceptlib.engine.triton.tunings`: fields of its tunings, or of `sizes`, and what to try
-in their place, as JSON. What is there now is timed first and last, which shows how much times differ by themselves.
-Processes side by side compile for all variants before. Tokens must be those of the first: no size changes a bit of a
+in their place, as JSON. The present sizes are timed first and last, which shows how much times differ by themselves.
+Before that, parallel processes compile for all variants. Tokens must be those of the first: no size changes a bit of a
 result.
 """
 
@@ -34,7 +34,7 @@ AS_IT_IS: Final = ""
 """The variant that changes nothing."""
 
 COPIES: Final = 5
-"""Of a workload's rows in float32, that making them holds at a time, at most."""
+"""Most float32 copies of a workload's rows that are held at a time while rows are made."""
 
 Variant = Mapping[str, Mapping[str, Any]]
 """By name of a tuning, or `sizes`, what to replace."""

@@ -25,9 +25,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit that this code is of, with `-dirty` where the package differs; None outside a clone."""
+    """Return this code's commit, with `-dirty` if the package differs from it; None outside a clone."""
     package = str(Path(__file__).parent.parent)
-    # An installed package may lie inside the clone of something else, whose commit says nothing of it.
+    # An installed package may lie inside the clone of something else, whose commit says nothing about it.
     if not _output("git", "-C", package, "ls-files", "__init__.py"):
         return None
     changed = _output("git", "-C", package, "status", "--porcelain", "--", ".")

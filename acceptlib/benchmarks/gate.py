@@ -28,7 +28,7 @@ NUM_SAMPLES: Final = 3
 """Requests that are compared with the oracle even where both engines agree."""
 
 ROUNDING: Final = 1e-5
-"""Where `exp` or a sum is rounded in another order: how close to the edge of a decision another one is no mistake."""
+"""How close to the edge of a decision another one is no mistake, because `exp` and sums may round differently."""
 
 
 class MismatchError(AcceptlibError):
@@ -102,7 +102,7 @@ def _check_request(
     weights = chain.bonus if tau == len(x) else chain.recovered(tau)
     if tau == expected and oracle.draw(weights, p[tau], bits) == tokens[-1]:
         return
-    # From the same probabilities the oracle's token is the token, to the bit.
+    # From the same probabilities, built-in strategies must give the oracle's token, to the bit.
     if (not known or batch.workload.kind != "probs") and _is_rounding(chain, u, tau, weights, p[tau], tokens[-1], bits):
         return
     msg = f"request {request}: expected {expected} accepted tokens of {x}, and the oracle's draw, got {tokens}"

@@ -115,7 +115,7 @@ def run(
         strategies: What makes each strategy, by name; it may fail, as third parties' code may.
         peers: Other libraries.
         device: Where.
-        how: How calls on a GPU are timed where they never wait for it; others are in turns.
+        how: How calls on a GPU are timed if they never wait for it; other calls are timed in turns.
     """
     batches = batches_of(workload, device)
     for name, make in strategies.items():
@@ -180,7 +180,7 @@ def examine(
         batches: Of one workload.
 
     Returns:
-        For each batch a call, and a call that reads what it has to read.
+        For each batch the call to time, and a call that only reads the rows it has to read.
 
     Raises:
         MismatchError: The result is wrong.

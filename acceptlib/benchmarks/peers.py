@@ -104,7 +104,7 @@ def vllm(batch: Batch, **options: Any) -> Bound:
     of_request = requests.repeat_interleave(length + 1)
     heat = workload.temperature
     arguments: dict[str, Any] = {
-        # A request's first entry is its last committed token; that after each drafted row holds the row's token.
+        # A request's first entry is its last committed token; the entry after each drafted row holds the row's token.
         "draft_sampled": functional.pad(batch.draft_token_ids, (1, 0)).flatten(),
         "cu_num_logits": torch.arange(0, rows + 1, length + 1, dtype=torch.int32, device=device),
         "pos": position,

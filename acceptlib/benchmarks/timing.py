@@ -24,7 +24,7 @@ MIN_ROUNDS: Final = 5
 MAX_ROUNDS: Final = 200
 REPLAYS: Final = 60
 SET_BYTES: Final = 200_000_000
-"""Of the input sets that calls on a GPU go through, together: more than its L2 cache holds."""
+"""Total size of the input sets that calls on a GPU go through: more than its L2 cache holds."""
 
 MIN_SETS: Final = 4
 
@@ -33,13 +33,13 @@ GRAPH_CALLS: Final = 16
 
 HOST_ROUNDS: Final = 20
 HOST_CALLS: Final = 10
-"""Eager calls in a round that tells how long the host is busy: more kernels than a queue holds would let it wait."""
+"""Eager calls in a round that tells how long the host is busy: if its kernels filled the queue, the host would wait."""
 
 CYCLES: Final = 2e9
-"""Of a GPU in a second, more or less."""
+"""Cycles of a GPU in a second, more or less."""
 
 LONGEST: Final = 2.0
-"""Seconds that a GPU is held for, while the host fills its queue, at most."""
+"""Seconds that a GPU is held while the host fills its queue, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ class Reads:
     def of(cls, strategy: AcceptanceStrategy, batch: Batch) -> Reads:
         """Return what a strategy reads of each request of a batch.
 
-        Logits have to be normalised, and sums and maxima taken, over every row. From probabilities a rule that reads
-        nothing but the entries of the drafted tokens needs the rows it stops at alone.
+        Logits have to be normalised, and sums and maxima taken, over every row. From probabilities, a rule that reads
+        only the drafted tokens' entries needs only the rows it stops at.
         """
         plan, workload = strategy.plan, batch.workload
         reads_draft = batch.draft is not None and (plan is None or plan.reads_draft)
@@ -205,10 +205,11 @@ def beside(calls: Sequence[Call], others: Sequence[Call], device: torch.device, 
     """Time calls on different inputs, and others beside them.
 
     Args:
-        calls: One an input.
-        others: The same of something to compare with, or none.
+        calls: One per input.
+        others: The same for something to compare with, or none.
         device: Where they run.
-        how: How a GPU's calls are timed. On a CPU, and in turns, the first of each are.
+        how: How a GPU's `calls` are timed, with `turns` only the first; its `others` are always timed in a graph. On a
+            CPU, the first of each are timed in turns.
     """
     if device.type == "cuda":
         other = replayed(others, device) if others else None
@@ -220,9 +221,9 @@ def beside(calls: Sequence[Call], others: Sequence[Call], device: torch.device, 
 
 
 def host(call: Call, device: torch.device) -> float | None:
-    """Return the microseconds that a call keeps the host of a GPU busy, median; None on a CPU, where all are its.
+    """Return the median microseconds that a call keeps the host of a GPU busy; None on a CPU, which is its own host.
 
-    The device has nothing to do before each round, so that its queue never fills up and lets the host wait.
+    The device is idle before each round, so that its queue never fills up, which would make the host wait.
     """
     if device.type != "cuda":
         return None

@@ -49,13 +49,13 @@ class Workload:
         acceptance: How much of the draft is accepted. Synthetic rows have a mean acceptance probability of `ALPHA`;
             rows of the bundled pair are its steps with the lowest, middle or highest third of acceptance.
         source: `synthetic` or `pair`. Rows of the bundled pair are padded to `vocab_size` with unlikely entries.
-        temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Synthetic rows keep their
-            acceptance without them only, and that of a one-hot draft under a temperature.
+        temperature, top_k, top_p, min_p: Of both models, for logits, as in `SamplingParams`. Under them the acceptance
+            of synthetic rows differs from `ALPHA`, except that of one-hot drafts under a temperature alone.
         filters_draft: Whether top-k, top-p and min-p are the draft's too. vLLM draws drafts under a temperature alone.
-        masked: Whether a bitmask forbids tokens of less than the mean logit that were not drafted. They hold next to
-            nothing, so that as much is accepted as without.
+        masked: Whether a bitmask forbids tokens below the mean logit, except drafted ones. Those forbidden hold next to
+            no mass, so that as much is accepted as without it.
         counts: Whether results count the drafted tokens that pass on their own, past the stop too, for which every row
-            is looked at.
+            is read.
     """
 
     num_requests: int = 1
@@ -77,7 +77,7 @@ class Workload:
         """Check the values.
 
         Raises:
-            InputError: A size is too small, a parameter is out of range, or one goes with probabilities.
+            InputError: A size is too small, a parameter is out of range, or one is given for probabilities.
         """
         for name, least in (("num_requests", 1), ("num_draft_tokens", 1), ("vocab_size", 2)):
             if getattr(self, name) < least:
@@ -99,7 +99,7 @@ class Workload:
 
     @property
     def draft_parameters(self) -> dict[str, Any]:
-        """Those of the draft's rows."""
+        """The sampling parameters of the draft's rows."""
         return {name: value for name, value in self.parameters.items() if self.filters_draft or name == "temperature"}
 
     @property
@@ -136,7 +136,7 @@ class Batch:
         rng: Streams, advanced by each call.
         out: Where calls write their result.
         sampling: The workload's sampling parameters.
-        draft_sampling: Those of the draft, where they are others.
+        draft_sampling: Those of the draft, where they differ.
     """
 
     workload: Workload
@@ -204,8 +204,8 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
         seed: Of the rows and the streams; other seeds give other rows.
 
     Raises:
-        InputError: Rows of the bundled pair are wanted, but not that vocabulary or not of that length, or transformers
-            is missing.
+        InputError: Rows of the bundled pair are wanted, but its vocabulary is larger than V, its texts have too few
+            steps of K tokens, or transformers is missing.
     """
     device = torch.device(device)
     make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
@@ -238,7 +238,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
 
 
 def _sampling(workload: Workload, ids: torch.Tensor, target: torch.Tensor) -> SamplingParams:
-    """Return the sampling parameters, as tensors a request: a number would be one more allocation a call."""
+    """Return the sampling parameters as tensors [B]: a number would cost one more allocation per call."""
     kinds = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
     found: dict[str, Any] = {
         name: torch.full((workload.num_requests,), value, dtype=kinds[name], device=ids.device)
@@ -268,7 +268,7 @@ def _synthetic_logits(
     alpha = ALPHA[workload.acceptance]
     target = torch.randn(size[0], size[1] + 1, size[2], device=device, generator=generator) * SPREAD
     draft = target[:, :-1] + torch.randn(size, device=device, generator=generator) * noise_for(alpha)
-    # An exponential race draws from each row: torch.multinomial takes fewer entries a call on a GPU.
+    # An exponential race draws from each row: on a GPU, torch.multinomial takes fewer entries per call.
     race = torch.empty_like(draft).exponential_(generator=generator).log_().neg_()
     drawn = law(draft, SamplingParams(**workload.draft_parameters)).log() if workload.draft_parameters else draft
     ids = race.add_(drawn).argmax(-1)
@@ -292,7 +292,7 @@ def _pair_logits(
         )
         raise InputError(msg)
     start = {"low": 0, "medium": third, "high": 2 * third}[workload.acceptance]
-    # Evenly spread over the third, and round again where that is needed, by a stride that comes by every step.
+    # Evenly spread over the third, and around again where needed, by a stride that reaches every step.
     stride = next(n for n in range(max(third // workload.num_requests, 1), 0, -1) if math.gcd(n, third) == 1)
     first = seed * workload.num_requests
     chosen = [steps[start + index * stride % third] for index in range(first, first + workload.num_requests)]

@@ -1,4 +1,4 @@
-"""The commands, and those that look things up; the ones that run models have modules of their own."""
+"""The command line, and the commands that look things up; the others have modules of their own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        # What a terminal has no letter for must not end a command.
+        # A letter that a terminal cannot show must not end a command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     app()

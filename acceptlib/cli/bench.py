@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 DEFAULT_SHAPES: Final = "1x5,8x5"
 
 NO_MEMORY: Final = "can't allocate memory"
-"""In the error of torch's CPU allocator, which has no class of its own."""
+"""Part of the error of torch's CPU allocator, which has no class of its own."""
 
 COLUMNS: Final = (
     Column("from", expendable=1),
@@ -67,10 +67,10 @@ UNSTEADY: Final = 0.25
 """Spread over median from which a time says little."""
 
 NAMED_ROWS: Final = 4
-"""Of those whose times vary, in a remark."""
+"""Rows with varying times that a remark names, at most."""
 
 HOST_MARK: Final = "*"
-"""Of times that count the host's."""
+"""Marks times that count the host's."""
 
 LEGEND: Final = {
     "us": "median of a call",

@@ -70,7 +70,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             results.append((entry.name, _not_created(error)))
             continue
         suites.append((make_subject(strategy, device=where, backend=choice), checks))
-    # What one strategy does not have to prove another one may: unknown is what none of them has.
+    # A check may be for some of the strategies only: a name is unknown only if none of them has it.
     chosen = select(list({check.name: check for _, checks in suites for check in checks}.values()), wanted)
     jobs = [
         (subject, check)
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         for check in due(subject, [check for check in checks if check in chosen])
     ]
     if names and wanted is not None:
-        # One that is named and proves nothing must not look as if it had.
+        # A named strategy that a check does not apply to must not look as if it had passed.
         results += [
             (subject.strategy.name, _skipped(check))
             for subject, checks in suites

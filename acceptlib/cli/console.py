@@ -24,7 +24,7 @@ REFUSED: Final = 2
 """Exit code where nothing was done, as for any other usage error."""
 
 COUNTED_WIDTH: Final = 45
-"""Columns of a progress bar beside what it is about: a label gives way to them."""
+"""Columns of a progress bar without its label, which is cut to leave room for them."""
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
@@ -38,7 +38,7 @@ class Group(TyperGroup):
     """Commands whose errors are one line on stderr, not a traceback."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command line. Before any command `--help` and `--version` print, so stdout may be full by then."""
+        """Run the command line; `--help` and `--version` print before any command, and stdout may be full by then."""
         try:
             return super().main(*args, **extra)
         except OSError as error:
@@ -46,7 +46,7 @@ class Group(TyperGroup):
                 raise
             complain(f"cannot write the output: {error.strerror}")
             with contextlib.suppress(OSError):
-                sys.stdout.close()  # or it would be tried once more at the end
+                sys.stdout.close()  # or writing would be tried once more at exit
             sys.exit(FAILED)
 
     def invoke(self, ctx: Any) -> Any:
@@ -72,7 +72,7 @@ def stderr() -> Console:
 
 
 def use_one_thread() -> None:
-    """Have torch compute on one core: small tensors gain nothing from more, which wait for each other on a busy one."""
+    """Have torch compute in one thread: more gain nothing on small tensors, and wait for each other on a busy CPU."""
     torch.set_num_threads(1)
 
 
@@ -93,7 +93,7 @@ def progress(unit: str, *, quiet: bool) -> Progress:
 
 
 def interrupted(done: str, *files: Path | None) -> NoReturn:
-    """Say what was done before Ctrl-C, and which files were not written, for a file is the whole or none.
+    """Say what was done before Ctrl-C, and which files were not written, since files are written whole or not at all.
 
     Raises:
         Exit: Always.

@@ -118,7 +118,7 @@ def options(strategy: type[AcceptanceStrategy]) -> list[Option]:
 
 
 def traits(strategy: AcceptanceStrategy) -> dict[str, str]:
-    """Return the traits under the strategy's options, those that say something."""
+    """Return the traits under the strategy's options, without those that say nothing."""
     resolved = strategy.resolve_traits()
     neutral = ", ".join(
         f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"

@@ -39,7 +39,7 @@ class Drafted:
 
     Attributes:
         tokens: As letters.
-        chance: That it is drafted.
+        chance: The probability that it is drafted.
         acceptance: h of each token.
         stops: The probability that exactly so many of its tokens stand, from 0.
     """
@@ -57,9 +57,9 @@ class Example:
     Attributes:
         drafted: Every drafted sequence.
         first_token: The law of the first emitted token.
-        tv: Between the joint law of three tokens and the target's.
+        tv: Total variation between the joint law of three tokens and the target's.
         kl: KL(out || p) of the same, in nats.
-        expected_tokens: That a step emits.
+        expected_tokens: Expected number of tokens that a step emits.
     """
 
     drafted: list[Drafted]
@@ -126,5 +126,5 @@ def work_out(strategy: AcceptanceStrategy) -> Example:
 
 
 def _number(value: float) -> str:
-    # Rounding leaves 1e-17 of nothing, on either side.
+    # Rounding leaves 1e-17 instead of 0, on either side.
     return f"{value if abs(value) > 1e-12 else 0:.4g}"  # noqa: PLR2004

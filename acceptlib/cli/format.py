@@ -26,10 +26,10 @@ from acceptlib.cli.console import CommandError, stdout
 from acceptlib.errors import shortened
 
 NARROW_COLUMN: Final = 24
-"""A column that wraps is no narrower than this as long as there is another that may be left out."""
+"""Least width of a column that wraps, as long as another column may be left out."""
 
 NARROWEST_COLUMN: Final = 12
-"""Nor than this, however narrow the terminal."""
+"""Least width of such a column however narrow the terminal."""
 
 GAP: Final = 2
 """Blanks between the columns of a plain table."""
@@ -88,7 +88,7 @@ def print_figures(
 ) -> list[str]:
     """Print a plain table of figures on stdout, and return the headings of columns left out for its width.
 
-    A message that is cut stands beneath the table in full.
+    A message that is cut is repeated in full beneath the table.
 
     Args:
         columns: Its columns.
@@ -229,9 +229,9 @@ def to_csv(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> s
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: an interruption leaves what was there before; a link and a mode stay.
+    """Write a file whole or not at all: an interruption leaves what was there before. Links and modes stay.
 
-    What is there and no file, as a pipe, is written into.
+    If the path is no regular file, such as a pipe, it is written into directly.
 
     Raises:
         CommandError: The folder does not exist or cannot be written.
@@ -260,7 +260,7 @@ def check_ending(path: Path | None, endings: Sequence[str], option: str) -> None
     """Refuse a path of another format, before any work is done for it.
 
     Raises:
-        CommandError: The ending is unknown, there is a folder of that name, or none that a file can be written into.
+        CommandError: The ending is unknown, the path is a folder, or the folder it is in is missing or not writable.
     """
     if path is None:
         return

@@ -35,7 +35,7 @@ def load(target: str | None, draft: str | None, device: torch.device) -> ModelPa
 
 
 def prepare() -> None:
-    """Import transformers, whose progress bars would be drawn over ours, as would the hub's lines on each retry.
+    """Import transformers, and silence its progress bars and the hub's retries, which would be drawn over ours.
 
     Raises:
         CommandError: It is not installed.

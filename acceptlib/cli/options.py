@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
 MOST_TOKENS: Final = 1 << 20
-"""Of a generated text: more than any model's positions."""
+"""Tokens of a generated text, at most: more than any model has positions."""
 
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="Format of the output.")]
 OptionOption: TypeAlias = Annotated[
@@ -154,7 +154,7 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str],
     if name is not None:
         msg = "--strategy and --config both name a strategy: give one"
         raise CommandError(msg)
-    settings = dict(config.load(file))  # as it is: a copy of what a few aliases of YAML stand for has no end
+    settings = dict(config.load(file))  # no deep copy: what a few YAML aliases stand for may have no end
     return config.from_config({**settings, "options": {**settings["options"], **options}})
 
 

@@ -22,7 +22,7 @@ NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 """What a distribution, a module (with `_` for `-`) and a class can all be made of."""
 
 LONGEST_NAME: Final = 100
-"""Letters: a file's name has at most 255, and those of the package's files, its wheel's too, hold more than it."""
+"""Letters of a name. File names have at most 255, and those of the package's files and its wheel add to this name."""
 
 FILES: Final = {
     "pyproject.toml": "pyproject.toml.template",

@@ -15,7 +15,7 @@ _STRATEGIES: dict[str, acceptlib.AcceptanceStrategy] = {}
 def create(name: str) -> acceptlib.AcceptanceStrategy:
     """Return a strategy, made at a drop-in's first call, so that importing one loads no plugins.
 
-    It is found in a dictionary because `torch.compile` looks into one, but warns of a `functools.cache`.
+    It is kept in a dictionary because `torch.compile` looks into one, but warns about a `functools.cache`.
     """
     if name not in _STRATEGIES:
         _STRATEGIES[name] = acceptlib.create(name)
@@ -23,12 +23,12 @@ def create(name: str) -> acceptlib.AcceptanceStrategy:
 
 
 def expect(name: str, value: object, shape: tuple[int | str, ...], device: torch.device | None = None) -> None:
-    """Check what `verify` does not see as it was given, or sees too late.
+    """Check an argument that reaches `verify` in another form or too late.
 
     Args:
         name: Of the argument.
         value: What was given for it.
-        shape: A length each, or a name for any length.
+        shape: One length per dimension, or a name for any length.
         device: None for any.
 
     Raises:
@@ -69,13 +69,13 @@ _ZEROS: dict[tuple[torch.device, int], torch.Tensor] = {}
 def zero(device: torch.device) -> torch.Tensor:
     """Return a float64 tensor [1] that is 0, never to be written: the same one for all calls, which spares a kernel.
 
-    On a GPU it is one for each stream, so that none reads what another has yet to write.
+    On a GPU there is one for each stream, so that no stream reads what another has yet to write.
     """
     # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own.
     on_gpu = device.type == "cuda"
     if torch.compiler.is_compiling():
         return torch.zeros(1, dtype=torch.float64, device=device)
-    if on_gpu and torch.cuda.is_current_stream_capturing():  # before which `torch.cuda.graph` waits for all streams
+    if on_gpu and torch.cuda.is_current_stream_capturing():  # `torch.cuda.graph` has waited for all streams
         there = [tensor for (other, _), tensor in list(_ZEROS.items()) if other == device]
         return there[0] if there else torch.zeros(1, dtype=torch.float64, device=device)
     place = (device, torch.cuda.current_stream(device).cuda_stream if on_gpu else 0)

@@ -15,7 +15,7 @@ from acceptlib.errors import InputError
 __all__ = ["chain_speculative_sampling", "sampling"]
 
 ROW_STRIDE = 1 << 40
-"""How far apart in one seed's stream the rows of a batch are that share the seed: there is room for 2^23 of them."""
+"""Distance, in a seed's stream, between rows of a batch that share the seed: there is room for 2^23 rows."""
 
 COUNT_DTYPES = (torch.int32, torch.int64)
 
@@ -101,7 +101,7 @@ def _streams(
     num_requests: int,
     device: torch.device,
 ) -> Rng:
-    """Return each request's stream: its own seed and offset; where the seed is shared, the row sets rows apart."""
+    """Return each request's stream, by its own seed and offset; rows that share a seed are `ROW_STRIDE` apart."""
     for name, value in (("seed", seed), ("offset", offset)):
         if isinstance(value, torch.Tensor):
             fits = value.ndim == 1 and len(value) in {1, num_requests} and value.device == device

@@ -31,7 +31,7 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
     expect("target_dists", target_dists, ("K+1", "V"))
     result = create("greedy").verify(
         candidate_tokens[None],
-        target_logits=as_rows(target_dists)[None],  # for whose argmax nothing has to be normalised
+        target_logits=as_rows(target_dists)[None],  # an argmax needs no normalised rows
         uniforms=unused_uniforms(1, len(candidate_tokens), target_dists.device),
     )
     return _scalars(result)

@@ -18,7 +18,7 @@ REPLACED = "_speculative_sampling"
 """The function of `transformers.generation.utils` that decides on sampled drafts, from 4.57 to 5.23 at least."""
 
 _INSTALLED: list[Callable[..., Any]] = []
-"""What was there before, and the functions of open contexts, of which the last one is in its place."""
+"""The function that was there before, then those of open contexts; the last one is in its place."""
 
 _LOCK = threading.Lock()
 
@@ -27,8 +27,8 @@ _LOCK = threading.Lock()
 def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterator[None]:
     """Let `generate(assistant_model=..., do_sample=True)` use a strategy while the context is open.
 
-    What was there before is restored at the end, also after an error. The replacement holds for the whole process; of
-    contexts that are open at a time, in several threads too, the one opened last counts.
+    What was there before is restored at the end, also after an error. The replacement holds for the whole process: if
+    several contexts are open at once, in several threads too, the one opened last counts.
     Random numbers come from torch's default generator, so `torch.manual_seed` makes a text reproducible.
 
     With `do_sample=False`, and for drafts without logits (prompt lookup), transformers compares drafted tokens with the

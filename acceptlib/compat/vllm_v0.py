@@ -90,7 +90,7 @@ class _SpecDecodeSampler(torch.nn.Module):
         draft_token_ids: torch.Tensor,
         generators: Mapping[int, torch.Generator] | None,
     ) -> torch.Tensor:
-        """Verify, count, and return [B, k+1] int64; without `generators`, not even {}, nothing is drawn."""
+        """Verify, count, and return [B, k+1] int64; nothing is drawn if `generators` is None."""
         if self._strict_mode:
             self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
         expect("draft_token_ids", draft_token_ids, ("B", "k"))
@@ -254,7 +254,7 @@ class _GuardedTypical(AcceptanceStrategy):
     """`typical` with vLLM's guard of the logarithm, which lowers the entropy of flat rows."""
 
     name = "typical"
-    # Bonus tokens are given, so that nothing is drawn and no row is weighed for it.
+    # Bonus tokens are given: with `bonus` an argmax, nothing is drawn and no row is weighed.
     traits = Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")
 
     class Options(Options):
@@ -267,7 +267,7 @@ class _GuardedTypical(AcceptanceStrategy):
     def guarded_negentropy(p: Value) -> Value:
         """Sum to sum_x p(x) log2(p(x) + 1e-5).
 
-        A factor here would be one more pass over the row; in place, a CPU's product takes no more of the cache.
+        A factor here would cost one more pass over the row. In place, the product takes no more of a CPU's cache.
         """
         logs = ops.log2(p, 1e-5)
         logs *= p

@@ -252,7 +252,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
     metadata.max_spec_len = max_spec_len
     greedy = random = None
     if sampling_metadata.all_greedy or not sampling_metadata.all_random:  # an empty batch is both
-        # As logits, for whose argmax nothing has to be normalised.
+        # As logits: an argmax needs no normalised rows.
         greedy = _verify_greedy(metadata, bonus_token_ids, target_probs)
     if not sampling_metadata.all_greedy:
         random = _verify(

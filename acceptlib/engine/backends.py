@@ -1,4 +1,4 @@
-"""Choice of the engine that runs a call. Where it is not the fused one although rows are on a GPU, a log says why."""
+"""Choice of the engine that runs a call. If the rows are on a GPU and it is not the fused one, a log says why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Choice: TypeAlias = Literal["auto", "torch", "triton"]
 
 MOST_REASONS: Final = 64
-"""That are remembered, so that each is said once."""
+"""Reasons that are remembered, so that each is logged once."""
 
 LOGGER: Final = logging.getLogger("acceptlib")
 
@@ -114,7 +114,7 @@ def require(choice: Choice, device: torch.device) -> None:
 
 
 def bind_rules(plan: Plan) -> None:
-    """Make a plan's rules into functions of the fused kernels, as a GPU would first; nothing without Triton.
+    """Turn a plan's rules into functions for the fused kernels, as a call on a GPU first does; nothing without Triton.
 
     Raises:
         StrategyDefinitionError: One cannot become such a function.
@@ -131,7 +131,7 @@ def _refuse(device: torch.device, unavailable: str) -> NoReturn:
 
 
 def _missing(device: torch.device) -> str | None:
-    """Return what the Triton engine misses to run any call on a device, or None if nothing."""
+    """Return why the Triton engine can run no call at all on a device, or None."""
     # The interpreter, for tests, runs kernels on the CPU.
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton runs on GPUs, and the rows are not on one"

@@ -1,6 +1,6 @@
-"""Greedy requests on the CPU, one after the other: of few numbers, plain Python makes a decision soonest.
+"""Greedy requests on the CPU, one after the other: with few numbers, plain Python decides soonest.
 
-A row has its argmax found if the chain gets to it, and no rule is evaluated, for what it would say is known.
+A row's argmax is found only if the chain reaches the row. No rule is evaluated, because its result is known.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from acceptlib.rng import Rng
 
 FEW_REQUESTS: Final = 32
 FEW_ROWS: Final = 160
-"""Up to both this takes less time than arrays, however short rows are and even if all are read."""
+"""Up to both limits this is quicker than arrays, however short rows are and even if all are read."""
 
 
 def can_walk(plan: Plan, inputs: Inputs) -> bool:
-    """Return whether `walk` can run a call, and sooner: rows are few, or so long that leaving some out counts."""
+    """Return whether `walk` can run a call, and more quickly: rows are few, or so long that leaving some out pays."""
     target = inputs.target
     few = inputs.num_requests <= FEW_REQUESTS and target.data.shape[:-1].numel() <= FEW_ROWS
     return (
@@ -56,9 +56,9 @@ def walk(inputs: Inputs, out: VerifyResult) -> None:
 
 
 def write(out: VerifyResult, results: list[tuple[list[int], int, int, int]]) -> None:
-    """Fill in a result, given of each request drafted tokens, how many stand, what follows, and `Status`.
+    """Fill in a result from each request's drafted tokens, how many stand, the token that follows, and `Status`.
 
-    Where nothing follows, that is `PLACEHOLDER_TOKEN_ID`.
+    Where none follows, the token is `PLACEHOLDER_TOKEN_ID`.
     """
     most = out.output_token_ids.shape[1] - 1
     tokens = [[*ids[:stop], token, *[PLACEHOLDER_TOKEN_ID] * (most - stop)] for ids, stop, token, _ in results]
@@ -78,10 +78,10 @@ def _walk_one(given: Words, first: int, ids: list[int], bonus: int | None, least
 
     Args:
         given: All rows [n, V].
-        first: The first of the request's.
+        first: Number of the request's first row.
         ids: The drafted tokens, and `PLACEHOLDER_TOKEN_ID` behind them if the chain ends before its count.
-        bonus: What follows if all stand, if that is given.
-        least: What a row has to have an entry above.
+        bonus: The given bonus token, which follows if all stand, or None.
+        least: A row has a law only if its largest entry is above this.
     """
     vocab_size = given.shape[1]
     for stop, drafted in enumerate((*ids, None)):
@@ -108,7 +108,7 @@ def _chains(inputs: Inputs) -> Iterator[tuple[int, list[int], int]]:
     layout = rows.Layout(inputs, reads_draft=False)
     first = rows.row_number(inputs.target.data, layout.index("target", layout.request, 0 * layout.request))
     faults = layout.request * OK if layout.faults is None else layout.faults
-    # Clamped, a token outside might be the argmax.
+    # A token outside the vocabulary was clamped, perhaps to the argmax.
     drafted = np.where(layout.outside, inputs.vocab_size, layout.ids)
     of_requests = zip(first, drafted, layout.num_draft_tokens, layout.reached_end, faults, strict=True)
     for row, ids, count, whole, fault in of_requests:

@@ -13,7 +13,8 @@ ROW_SUM_LIMIT: Final = 2.0**18
 MAGNITUDE_SCALE: Final = 2.0**13
 """Fixed-point scale of magnitudes, which are added up in fours of neighbours first, (a + b) + (c + d).
 
-Those of terms up to `ROW_SUM_LIMIT` sum to less than 2^63 over any row, and what the steps lack to less than the limit.
+Magnitudes of terms up to `ROW_SUM_LIMIT` sum to less than 2^63 over any row, and truncation to steps loses less than
+the limit in total.
 """
 
 MAGNITUDE_LIMIT: Final = int(ROW_SUM_LIMIT * MAGNITUDE_SCALE)
@@ -23,7 +24,7 @@ WEIGHT_SCALE: Final = 2.0**60
 """Fixed-point scale of weights in a draw."""
 
 MASS_SCALE: Final = 2.0**42
-"""Fixed-point scale of the masses that top-p and min-p leave, where the row's largest entry has 1."""
+"""Fixed-point scale of masses of logits, in which a row's largest entry has 1."""
 
 ROW_TOLERANCE: Final = 1 / 64
 """How far a row of probabilities may sum from 1: bfloat16 rounds each entry by up to 2^-9 of it."""

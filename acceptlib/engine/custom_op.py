@@ -1,7 +1,7 @@
 """`verify` as an operator, `torch.ops.acceptlib.verify`: what `torch.compile` and `torch.export` put into their graphs.
 
-Graphs hold tensors and numbers, so a strategy goes into one as a key, and parameters, streams and results as what they
-are made of. The operator puts them together again and runs an ordinary call, which writes results in place.
+Graphs hold tensors and numbers, so a strategy goes into one as a key, and parameters, streams and results as their
+tensors and numbers. The operator reassembles them and runs an ordinary call, which writes results in place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ ARGUMENTS: Final = {
     "max_num_draft_tokens": "SymInt?",
     "bonus_token_ids": "Tensor?",
     "wants_logprobs": "bool",
-    # Of what `PARAMETER_DTYPES` names numbers, then tensors, mask, bias ids and bias values; empty without parameters.
+    # Each parameter in `PARAMETER_DTYPES` is None in one of these two lists, or in both. The tensors go on with mask,
+    # bias ids and bias values. Without parameters both are empty.
     "sampling_numbers": "float?[]",
     "sampling_tensors": "Tensor?[]",
     "draft_sampling_numbers": "float?[]",
@@ -63,15 +64,15 @@ ARGUMENTS: Final = {
     "state": "Tensor[]",
     "workspace": "Tensor(i!)[]",
 }
-"""The operator's arguments and their types; what is written is marked."""
+"""The operator's arguments and their types; those that are written are marked with `!`."""
 
 
 def register(strategy: AcceptanceStrategy) -> str:
-    """Return the key under which this process's graphs find a strategy, for as long as it lives.
+    """Return the key under which this process's graphs find a strategy, for as long as the strategy lives.
 
-    It says what the strategy is, so that a graph that another process saved never finds one with other options.
+    The key has the name and the options, so that a graph saved by another process never finds other options.
     """
-    # A repr of its own may need what is not set yet.
+    # Not the repr: one that a subclass defines may need attributes that are not set yet.
     key = f"{strategy.name} {strategy.options.model_dump()} {next(_NUMBERS)}"
     _STRATEGIES[key] = strategy
     return key
@@ -188,4 +189,4 @@ def _operator(*arguments: Any) -> None:
 
 @_operator.register_fake
 def _(*_arguments: Any) -> None:
-    """Return what the operator returns; its results are arguments."""
+    """Return nothing, as the operator does: its results are arguments."""

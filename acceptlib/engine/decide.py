@@ -1,7 +1,7 @@
 """The skeleton of every chain rule, given its scalars: carry, acceptance and stopping, in float64.
 
 Shared by the torch engine and the exact law, which differ in where scalars come from and in what they do with the
-probabilities: one compares them with uniforms, the other enumerates. Words of either kind give words of that kind.
+probabilities: one compares them with uniforms, the other enumerates. Tensors give tensors, and arrays give arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_POSITIONS = frozenset({"position", "num_draft_tokens", "is_last"})
 def positional(
     plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, state: Mapping[str, Words]
 ) -> tuple[Values, Mapping[str, float]]:
-    """Return the quantities that no row has a say in, and the constants that do not depend on positions.
+    """Return the quantities that do not depend on rows, and the constants that do not depend on positions.
 
     Args:
         plan: The strategy.
@@ -53,7 +53,7 @@ def positional(
         values[name] = broadcast(scalar[:, None], length)
     for name, constant in plan.constants.items():
         if isinstance(constant, tuple):
-            # Filled entry by entry, for a copy to a device waits.
+            # Filled entry by entry, since a copy to a device waits.
             table = [*constant, *[0.0] * max_num_draft_tokens][:max_num_draft_tokens]
             entries = [full(length.shape[:1], number, length) for number in table]
             values[name] = library(length).stack(entries, 1) if entries else float64(length)
@@ -109,7 +109,7 @@ def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draf
     if plan.traits.stop == "last_acceptance":
         return library(accepted).amax(accepted * (position + 1), 1) if most else num_draft_tokens
     if may_stand is not None:
-        # The tokens accepted up to each; a window is full where its ends differ by its length.
+        # Tokens accepted up to each position. A window is full where this count grows by the window's length.
         count = accepted.cumsum(1)
         window = ops.minimum(num_draft_tokens[:, None] - 1, plan.traits.window)
         end = position + window

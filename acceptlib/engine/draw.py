@@ -22,10 +22,10 @@ BLOCK = 2048
 MASK = 0xFFFFFFFF
 
 LITTLE_MASS = 2.0**-30
-"""Weights that all count as 0 in the draw's integers sum to less, in any vocabulary."""
+"""In any vocabulary, weights that each count as 0 in the draw's integers sum to less than this."""
 
 NO_WEIGHT = 2 * MASS_LIMIT
-"""Stands for a weight that is no number, and fails its request."""
+"""Takes the place of a weight that is NaN or infinite, and makes its request fail."""
 
 
 def weigh(
@@ -42,13 +42,13 @@ def weigh(
     Args:
         p: [n, V] float32, the target's rows; never written.
         residual: [n, V] float32, what the strategy makes of the rows; `p` itself where it has no residual.
-        given: What it makes that of, which is never written.
+        given: The tensors that the residual was made from, by name; never written.
         is_bonus: [n] bool, where the target's row is drawn from.
         draft_mass: [n], the masses of the draft's rows.
         is_logits: Whether the target's rows are of logits.
     """
     mass = mass_of(p, is_logits=is_logits)
-    # The target's row is weighed as it is where nothing in it is below 0; only on the CPU may the host look.
+    # Where nothing in the target's row is below 0, its entries are the weights; only on the CPU may the host look.
     if residual is p and (is_logits or (p.is_cpu and not may_hold(as_words(p.amin(1)) < 0))):
         return p, is_bonus, _status(mass, mass, draft_mass)
     if residual is not p and is_new(residual, given):

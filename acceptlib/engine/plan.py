@@ -18,7 +18,7 @@ Constant: TypeAlias = float | tuple[float, ...]
 """An option as rules see it; a tuple holds one value a position, and 0 beyond its end."""
 
 LARGEST: Final = (1 << 31) - 1
-"""A kernel's integer."""
+"""Largest integer that a kernel takes."""
 
 AFTER_CARRY = frozenset({"next_residual_mass"})
 OF_ROWS = frozenset(
@@ -60,7 +60,7 @@ class Traits:
     topology: Literal["chain"] = "chain"
 
     def __post_init__(self) -> None:
-        """Check the choices, which a command would trip over much later."""
+        """Check the values: a wrong one would otherwise show much later."""
         for name, annotation in get_type_hints(Traits).items():
             choices = get_args(annotation)
             if get_origin(annotation) is Literal and getattr(self, name) not in choices:
@@ -83,7 +83,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A strategy with its options bound, as the engines take it. It is equal to itself alone: engines cache by it.
+    """A strategy with its options bound, as the engines take it. Plans compare by identity: engines cache by them.
 
     Attributes:
         name: Name of the strategy, for messages.
@@ -141,7 +141,7 @@ class Plan:
             self._try(rule, role)
 
     def _try(self, rule: Rule, role: str) -> None:
-        """Evaluate a rule on two tokens at once: a branch on what differs between them cannot be taken for both."""
+        """Evaluate a rule on two tokens at once, so that a branch on a value that may differ between them fails."""
         some = np.full(2, 0.5)
         values: dict[str, Value] = {
             name: some < 1 if name.startswith("is_") else some
@@ -171,7 +171,7 @@ class Plan:
 
     @cached_property
     def scalars(self) -> frozenset[str]:
-        """Those of `reads` that are found by going through rows, argmaxes and residuals apart."""
+        """Names among `reads` that are computed from rows, except argmaxes and residual masses."""
         return self.reads & {*OF_ROWS, *self.used_row_sums}
 
     @cached_property
@@ -188,12 +188,12 @@ class Plan:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether rows after a position have a say in what is emitted there."""
+        """Whether what is emitted at a position may depend on rows after it."""
         return self.traits.stop != "first_rejection" or not self.reads.isdisjoint(AFTER_CARRY)
 
     @cached_property
     def takes_argmaxes(self) -> bool:
-        """Whether emitted tokens are the target's argmaxes, whatever else is given: drafted ones, and one more."""
+        """Whether emitted tokens are the target's argmaxes, whatever else is given: matching drafts, and one more."""
         if self.traits.stop != "first_rejection" or self.reads != {"is_target_argmax"}:
             return False
         with np.errstate(all="ignore"):
@@ -202,7 +202,7 @@ class Plan:
 
     @cached_property
     def reads_entries_alone(self) -> bool:
-        """Whether a chain ends at its first rejection, drafted entries decide, and two rows' entries make the draw."""
+        """Whether a chain ends at its first rejection, only drafted entries decide, and a draw reads only p and q."""
         numbers = {name for name, number in self.constants.items() if not isinstance(number, tuple)}
         decides = {*self.accept.names} <= {"target_prob", "draft_prob"} | numbers
         draws = self.residual is None or {*self.residual.names} <= {"p", "q"} | numbers
@@ -216,5 +216,5 @@ class Plan:
 
 
 def evaluate(rule: Rule, values: Mapping[str, Value], constants: Mapping[str, Constant]) -> Value:
-    """Evaluate a rule in torch on named values and constants; values win over constants of the same name."""
+    """Evaluate a rule in torch or NumPy on named values and constants; values win over constants of the same name."""
     return rule(*[values[name] if name in values else constants[name] for name in rule.names])

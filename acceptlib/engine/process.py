@@ -1,8 +1,9 @@
 """The law of a row of logits: sampling parameters in torch, to the bit as `docs/sampling.md` defines them.
 
-Nothing sorts a vocabulary. top-k finds its cut with `topk` where k is known without waiting for a device; top-p, and
-top-k elsewhere, by the digits of the logits: a histogram of integer mass over the leading eleven bits picks a bucket,
-the next eleven and the last ten pick the logit. On the CPU and with a small k, NumPy does what follows, on k entries.
+Nothing sorts a vocabulary. top-k finds its cut with `topk` where k is small and known without waiting for a device. In
+other cases top-k, and top-p in all, find it by the digits of the logits: a histogram of integer mass over the leading
+eleven bits picks a bucket, the next eleven and the last ten pick the logit. On the CPU, if k or the vocabulary is
+small, NumPy does all this on the few largest entries instead.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ MOST_CANDIDATES: Final = 1024
 SIGN: Final = -(1 << 31)
 
 BLOCK: Final = 64
-"""Entries of which only the largest is looked at first."""
+"""Entries of a block: a search for the largest entries looks at the maxima of blocks first."""
 
 CHUNK_BYTES: Final = 2 << 20
 """Size of float32 rows that are gone through at a time."""
 
 LEAST_ROW: Final = 4096
-"""Entries that a row counts as at least, in view of its histogram."""
+"""Entries that a shorter row counts as, because its histogram takes memory too."""
 
 PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p", "bias_token_ids", "bias_values")
-"""Those of `Rows` that have an entry a request."""
+"""Fields of `Rows` that have one entry per request."""
 
 
 @torch.no_grad()
@@ -69,7 +70,7 @@ def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
 
 
 def pieces(rows: torch.Tensor) -> Iterator[slice]:
-    """Yield which rows [n, V] to go through at a time, so that on the CPU little scratch memory is taken and kept."""
+    """Yield slices of rows [n, V] to process one at a time, so that little scratch memory is kept on the CPU."""
     num_rows, vocab_size = rows.shape
     step = _step(vocab_size) if rows.is_cpu else max(num_rows, 1)
     for start in range(0, num_rows, step):
@@ -81,10 +82,10 @@ def _step(vocab_size: int) -> int:
 
 
 def take(rows: Rows, request: torch.Tensor | slice, data: torch.Tensor, bitmask: torch.Tensor | None) -> Rows:
-    """Return rows [n, V] as `process` takes them, with parameters a row.
+    """Return rows [n, V] as `process` takes them, with one set of parameters per row.
 
     Args:
-        rows: A model's rows, with parameters a request.
+        rows: A model's rows, with one set of parameters per request.
         request: [n] int64, the request of each row; or a slice of requests.
         data: [n, V].
         bitmask: [n, ceil(V/32)] or None.
@@ -116,7 +117,7 @@ def process(rows: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return the law that rows of logits are sampled from.
 
     Args:
-        rows: Logits [n, V] with parameters a row.
+        rows: Logits [n, V] with one set of parameters per row.
         out: Where to put the result, [n, V] float32; a new tensor if None.
 
     Returns:
@@ -161,8 +162,8 @@ def constrain(rows: Rows) -> torch.Tensor:
 def max_and_log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     """Return the maxima of rows [n, V], and the logarithms of their sums of exponentials relative to them.
 
-    Both are in one tensor [2, n] float64. They are not added up, for next to a large maximum the logarithm would be
-    lost; it is NaN where a row has no softmax.
+    Both are in one tensor [2, n] float64. They are kept apart, because adding a large maximum would round the logarithm
+    away. The logarithm is NaN where a row has no softmax.
     """
     terms = scratch("logits", logits.shape, torch.float32, logits.device).copy_(logits)
     top = terms.amax(1, keepdim=True)
@@ -174,7 +175,7 @@ def _scale(values: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor | 
     """Return `values` [n, c] less the rows' maxima [n, 1], over the temperature, in place."""
     values.sub_(top)
     if temperature is not None:
-        # After the maximum: a quotient by a low temperature would lose digits, or overflow.
+        # Only after the maximum is subtracted: dividing by a low temperature before would lose digits or overflow.
         values.div_(temperature.masked_fill(temperature == 0, 1)[:, None])
     return values
 
@@ -197,7 +198,7 @@ def _filter(rows: Rows, probs: torch.Tensor) -> None:
 def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     """Write the law of rows whose few largest entries suffice; return [n] bool, which rows these are.
 
-    On the CPU, where NumPy has few entries done before torch has begun; every operation gives what torch's gives.
+    On the CPU only, where NumPy is quicker on few entries. Every operation gives the same bits as torch's.
     """
     num_rows, vocab_size = probs.shape
     few, count, top_k = np.full(num_rows, vocab_size <= MOST_CANDIDATES), vocab_size, None
@@ -237,7 +238,7 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
 def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `topk(count)` of rows [n, V], several times quicker where V is large.
 
-    The largest entries are in the blocks with the largest maxima, whose number is the same, or past the last block.
+    The `count` largest entries are in the `count` blocks with the largest maxima, or past the last whole block.
     """
     num_rows, vocab_size = logits.shape
     num_blocks = vocab_size // BLOCK
@@ -294,7 +295,7 @@ def _target(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _normalize(weights: torch.Tensor, min_p: torch.Tensor | None) -> torch.Tensor:
-    """Return weights, of which the largest is 1, after min-p and over their sum, in place."""
+    """Return weights after min-p, divided by their sum, in place; the largest weight given is 1."""
     if min_p is not None:
         least = min_p.to(torch.float32)  # the smallest float32 that is not below
         least = least.nextafter(torch.full_like(least, torch.inf)).where(least < min_p, least)
@@ -308,7 +309,7 @@ def _sum(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    """Return whether values may be looked into: reading them does not wait for a device."""
+    """Return whether a tensor's values can be read without waiting for a device."""
     return tensor.is_cpu
 
 
@@ -321,13 +322,13 @@ def _cut(key: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> tuple[t
         target: [n] int64, from 1 to the row's sum.
 
     Returns:
-        The logit [n, 1] float32 there, and what is left [n, 1] int64 of the target above it.
+        The logit [n, 1] float32 there, and the target less the mass of all larger logits, [n, 1] int64.
     """
     cut, rest = torch.zeros_like(key[:, :1]), target[:, None]
     for shift, bits in DIGITS:
         last = (1 << bits) - 1
         digit = scratch("digit", key.shape, torch.int64, key.device).copy_((key >> shift) & last)
-        # In what the digits before have chosen; at the first there are none, and a shift by all bits is undefined.
+        # Only entries with the digits chosen so far. At first there are none, and a shift by all bits is undefined.
         counted = mass if shift + bits > 31 else mass.where((key ^ cut) >> (shift + bits) == 0, 0)  # noqa: PLR2004
         sums = torch.zeros(len(key), last + 1, dtype=torch.int64, device=key.device)
         sums = sums.scatter_add_(1, digit, counted).flip(1)

@@ -26,14 +26,14 @@ SCRATCH_BYTES = 2 << 20
 """Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
 
 KEPT_BYTES = 8 << 20
-"""Size of float32 rows up to which all of a model's rows are kept for the call once they are processed, and of those
-that are held at a time where they are more."""
+"""Size of float32 rows up to which all of a model's processed rows are kept for the call. Of more rows, as many bytes
+are held at a time."""
 
 SHARED_ROW = 1 << 15
-"""Entries from which on threads share in `index_select`'s copy of one row."""
+"""Length from which on `index_select` copies one row with several threads."""
 
 LONG_ROW = 1 << 13
-"""Entries from which on an argmax takes so long that rows go one by one, and those that do not matter are left out."""
+"""Length from which on an argmax takes so long that rows go one by one, to leave out those that do not matter."""
 
 
 class Layout:
@@ -41,14 +41,14 @@ class Layout:
 
     Attributes:
         valid: [B, K] bool, positions before each request's end.
-        ids: [B, K] int64 drafted tokens, clamped to the vocabulary; whatever there is beyond a request's end.
+        ids: [B, K] int64 drafted tokens, clamped to the vocabulary; arbitrary beyond a request's end.
         outside: [B, K] bool, whether the drafted token was above the vocabulary.
         num_draft_tokens: [B] int64, n_b after placeholders ended chains.
         reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
         has_bonus_rows: Whether the target's rows include bonus rows.
         faults: [B] int64, a `Status` that holds for the whole request; None where nothing was given that could be bad.
-        flat_request, flat_position, flat_ids: [N] int64. N is T, or B * K in the padded layout, position by position:
-            rows that lie evenly need no copy.
+        flat_request, flat_position, flat_ids: [N] int64. N is T, or B * K in the padded layout, which goes position by
+            position: evenly spaced rows need no copy.
     """
 
     def __init__(self, inputs: Inputs, *, reads_draft: bool) -> None:
@@ -97,7 +97,7 @@ class Layout:
         self.flat_ids = ids.T.reshape(-1) if self.start is None else ids[self.flat_request, self.flat_position]
 
     def to_grid(self, flat: Words) -> Words:
-        """Return [N] values as [B, K]; beyond a request's end they are some other position's."""
+        """Return [N] values as [B, K]; beyond a request's end they are those of some other position."""
         if self.start is None:
             return flat.reshape(self.shape[::-1]).T
         if not self.num_tokens or not self.shape[1]:
@@ -105,7 +105,7 @@ class Layout:
         return flat[ops.minimum(self.start[:, None] + self.position, self.num_tokens - 1)]
 
     def index(self, model: Model, request: Words, position: Words) -> tuple[Words, ...]:
-        """Return the index of rows in the caller's tensor; in bounds, also where a bonus position has none."""
+        """Return the index of rows in the caller's tensor, in bounds even where a bonus position has no row."""
         if self.start is None:
             return request, position if self._has_bonus(model) else ops.minimum(position, self.shape[1] - 1)
         row = self.start[request] + position
@@ -149,14 +149,14 @@ class RowReader:
 
     @functools.cached_property
     def _kept(self) -> torch.Tensor | None:
-        """Memory [R, V] for every row as probabilities, counted through; None for too many."""
+        """Memory [R, V] for all rows as probabilities, leading dimensions flattened; None if they are too many."""
         if 4 * self.raw.numel() > KEPT_BYTES:
             return None
         shape = (self.raw.shape[:-1].numel(), self.raw.shape[-1])
         return scratch(f"{self.model}-processed", shape, torch.float32, self.raw.device)
 
     def _processed(self, row: Words) -> torch.Tensor | None:
-        """Return `_kept`, filled in at least up to the last of some rows of logits."""
+        """Return `_kept`, with the rows of logits processed at least up to the last of those given."""
         if self._kept is None:
             return None
         end = int(row.max()) + 1 if isinstance(row, np.ndarray) else len(self._kept)
@@ -166,7 +166,7 @@ class RowReader:
         return self._kept
 
     def hold(self, request: Words, position: Words) -> None:
-        """Process some rows of logits for `rows` and `probs` to find, until others are held."""
+        """Process some rows of logits, for `rows` and `probs` to find until others are held."""
         if not self.is_logits or self._kept is not None:
             return
         index = self.layout.index(self.model, request, position)
@@ -179,7 +179,7 @@ class RowReader:
         self._held = held, place
 
     def _span(self, some: slice) -> Rows:
-        """Return some of the caller's rows, counted through, as `process` takes them."""
+        """Return some of the caller's rows, leading dimensions flattened, as `process` takes them."""
         data, bitmask = _count_through(self.raw, some), self.given.bitmask
         if self.given.is_plain:
             return Rows(data, self.is_logits)
@@ -211,7 +211,7 @@ class RowReader:
         return functional.pad(rows, (0, missing)) if missing else rows
 
     def largest(self, request: Words, position: Words, rows: torch.Tensor) -> torch.Tensor:
-        """Return the largest entries [n], at least 0, of what `rows` returned, and of what it cut off."""
+        """Return the largest entry [n] of each row, at least 0, including entries that `rows` cut off."""
         if self.raw.shape[-1] > self.vocab_size:
             rows = self._whole(request, position).nan_to_num(nan=0.0, posinf=torch.inf).clamp(min=0)
         return rows.amax(1)
@@ -237,7 +237,7 @@ class RowReader:
         row = row_number(self.raw, self.layout.index(self.model, request, position))
         probs = self._processed(row) if self.is_logits else self.raw
         if probs is not None:
-            # One number an entry: several times quicker than one a dimension.
+            # One flat index per entry is several times quicker than one per dimension.
             found = probs.take(as_tensor(row * width + column))
         else:
             chunks = [slice(start, start + self.chunk) for start in range(0, len(ids), self.chunk)]
@@ -253,7 +253,7 @@ class RowReader:
         """Return log-probabilities [B, K+1] float64 under the softmax of the caller's logits, before any parameter.
 
         Args:
-            last: [B], the last position wanted; what is beyond repeats its row.
+            last: [B], the last position wanted; positions beyond it repeat its row.
             token_ids: [B, K+1]; negative ones count as 0.
         """
         position = as_tensor(ops.minimum(arange(token_ids.shape[1], last), last[:, None]))
@@ -272,7 +272,7 @@ class RowReader:
 
     @functools.cached_property
     def best(self) -> tuple[Words, Words]:
-        """Argmax of every row, counted through, and whether it has a law: both [R]."""
+        """Argmax of every row, leading dimensions flattened, and whether the row has a law: both [R]."""
         if self._as_given:
             return self._best(self.raw.view(-1, self.raw.shape[-1]))
         parts = [self._best(constrain(rows)) for rows in self._spans()]
@@ -283,7 +283,7 @@ class RowReader:
 
     def _best(self, rows: torch.Tensor) -> tuple[Words, Words]:
         """Return the argmax of rows [n, V], the lowest id among ties, and whether they have a law: both [n]."""
-        # NumPy is ten times quicker than torch, and takes no halves.
+        # NumPy is ten times quicker than torch, but does not take half precision.
         found = as_words(rows.to(torch.float32)) if rows.is_cpu else rows
         token = found.argmax(1)
         return token, self._have_law(found[arange(len(found), found), token])
@@ -298,8 +298,8 @@ class RowReader:
     ) -> tuple[Words, Words]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
 
-        Taken from the caller's own values, after bias and mask: rounding to probabilities could tie what was not.
-        `every_row` finds it for all rows at once, and keeps it. `rows` are what `rows` returned, if that is at hand.
+        Taken from the caller's own values, after bias and mask: rounding to probabilities could create ties.
+        `every_row` finds it for all rows at once, and keeps it. `rows` is what the method `rows` returned, if at hand.
         """
         index = self.layout.index(self.model, request, position)
         if every_row:
@@ -310,18 +310,18 @@ class RowReader:
             return self._best(rows)
         if self._as_given and self.raw.is_cpu and self.raw.shape[-1] >= LONG_ROW:
             found, row = self.raw.view(-1, self.raw.shape[-1]).numpy(), row_number(self.raw, index)
-            token = np.array([found[i].argmax() for i in row])  # of views: what is copied is read twice
+            token = np.array([found[i].argmax() for i in row])  # of views: a copy would be read twice
             return token, self._have_law(found[row, token])
         return self._best(constrain(self._rows_at(request, index)))
 
 
 def mass_of(rows: torch.Tensor, *, is_logits: bool) -> Words:
-    """Return the sums [n] of rows; from logits 1, or NaN for a row that has no law, which costs nothing to find."""
+    """Return the sums [n] of rows. From logits they are 1, or NaN for a row without a law, and cost nothing to find."""
     return as_words(rows[:, 0]) * 0 + 1 if is_logits else as_words(rows.sum(1))
 
 
 def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Words]:
-    """Return a draft's rows [n, V] with 0 for what is below it or NaN, and their masses [n]; what is given stays."""
+    """Return a draft's rows [n, V] with 0 for entries below 0 or NaN, and their masses [n]; `q` is never written."""
     # Only on the CPU may the host look whether there is something below 0.
     if not is_logits and (not q.is_cpu or may_hold(~(as_words(q.amin(1)) >= 0))):
         q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
@@ -344,7 +344,7 @@ def _grid(num_requests: int, most: int, like: Words) -> tuple[Words, Words]:
 
 
 def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
-    """Return some rows [n, V] of `data` [..., V], counted through; a view of it where one is possible."""
+    """Return some rows [n, V] of `data` [..., V], leading dimensions flattened; a view where possible."""
     if data.ndim > 2 and not data.is_contiguous():  # noqa: PLR2004
         number = torch.arange(data.shape[:-1].numel(), device=data.device)[some]
         return data[number // data.shape[1], number % data.shape[1]]
@@ -352,7 +352,7 @@ def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
 
 
 def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Tensor:
-    """Return rows [n, V] of `data`, never to be written: a view if they lie evenly, else in scratch memory."""
+    """Return rows [n, V] of `data`, never to be written: a view if they are evenly spaced, else a copy."""
     if len(index) > 1 and not data.is_contiguous():
         return data[tuple(map(as_tensor, index))]
     # Several times quicker than indexing, but for one dimension only.
@@ -371,5 +371,5 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
 
 
 def row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:
-    """Return the number of rows in `data`, counted through its leading dimensions."""
+    """Return the numbers of rows in `data` with its leading dimensions flattened."""
     return index[0] if len(index) == 1 else index[0] * data.shape[1] + index[1]

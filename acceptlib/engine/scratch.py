@@ -1,4 +1,4 @@
-"""Memory that the torch engine uses again from call to call.
+"""Memory that the torch engine reuses from call to call.
 
 Rows are half a megabyte and more, and on the CPU fresh memory of that size costs more in page faults than the
 arithmetic done in it. Other devices have caching allocators.
@@ -25,9 +25,9 @@ _BUFFERS = _Buffers()
 
 
 def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return an uninitialised tensor, overwritten by the next one of the same name.
+    """Return an uninitialised tensor, whose memory the next one of the same name and dtype takes.
 
-    Nothing that leaves the engine may share its memory.
+    Nothing that leaves the engine may share it.
     """
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
@@ -49,8 +49,8 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
 def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place: bool = False) -> torch.Tensor:
     """Return `values` [n, V] float32 times `scale` as int64, truncated, in scratch memory.
 
-    Rows are padded with zeros to a multiple of a length. With `in_place`, `values` are scaled where they are, which
-    leaves more of the cache to what comes after.
+    Rows are padded with zeros until their length is a multiple of `multiple`. With `in_place`, `values` themselves are
+    scaled, which leaves more of the cache to what follows.
     """
     rows, length = values.shape
     scaled = values if in_place else scratch("scaled", values.shape, torch.float32, values.device)
@@ -64,7 +64,7 @@ def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place:
 
 
 def is_new(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether what a rule made of given rows is none of them, nor one number for all entries."""
+    """Return whether a rule's result is a tensor of its own: none of the given rows, nor one number for all entries."""
     if found._is_view() or not found.is_contiguous():  # noqa: SLF001 - a rule may hold a tensor of its own
         return False
     return all(found.data_ptr() != rows.data_ptr() for rows in given.values())

@@ -1,7 +1,7 @@
 """One request on the CPU: a few plain numbers decide, and one or two rows are drawn from.
 
-To lay out a batch of one, and to find in arrays all the random numbers that its chain might come to, takes longer as
-long as the chain is short.
+While the chain is short, it takes longer to lay out a batch of one and to find in arrays all the random numbers that
+the chain might need.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from acceptlib.result import (
 from acceptlib.rng import Root, bits_at, uniform_at
 
 LONGEST_CHAIN: Final = 32
-"""Drafted tokens up to which this takes less time than arrays, even if all of them stand."""
+"""Number of drafted tokens up to which this is quicker than arrays, even if all of them stand."""
 
 
 def can_step(plan: Plan, inputs: Inputs) -> bool:
-    """Return whether `step` can run a call, and sooner than others."""
+    """Return whether `step` can run a call, and is the quickest way to."""
     return (
         inputs.num_requests == 1
         and inputs.max_num_draft_tokens <= LONGEST_CHAIN
@@ -73,7 +73,7 @@ def step(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
 
 
 class _Model:
-    """One model's rows, of which logits are processed as far as the chain has come."""
+    """One model's rows; logits are processed as far as the chain has come."""
 
     def __init__(self, rows: Rows, name: Model) -> None:
         self.given, self.is_logits, self.num_processed = rows, rows.is_logits, 0
@@ -86,7 +86,7 @@ class _Model:
         return self.given.is_plain or bool(np.all(in_range(self.given, self.all.shape[1])))
 
     def upto(self, end: int) -> torch.Tensor:
-        """Return probabilities [R, V] float32; what lies in rows from `end` on does not matter."""
+        """Return probabilities [R, V] float32; rows from `end` on are arbitrary."""
         if self.is_logits and self.num_processed < end:
             some, bitmask = slice(self.num_processed, end), self.given.bitmask
             request = torch.zeros(end - self.num_processed, dtype=torch.int64, device=self.all.device)
@@ -96,12 +96,12 @@ class _Model:
         return self.all
 
     def row(self, position: int) -> torch.Tensor:
-        """Return one row [1, V]. Sums of one that does not lie in one piece would be others in the last bits."""
+        """Return one row [1, V], contiguous: sums of a strided one would differ in the last bits."""
         return self.upto(position + 1)[position : position + 1].contiguous()
 
 
 class _Numbers:
-    """The random numbers of the request, each found when it is asked for."""
+    """The request's random numbers, each found when it is asked for."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.given, rng = inputs.uniforms, inputs.rng
@@ -124,11 +124,11 @@ def _decide(
 ) -> tuple[int, int]:
     """Return how many of the drafted tokens before the end stand, and the `Status` of the one that does not.
 
-    What is wrong with a token is looked at in the order of `torch_engine`, its id first.
+    A token is checked for faults in the order of `torch_engine`, its id first.
     """
     vocab_size, each = target.all.shape[1], max(end, 1)
     if (target.is_logits or (draft and draft.is_logits)) and 4 * end * vocab_size > SCRATCH_BYTES:
-        each = torch.get_num_threads()  # a softmax gives each a row
+        each = torch.get_num_threads()  # a softmax gives each thread a row
     for start in range(0, end, each):
         some = range(start, min(start + each, end))
         at = some, [min(max(ids[position], 0), vocab_size - 1) for position in some]

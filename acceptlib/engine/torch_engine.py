@@ -1,11 +1,11 @@
 """The torch engine: any strategy on any device, without a loop over requests and without waiting for the device.
 
-Scalars of every drafted position come first, in float64; then the decision; then one draw a request at its stopping
-row. From probabilities only the drafted entries and two rows a request are read, unless a rule asks for more. Rows are
-taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU, where
-looking costs nothing, rows that have to be processed are read as far as chains reach, and drawn from while they are
-there; few greedy requests or such with long rows are left to `chains`, and a single request with a short chain to
-`single`.
+Scalars of every drafted position come first, in float64; then the decision; then one draw per request at its stopping
+row. From probabilities only the drafted entries and two rows per request are read, unless a rule asks for more. Rows
+are taken in chunks of bounded size, so that scratch memory stays in the cache and does not grow with B. On the CPU,
+where looking at values costs nothing, rows that have to be processed are read only as far as chains reach, and drawn
+from while they are held. Greedy requests are left to `chains` if they are few or have long rows, and a single request
+with a short chain is left to `single`.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ PROBS = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
 
 DEVICE_SCRATCH_BYTES = 64 << 20
-"""Of float32 rows that are gone through at a time on a GPU, where every chunk of them is some dozens of launches."""
+"""Size of one chunk of float32 rows on a GPU, where every chunk takes some dozens of launches."""
 
 ENTROPY_GRID = 1.5 * 2.0**8
-"""Added and taken away, it rounds a small float64 to a multiple of 2^-44, and sums of these are exact up to 2^9."""
+"""Adding and subtracting it rounds a small float64 to a multiple of 2^-44. Sums of these are exact up to 2^9."""
 
 
 def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     """Run `plan` on validated inputs; see `AcceptanceStrategy.verify`."""
-    # Made outside of inference mode, so that the caller may use them like any tensor.
+    # Results are made outside of inference mode, so that the caller may use them like any tensor.
     most = inputs.max_num_draft_tokens
     out = inputs.out or VerifyResult.empty(inputs.num_requests, most, inputs.device, logprobs=inputs.logprobs)
     if inputs.num_requests:
@@ -89,7 +89,7 @@ class _Step:
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
         self.walks = self._walks()
-        # Some requests' rows at a time, of which those that stop there draw before others' take their place.
+        # Whether rows of some requests are held at a time: those that stop there draw before the next take their place.
         self.holds = self.walks and inputs.num_requests > 1
         self.missing = np.ones(inputs.num_requests, bool)
         self.emitted = [np.zeros(inputs.num_requests, dtype) for dtype in (np.int64, np.int64, np.float32)]
@@ -124,9 +124,9 @@ class _Step:
         self._write(out, stop, status, *self._emit(stop, emit_bits))
 
     def _walks(self) -> bool:
-        """Return whether positions are read one after the other, for requests that still stand.
+        """Return whether positions are read one after the other, only for requests whose chains go on.
 
-        That pays where whole rows are needed, and the host may look at what came of them.
+        That pays where whole rows are needed and the host may look at the decisions.
         """
         plan, layout = self.plan, self.layout
         whole_rows = not self.wanted <= PROBS or self.target.is_logits or (self.draft and self.draft.is_logits)
@@ -144,7 +144,7 @@ class _Step:
         """Yield the flat positions to read at a time: all of them, unless rows may be read in vain."""
         layout = self.layout
         num_requests, most = layout.shape
-        # A softmax gives each thread a row. One request alone goes on by as many as run at once.
+        # A softmax gives each thread a row, so a single request advances by as many positions as there are threads.
         step = torch.get_num_threads() if num_requests == 1 else 1
         if not self.walks or (step >= most and not self.holds):
             yield slice(None)
@@ -233,7 +233,7 @@ class _Step:
     def _reduced(
         self, request: Words, position: Words, ids: Words, gathered: frozenset[str]
     ) -> dict[str, torch.Tensor]:
-        """Return what `_reductions` makes its scalars of, for one chunk of rows, and the `gathered` of `PROBS`: [n]."""
+        """Return the tensors [n] behind `_reductions` for one chunk of rows; of `PROBS`, those that are `gathered`."""
         elements, _ = self._elements(request, position)
         p, q, column = elements["p"], elements["q"], as_tensor(ids)[:, None]
         found = {
@@ -253,7 +253,7 @@ class _Step:
             found["target_top_entropy"] = -torch.xlogy(top, top).sum(1)
         if "position" in self.plan.reads:
             read["position"] = as_tensor(position)[:, None].to(torch.float32)
-        for name in self.values.keys() & self.plan.constants.keys():  # of which each position has its own
+        for name in self.values.keys() & self.plan.constants.keys():  # constants with one value per position
             read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(evaluate(row_sum, read, self.numbers), p).to(torch.float32)
@@ -308,7 +308,7 @@ class _Step:
         return row.to(torch.float32)
 
     def _position_faults(self) -> Words | None:
-        """Return the `Status` of each drafted position by itself, [B, K] int64; None where all are seen to be well."""
+        """Return the `Status` of each drafted position by itself, [B, K] int64; None if all are seen to be OK."""
         bad, prob, has_law = self.layout.outside, None, self.values.get("has_law")
         if "target_prob" in self.plan.reads:
             prob = self.values["target_prob"]
@@ -321,7 +321,7 @@ class _Step:
         if prob is not None:
             status = ops.where(prob > 1 + ROW_TOLERANCE, UNNORMALIZED_ROW, status)
             status = ops.where((prob >= 0) & (prob < torch.inf), status, INVALID_ROW)
-        # The entry that was looked at in the row is another token's.
+        # Ids are clamped, so the probability above is another token's.
         status = ops.where(self.layout.outside, INVALID_TOKEN_ID, status)
         if has_law is not None:
             status = ops.where(has_law, status, INVALID_ROW)
@@ -331,7 +331,7 @@ class _Step:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
         request = self.layout.request
         if self.inputs.bonus_token_ids is not None and not self.inputs.logprobs and isinstance(stop, np.ndarray):
-            takes_given, token, status = self._given(request, stop)  # no row has a say in what these emit
+            takes_given, token, status = self._given(request, stop)  # what these emit does not depend on rows
             self._keep(request[takes_given], token[takes_given], status[takes_given], None)
         if self.missing.all():
             return self._emit_from_rows(request, stop, bits)
@@ -365,7 +365,7 @@ class _Step:
         return join(token), join(status), join(prob) if self.inputs.logprobs else None
 
     def _given(self, request: Words, position: Words) -> tuple[Words, Words, Words]:
-        """Return which of some requests take their given bonus tokens, these, and what `Status` comes with them."""
+        """Return which of some requests take their given bonus tokens, those tokens, and the `Status` of each."""
         assert self.inputs.bonus_token_ids is not None  # noqa: S101 - for the type checker
         layout, given = self.layout, as_words(self.inputs.bonus_token_ids.to(torch.int64))[request]
         outside = (given < 0) | (given >= self.inputs.vocab_size)
@@ -381,7 +381,7 @@ class _Step:
         draws = (is_bonus == (traits.bonus == "sample")) if differ else traits.bonus == "sample"
         status = token = position * 0
         p = prob = None
-        # Where bonus tokens are given and nothing was drafted there may be no row at all.
+        # If bonus tokens are given and nothing was drafted, there may be no row at all.
         has_rows = self.inputs.target.data.numel() > 0
         if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
             p, weights, from_target, row_status = self._weights(request, position, is_bonus)
@@ -455,7 +455,7 @@ class _Step:
 
 def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
     """Return the sums [n] of rows, float64: the same for every order; NaN where magnitudes reach `ROW_SUM_LIMIT`."""
-    # Magnitudes sum to at most the root of V times that of squares, which is as quick as a sum, and NaN is not below.
+    # Magnitudes sum to at most sqrt(V) times the row's norm, which is found as quickly as a sum. NaN compares as false.
     most = as_words(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
     if not may_hold(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
         return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)

@@ -106,7 +106,7 @@ def law(
         raise InputError(msg)
     vocab_size = len(target_at(()))
     draft_at = None if draft is None else as_model(draft, "draft", vocab_size)
-    # Rows beyond a length that was given are left out. Without one they mean that the target's bonus row is missing.
+    # If a length was given, rows beyond it are left out. Otherwise they mean that the target's bonus row is missing.
     if isinstance(draft, torch.Tensor) and (
         len(draft) < num_draft_tokens or (given is None and len(draft) > num_draft_tokens)
     ):
@@ -309,7 +309,7 @@ def row_scalars(
         top = p.topk(min(plan.traits.top_k, p.shape[-1])).values
         top = top / top.sum(-1, keepdim=True)
         values["target_top_entropy"] = -torch.xlogy(top, top).sum(-1)
-    # Of all sequences alike.
+    # The same for all sequences.
     of_positions = {name: value[:1] for name, value in given.items() if name == "position" or name in plan.constants}
     for name, row_sum in plan.used_row_sums.items():
         terms = _elementwise(row_sum, ids, p, q, {**values, **of_positions}, numbers)
@@ -327,7 +327,7 @@ def residuals(
 ) -> torch.Tensor:
     """Return the weights [N, K, V] of the draw after a rejection at each position.
 
-    They are [1, K, V] where `p` is and they do not depend on the drafted token. `values` holds `carry` as it is before
+    They are [1, K, V] if `p` is and if they do not depend on the drafted token. `values` holds `carry` as it is before
     each position; the rest is as for `row_scalars`.
     """
     if plan.residual is None:
@@ -357,7 +357,7 @@ def _elementwise(
     read |= {"p": p, "q": q}
     if "is_drafted" in rule.names:
         read["is_drafted"] = functional.one_hot(ids, p.shape[-1]).bool()
-    # What is one number, or one a position, stands for every entry.
+    # One number, or one per position, stands for every entry.
     weights: torch.Tensor = evaluate(rule, read, numbers) + torch.zeros_like(p)
     return weights
 
@@ -376,7 +376,7 @@ def plan_of(strategy: AcceptanceStrategy) -> Plan:
 
 
 def length_of(target: torch.Tensor | Model, num_draft_tokens: int | None) -> int:
-    """Return K, which the target's rows give where it is not given.
+    """Return K, which is taken from the target's rows if it is not given.
 
     Raises:
         InputError: Neither says it, or there are too few rows.

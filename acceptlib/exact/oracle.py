@@ -110,8 +110,8 @@ def processed(  # noqa: PLR0913 - one argument a parameter
     """Return the law [V] float64 that a row of logits is sampled from.
 
     The parameters act in this order: bias; mask (`allowed` lists what it leaves); temperature, 0 for the argmax; top-k,
-    with all that equals the k-th; top-p, the fewest largest entries with that share of the mass left, of equal ones the
-    highest ids; min-p, what has that share of the largest probability.
+    which keeps all that equal the k-th; top-p, which keeps the fewest largest entries with that share of the mass left,
+    among equal ones the highest ids; min-p, which keeps entries with that share of the largest probability.
     """
     L = torch.as_tensor(logits, dtype=torch.float64).clone()
     for token, value in (bias or {}).items():

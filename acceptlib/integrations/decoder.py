@@ -41,7 +41,7 @@ def import_transformers() -> Any:
 
 
 def check_length(num_draft_tokens: int, least: int = 0) -> None:
-    """Check K, which may be NumPy's.
+    """Check K, which may be a NumPy integer.
 
     Raises:
         InputError: It is no number of tokens.
@@ -374,15 +374,15 @@ def _check_model(role: str, model: Any) -> None:
         kinds = ", ".join(sorted(recurrent))
         msg = f"{role}: expected attention layers, which can be rolled back, got {type(model).__name__} with {kinds}"
         raise InputError(msg)
-    # Causal models' configs may say is_decoder=False, as each does before transformers 5: what counts is whether a
-    # layer has read it. Parts for images or sound, with configs of their own, say so rightly.
+    # A causal model's config may say is_decoder=False, as each does before transformers 5: what counts is whether a
+    # layer has read it. Parts for images or sound have configs of their own, in which it is right.
     if text_config is config and any(vars(module).get("is_decoder") is False for module in model.modules()):
         msg = (
             f"{role}: expected a causal model, got {type(model).__name__} as an encoder, whose tokens see later ones: "
             "load it with is_decoder=True"
         )
         raise InputError(msg)
-    # Before it had the flag, PaliGemma was so always. "vision" is for images alone, and so is no matter.
+    # Before it had the flag, PaliGemma was always bidirectional. "vision" is for images alone, which does not matter.
     bidirectional = getattr(text_config, "use_bidirectional_attention", config.model_type == "paligemma")
     if bidirectional not in {None, False, "vision"} or getattr(text_config, "is_causal", None) is False:
         msg = (

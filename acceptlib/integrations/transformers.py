@@ -63,8 +63,8 @@ EXTRA_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_
 CACHES = ("cache", "past_key_values")
 """What models and `generate` call a cache, since transformers 5.24 and before."""
 
-# What `generate` itself puts beside the arguments of a decoding loop; anything else came from the caller. Extra outputs
-# are no business of a text that is returned alone.
+# What `generate` itself adds to the arguments of a decoding loop; anything else came from the caller. Extra outputs do
+# not matter, because the text is returned alone.
 PREPARED = {
     *("attention_mask", "position_ids", "cache_position", *CACHES, "use_cache", "logits_to_keep"),
     *EXTRA_OUTPUTS,
@@ -201,7 +201,7 @@ def _arguments_of_generate(model: Any) -> dict[str, Any]:
 
     transformers (4.57 to 5.24 at least) hands a callable `custom_generate` neither `assistant_model` nor `streamer`,
     although `generate` accepts both beside it. Reading them where they were passed is the only way not to lose them
-    without a word. The callable there may be a wrapper of the loop, so it is the model that tells the call.
+    without a word. The callable there may be a wrapper of the loop, so the call is recognised by its model.
     """
     frame = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
@@ -214,7 +214,7 @@ def _arguments_of_generate(model: Any) -> dict[str, Any]:
 
 
 def _is_sharded(model: Any) -> bool:
-    """Return what `generate` takes for `synced_gpus=None`, and tells no loop: does it take all processes to run?"""
+    """Return whether all processes must run: what `generate` takes `synced_gpus=None` for, without telling a loop."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return False

@@ -53,7 +53,7 @@ def generator(seed: int) -> torch.Generator:
 def standing(n: int, vocab: int, seed: int) -> Request:
     """Return a request whose drafted tokens a rule that compares p with q accepts, whatever the uniforms.
 
-    They are the target's argmax, and the draft is the target at temperature 2, which gives them less.
+    The drafted tokens are the target's argmaxes, and the draft is the target at temperature 2, which gives them less.
     """
     logits = 2 * torch.randn(n + 1, vocab, generator=generator(seed))
     return Request(logits[:n].argmax(-1), logits.softmax(-1), (logits[:n] / 2).softmax(-1), seed)

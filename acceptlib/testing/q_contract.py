@@ -1,8 +1,8 @@
 """The q contract: drafted tokens must come from the very rows that are declared for them.
 
-Lossless rules are lossless under that condition only, and no rule can notice that it is broken. The check is a bet: for
-each of a list of other laws g that are functions of the declared row q, the product of g(x) / q(x) over the drafted
-tokens has expectation 1 if they came from q, however rows depend on earlier tokens. So the mean of these products
+Lossless rules are lossless under that condition only, and no rule can notice that it is broken. The check is a bet on a
+list of other laws g, each a function of the declared row q. If the drafted tokens came from q, the product of
+g(x) / q(x) over them has expectation 1, however rows depend on earlier tokens. So the mean of these products
 exceeds 1 / FALSE_ALARM_RATE with probability at most FALSE_ALARM_RATE (Markov's inequality; an e-value, see Grünwald
 et al., arXiv 1906.07801), for any number of tokens and without an approximation. If tokens came from one of the other
 laws instead, or near it, its product grows exponentially with their number.
@@ -27,7 +27,7 @@ POWERS: Final = (0.5, 0.7, 0.85, 1.2, 1.5, 2.0, 4.0)
 KEPT: Final = (2, 5, 20, 50)
 SHARES: Final = (0.8, 0.9, 0.95)
 SURE: Final = 0.999
-"""Weight of a law that excludes entries, against q itself: one exception must not lose the whole bet."""
+"""Weight of a law that excludes entries, when mixed with q: one exception must not lose the whole bet."""
 
 CELLS: Final = 16
 """Cells of a row whose frequencies are learned: by rank, doubling in size, and by id, equal in size."""
@@ -123,7 +123,7 @@ class _Bets:
         self.cell_of_id = torch.arange(vocab_size) * CELLS // vocab_size
 
     def place(self, q: torch.Tensor, x: torch.Tensor) -> None:
-        """Bet on tokens [n] of rows [n, V] float64, given what the ones before have shown."""
+        """Bet on tokens [n] of rows [n, V] float64, given what earlier tokens have shown."""
         if bool((q < 0).any()):
             msg = f"draft_probs: expected probabilities, got {float(q.min())}: pass logits as draft_logits"
             raise InputError(msg)
@@ -173,7 +173,7 @@ class _Bets:
         yield "frequencies off by id", q_x * self._learned(1, q, self.cell_of_id, self.cell_of_id[x])
 
     def _learned(self, which: int, q: torch.Tensor, cells: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-        """Return g(x) / q(x) [n] where g scales q's cells as the tokens before have, one after the other."""
+        """Return g(x) / q(x) [n], where g scales q's cells by how often the tokens before each one fell into them."""
         mass = torch.zeros(len(q), CELLS, dtype=torch.float64).index_add_(1, cells, q)
         hits = torch.nn.functional.one_hot(drawn, CELLS).to(torch.float64)
         seen, expected = self.seen[which] + hits.cumsum(0) - hits, self.expected[which] + mass.cumsum(0) - mass

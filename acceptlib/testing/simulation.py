@@ -160,7 +160,7 @@ def counts(sequences: torch.Tensor, vocab_size: int) -> torch.Tensor:
 def chi_square_z(observed: torch.Tensor, law: torch.Tensor) -> float:
     """Return how many standard deviations chi-square lies above its mean under `law` (Wilson and Hilferty 1931).
 
-    Cells expected fewer than ten times are merged, and left out if they are so together too. Infinite where something
+    Cells expected fewer than ten times are merged, and left out if the merged cell is too. Infinite where something
     impossible was observed.
     """
     observed, law = observed.flatten().double(), law.flatten().double()

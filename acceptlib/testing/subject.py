@@ -26,7 +26,7 @@ VerifyArguments: TypeAlias = Callable[[int, torch.device], Mapping[str, Any]]
 """From B and a device to further arguments of `verify`, such as per-request tensors [B, ...] that rules read."""
 
 CAPACITY: Final = 256
-"""Keys of requests lie below it: per-request arguments are made for so many and then looked up by key."""
+"""Keys of requests are below it: per-request arguments are made for so many requests, then looked up by key."""
 
 STEPS: Final = 4
 """Requests with state have 0 to 3 steps behind them, of `MOST` drafted tokens below `VOCABULARY`."""
@@ -112,14 +112,14 @@ class Subject:
         return self.call([request.key for request in requests], **{**laid_out, **arguments})
 
     def call(self, keys: Sequence[int], **arguments: Any) -> VerifyResult:
-        """Call `verify` on the device for the requests of these keys; what lies there already is passed as it is."""
+        """Call `verify` on the device for the requests of these keys; tensors already there are passed as they are."""
         return self.strategy.verify(**self.place(arguments), **self.further(keys))
 
     def further(self, keys: Sequence[int]) -> dict[str, Any]:
-        """Return the further arguments for the requests of these keys, anew: a strategy may write them.
+        """Return fresh further arguments for the requests of these keys: a strategy may write to them.
 
-        Requests are at different steps, so that their states differ as far as `update_state` takes them; that of key 0
-        is new. A state that `verify_arguments` gives is left as it is.
+        Requests are at different steps, so their states differ as far as `update_state` changes them; key 0's is new. A
+        state that `verify_arguments` gives is left as it is.
         """
         given = self.verify_arguments(CAPACITY, self.device)
         state = {} if "state" in given else self._carried
@@ -128,17 +128,17 @@ class Subject:
 
     @cached_property
     def _carried(self) -> Mapping[str, torch.Tensor]:
-        """The state of each key after `key % STEPS` steps of its own, which are steps that there can be."""
+        """The state of each key after `key % STEPS` steps of its own, all of them possible steps."""
         arguments = self.every_time(CAPACITY)
         state: Mapping[str, torch.Tensor] = arguments.get("state", {})
-        strategy = self.on_backend("torch").strategy  # whose tokens any engine's are
+        strategy = self.on_backend("torch").strategy  # every engine emits the same tokens
         key, place = torch.arange(CAPACITY), torch.arange(MOST)
         for step in range(1, STEPS if state else 1):
             source = generator(step)
             logits = 2 * torch.randn(CAPACITY, MOST + 1, VOCABULARY, generator=source)
             q = (logits[:, :MOST] + torch.randn(CAPACITY, MOST, VOCABULARY, generator=source)).softmax(-1)
             ids = torch.multinomial(q.flatten(0, 1), 1, generator=source).view(CAPACITY, MOST)
-            # Where few tokens stand, the target's favourites do: 0 to 3 of them come first.
+            # A rule may let few tokens stand, but the target's argmaxes among them: 0 to 3 of these come first.
             ids = torch.where(place < (key // STEPS % STEPS)[:, None], logits[:, :MOST].argmax(-1), ids)
             rows = {"draft_token_ids": ids, "target_probs": logits.softmax(-1), "draft_probs": q}
             before = {name: value.clone() for name, value in state.items()}
@@ -157,7 +157,7 @@ class Subject:
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
-        """A key for each state that there is among requests, that of a new one first; 0 alone without state."""
+        """One key for each distinct state among requests, a new request's first; 0 alone without state."""
         values = {name: value.tolist() for name, value in self.state(range(CAPACITY)).items()}
         first: dict[str, int] = {}
         for key in range(CAPACITY if values else 1):
@@ -166,7 +166,7 @@ class Subject:
 
     @cached_property
     def moments(self) -> tuple[int, ...]:
-        """Keys of up to `STEPS` different states to hold laws in: 0, which is new, then such as are steps apart."""
+        """Keys of up to `STEPS` different states to check laws in: 0, which is new, then ones that are steps apart."""
         steps: dict[int, int] = {}
         for key in self.distinct:
             steps.setdefault(key % STEPS, key)
@@ -174,7 +174,7 @@ class Subject:
         return tuple(sorted(found[:STEPS]))
 
     def having(self, key: int) -> str:
-        """Return the state that rules read of the request of a key, for messages, to follow what there is."""
+        """Return the state that rules read of a key's request, for the end of a message."""
         if self.strategy.plan is None:
             return ""
         return "".join(f", {name} = {value.item()}" for name, value in self.state([key]).items())
@@ -209,7 +209,7 @@ class Subject:
         key: int = 0,
         **arguments: Any,
     ) -> dict[tuple[int, ...], float]:
-        """Return `acceptlib.exact.law` of the rules, in the state of the request of a key; that of 0 is new.
+        """Return `acceptlib.exact.law` of the rules, in the state of a key's request; key 0's is new.
 
         Raises:
             Skipped: The strategy overrides `verify` whole and has none.
@@ -223,7 +223,7 @@ class Subject:
         return {name: value.cpu() for name, value in state.items()} if isinstance(state, Mapping) else {}
 
     def every_time(self, num_requests: int) -> dict[str, Any]:
-        """Return the further arguments for so many requests: new ones, unless `verify_arguments` gives their state."""
+        """Return the further arguments for so many requests, all new unless `verify_arguments` gives their state."""
         given = self.verify_arguments(num_requests, self.device)
         state = {} if "state" in given else self.strategy.initial_state(num_requests, self.device)
         return {**({"state": state} if state else {}), **given}
@@ -238,7 +238,7 @@ class Subject:
             return value
         parts = {part.name: getattr(value, part.name) for part in fields(value)}
         moved = {name: self.place(part) for name, part in parts.items()}
-        # The very object where nothing moved: `out` is returned, and offsets are advanced, in place.
+        # The same object if nothing moved: `out` is returned, and offsets are advanced, in place.
         return value if all(moved[name] is part for name, part in parts.items()) else type(value)(**moved)
 
     def streams(self, keys: Sequence[int]) -> Rng:
@@ -261,14 +261,14 @@ def _select(arguments: Mapping[str, Any], keys: torch.Tensor) -> dict[str, Any]:
 
 
 def _is_state(value: object, count: int, device: torch.device) -> bool:
-    """Return whether a value is what rules can read of so many requests."""
+    """Return whether a value is a state of `count` requests that rules can read."""
     if not isinstance(value, torch.Tensor) or value.device.type != device.type:
         return False
     return value.shape == (count,) and value.dtype in STATE_DTYPES
 
 
 def _described(value: object) -> str:
-    """Return what a value is in a few words: of tensors no entries."""
+    """Return what a value is in a few words, without the entries of tensors."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name!r}: {_described(entry)}" for name, entry in value.items()) + "}"
     if not isinstance(value, torch.Tensor):

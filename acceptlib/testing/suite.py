@@ -39,7 +39,7 @@ class Check:
 
     @classmethod
     def of(cls, function: Callable[[Subject], None]) -> Check:
-        """Return the check that a function is."""
+        """Return a `check_*` function as a check."""
         description = (function.__doc__ or "").partition("\n")[0].rstrip(".")
         return cls(checks.name_of(function), function, description)
 
@@ -178,7 +178,7 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
 
 
 def due(subject: Subject, chosen: Sequence[Check]) -> list[Check]:
-    """Return the checks to run of those chosen: `initial_state` alone where it fails, for all would say the same."""
+    """Return which of the chosen checks to run: only `initial_state` if it fails, since all would say the same."""
     return [INITIAL_STATE] if chosen and subject.state_problem else list(chosen)
 
 

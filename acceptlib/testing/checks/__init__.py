@@ -16,14 +16,14 @@ STATE: Final[tuple[Function, ...]] = (
     state.check_new_requests_are_alike,
     state.check_state_of_each_request,
 )
-"""Of a strategy with `Traits.state`; no other check can be run where the first one fails."""
+"""For strategies with `Traits.state`; if the first one fails, no other check can be run."""
 
 PROOFS: Final[dict[str, tuple[Function, ...]]] = {
     "lossless": (law.check_lossless_law, law.check_lossless_law_one_hot, law.check_zero_draft_probability),
     "greedy": (law.check_greedy_sequence,),
     "lossy": (law.check_promise, law.check_declared_bound, law.check_neutral_setting),
 }
-"""By declared guarantee: what it must prove before anything is measured."""
+"""By declared guarantee: what must be proven before anything is measured."""
 
 EVERY: Final[tuple[Function, ...]] = (
     law.check_acceptance_is_probability,
@@ -65,7 +65,7 @@ EVERY: Final[tuple[Function, ...]] = (
 )
 
 STATISTICS: Final[dict[str, tuple[Function, ...]]] = {"lossless": (statistics.check_lossless_over_two_steps,)}
-"""By declared guarantee: what is left to chance, last."""
+"""By declared guarantee: checks by random trials, which run last."""
 
 
 def chosen(guarantee: str, *, state: bool = False) -> tuple[Function, ...]:
@@ -74,7 +74,7 @@ def chosen(guarantee: str, *, state: bool = False) -> tuple[Function, ...]:
 
 
 def asked_of(name: str) -> str:
-    """Return which strategies alone a check is for, as `lossless strategies`; empty if there is no such check."""
+    """Return which strategies a check is limited to, such as `lossless strategies`; empty for all, or if unknown."""
     if name in map(name_of, STATE):
         return "strategies with Traits.state"
     for guarantee, functions in PROOFS.items():
@@ -84,5 +84,5 @@ def asked_of(name: str) -> str:
 
 
 def name_of(function: Function) -> str:
-    """Return the name of the check that a function is."""
+    """Return the name of a `check_*` function's check."""
     return function.__name__.removeprefix("check_")

@@ -163,7 +163,7 @@ def check_forms_of_a_call(subject: Subject) -> None:
     """A call means the same in each form: counts, ids and results of either width, streams or what they come from.
 
     Counts may lack their leading 0, and target rows their bonus rows, where bonus tokens are given. Catches a step that
-    works in the form alone that its own tests have, so that an engine has to convert what it holds.
+    works only in the form that its own tests use, so that an engine has to convert what it holds.
     """
     requests, keys = mixed(COUNT + 1, VOCABULARY)[1:], range(1, COUNT + 1)  # the first has drafted tokens
     bonus = torch.arange(COUNT) % VOCABULARY
@@ -282,8 +282,8 @@ def _spread(value: Any) -> Any:
 def check_inputs_unmodified(subject: Subject) -> None:
     """The caller's tensors are never written, but for the offsets of the streams.
 
-    Catches temperature divided into the caller's logits in place (vllm#30846), and per-request state that a call takes
-    to the next step already.
+    Catches temperature divided into the caller's logits in place (vllm#30846), and a call that takes per-request state
+    to the next step by itself.
     """
     for layout in ("padded", "ragged"):
         for form in ("probs", "logits"):

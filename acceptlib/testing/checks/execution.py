@@ -31,9 +31,9 @@ WAITING: Final = frozenset(
     }
 )
 READING: Final = frozenset({"tolist", "cpu"})
-"""Ways to the host that wait for a GPU, but are no operations on the CPU, where they are looked for by name.
+"""Ways to the host that wait for a GPU, but run no operation on the CPU, where they are looked for by name.
 
-So is `numpy`, but the torch engine takes that way itself on the CPU.
+`numpy` is left out, because the torch engine itself takes that way on the CPU.
 """
 
 COUNT: Final = 5
@@ -43,7 +43,7 @@ def check_backends_agree(subject: Subject) -> None:
     """The torch and the Triton engine emit the same tokens from the same probabilities and streams.
 
     Catches kernels whose tokens depend on tiles, grids or contracted multiplications: sums in another order. Where no
-    kernel can run, rules that could not become one.
+    kernel can run, it catches rules that cannot become one.
     """
     torch_engine, triton_engine = subject.on_backend("torch"), subject.on_backend("triton")
     for vocab in (11, 150) if subject.device.type == "cpu" else (11, 150, 40_000):
@@ -65,9 +65,9 @@ def check_backends_agree(subject: Subject) -> None:
 def check_no_host_synchronisation(subject: Subject) -> None:
     """Nothing waits for the device: no `.item()`, no shape that depends on values.
 
-    Catches host synchronisation in the hot path, which costs an engine a pipeline bubble a step. On the CPU the
-    operations that would wait on a device are what is looked for, and, of a strategy with a `verify` of its own, ways
-    to the host like `.tolist()`. The engine itself goes through NumPy there, so of that only a GPU can tell.
+    Catches host synchronisation in the hot path, which costs an engine a pipeline bubble per step. On the CPU, the
+    check looks for operations that would wait on a device and, if the strategy has a `verify` of its own, for ways to
+    the host like `.tolist()`. The engine itself goes through NumPy there, so only a GPU shows what it does itself.
     """
     reads = type(subject.strategy).verify is not AcceptanceStrategy.verify
     requests = mixed(COUNT)
@@ -83,7 +83,7 @@ def check_no_host_synchronisation(subject: Subject) -> None:
 
 @contextlib.contextmanager
 def waiting_is_an_error(device: torch.device, *, reads: bool) -> Iterator[None]:
-    """Return a context in which it is an error to wait for the device; on the CPU, if `reads`, to go to the host."""
+    """Return a context in which waiting for the device is an error; on the CPU, if `reads`, so is a way to the host."""
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(_cuda_synchronisation_is_an_error())
@@ -127,7 +127,7 @@ class NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class NoReading(TorchFunctionMode):
-    """Raises on ways to the host that do nothing where a tensor is there already."""
+    """Raises on ways to the host that run no operation if a tensor is there already."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mas
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 EXACT: Final = 1e-12
-"""What rounding in float64 may leave of an equality."""
+"""How far rounding in float64 may move an equality."""
 
 VOCABULARY: Final = 4
 LONGEST: Final = 3
@@ -34,7 +34,7 @@ def model(seed: int, sharpness: float = 1.5, vocab_size: int = VOCABULARY) -> ex
 
     def row(prefix: tuple[int, ...]) -> torch.Tensor:
         if prefix not in rows:
-            # A number for the prefix that no other prefix has.
+            # A number that no other prefix has.
             number = sum((token + 1) * (vocab_size + 1) ** index for index, token in enumerate(prefix))
             noise = torch.randn(vocab_size, generator=generator(1009 * seed + number), dtype=torch.float64)
             rows[prefix] = torch.softmax(noise * sharpness, -1)
@@ -44,7 +44,7 @@ def model(seed: int, sharpness: float = 1.5, vocab_size: int = VOCABULARY) -> ex
 
 
 def zeroed(base: exact.Model, keep: int) -> exact.Model:
-    """Return the model without all but its `keep` likeliest tokens, as top-k makes it."""
+    """Return the model with only its `keep` likeliest tokens, as top-k leaves it."""
 
     def row(prefix: tuple[int, ...]) -> torch.Tensor:
         probs = base(prefix)
@@ -99,7 +99,7 @@ DRAFTED: Final = (*((name, pair, LONGEST) for name, pair in PAIRS.items()), *FLA
 """All of these by name, with how many tokens are drafted at most."""
 
 LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two entries", OF_TWO, 6), *FLAT[1:3])
-"""What a law is held to in later states than a new request's: less, for there are three of them."""
+"""What a law is checked on in states later than a new request's: less, since there are three of them."""
 
 
 def check_acceptance_is_probability(subject: Subject) -> None:
@@ -129,7 +129,7 @@ def check_acceptance_is_probability(subject: Subject) -> None:
 
 
 def _expect_no_fall(plan: Plan, state: Mapping[str, torch.Tensor]) -> None:
-    """Expect h not to fall as the next row's residual mass grows from 0 to 4, in states [64], others being random."""
+    """Expect h not to fall as the next row's residual mass grows from 0 to 4, in states [64], all else being random."""
     random = generator(5)
     values: dict[str, torch.Tensor] = {}
     for name in sorted({*plan.accept.names} - {*plan.constants, "next_residual_mass"}):
@@ -153,9 +153,9 @@ def _expect_no_fall(plan: Plan, state: Mapping[str, torch.Tensor]) -> None:
 def check_lossless_law(subject: Subject) -> None:
     """Lossless: what a step emits, continued by the target or by a second step, has the target's joint law.
 
-    It does in a new request's state and in later ones. Catches a rule that is exact in the first step alone, and wrong
-    block rules, invisible in the first token alone: the token rule's residual with block acceptance (TV 0.007), the
-    row's own mass instead of the next one's (0.15), stopping at the first failure (0.31); and recovering from p
+    This holds in a new request's state and in later ones. Catches a rule that is exact in the first step alone, and
+    wrong block rules, invisible in the first token alone: the token rule's residual with block acceptance (TV 0.007),
+    the row's own mass instead of the next one's (0.15), stopping at the first failure (0.31); and recovering from p
     (vllm#9834 is the same from unprocessed p).
     """
     for name, (target, draft), most in DRAFTED:
@@ -203,7 +203,7 @@ def check_lossless_law_one_hot(subject: Subject) -> None:
 
 
 def _fixed_drafts(size: int, length: int) -> set[tuple[int, ...]]:
-    """Return drafts that begin with one of four tokens, of that token alone and of all in turn."""
+    """Return drafts that begin with each of four tokens, and then repeat it or take all tokens in turn."""
     firsts = range(0, size, max(size // 4, 1))
     return {tuple((first + step * place) % size for place in range(length)) for first in firsts for step in (0, 1)}
 
@@ -240,22 +240,22 @@ def check_zero_draft_probability(subject: Subject) -> None:
 def check_greedy_sequence(subject: Subject) -> None:
     """Greedy: the emitted tokens are the target's argmax sequence, ties to the lowest id.
 
-    They are with draft rows, which may be sure of another token, and without. Catches ties that fall differently than
-    torch.argmax's, which bfloat16 rows have often, tokens that are as good as the best or that a draft is certain of,
-    and an argmax of the wrong row: with greedy drafts and softmax rows (transformers#32867) the sequence follows the
-    draft.
+    This holds with draft rows, which may be sure of another token, and without. Catches ties broken otherwise than by
+    torch.argmax, which are frequent in bfloat16 rows; accepting a token because it ties with the best or because the
+    draft is certain of it; and an argmax of the wrong row: with greedy drafts and softmax rows (transformers#32867) the
+    sequence follows the draft.
     """
     source = generator(5)
     for name, rows in _greedy_rows(source).items():
         requests = []
         for key, p in enumerate(rows):
             best, other = p.argmax(1), p.shape[1] - 1 - p.flip(1).argmax(1)
-            # The other end of a tie, which is the same token where there is none; then it is the second best.
+            # The highest id of a tie. Without a tie this is the argmax itself, and the second best is taken instead.
             other = torch.where(other == best, p.topk(2).indices[:, 1], other) if name != "ties" else other
             # The argmax first, then the other one.
             ids = torch.where(torch.arange(LONG) < key % LONG, best[:LONG], other[:LONG])
             sure = functional.one_hot(ids, p.shape[1]).float()
-            q = (p[:LONG].roll(1, 1), sure, 0.9 * sure + 0.1 * p[:LONG])[key % 3]  # of the first the argmax is another
+            q = (p[:LONG].roll(1, 1), sure, 0.9 * sure + 0.1 * p[:LONG])[key % 3]  # the first has another argmax
             requests.append(Request(ids, p, q, key))
         for layout, draft in itertools.product(("padded", "ragged"), (True, False)):
             result = subject.verify(requests, layout, draft=draft)
@@ -304,9 +304,9 @@ def check_promise(subject: Subject) -> None:
 def check_declared_bound(subject: Subject) -> None:
     """Lossy: the exact law of an emitted token keeps the declared bound, with draft rows and without.
 
-    It does in a new request's state and in later ones, and where nothing is carried at each position, if all tokens
-    before it stand. Catches a residual that does not go with the acceptance: the law then leaves the distance that the
-    paper states, as lenience with a residual scaled the wrong way round does.
+    This holds in a new request's state and in later ones and, if nothing is carried, at each position where all tokens
+    before it stand. Catches a residual that does not match the acceptance: the law then exceeds the distance that the
+    paper states, as it does for lenience with a residual scaled the wrong way round.
     """
     traits = subject.traits
     if traits.bound in {"", "none"}:
@@ -343,7 +343,7 @@ def check_declared_bound(subject: Subject) -> None:
 def _first_tokens(
     subject: Subject, target: exact.Model, draft: exact.Model, key: int
 ) -> dict[str, tuple[torch.Tensor, dict[tuple[int, ...], float]]]:
-    """Return by name the draft's first row, one-hot where there are none, and the law of what a step then emits."""
+    """Return for each case the draft's first row, one-hot where there are none, and the law of what a step emits."""
     q = draft(())
     cases = {"drafted from q": (q, subject.law(target, draft, num_draft_tokens=1, key=key))}
     cases["drafted from q, two tokens"] = (q, subject.law(target, draft, num_draft_tokens=2, key=key))
@@ -356,7 +356,7 @@ def _first_tokens(
 def _following(
     emitted: dict[tuple[int, ...], float], length: int, vocab_size: int
 ) -> dict[tuple[int, ...], torch.Tensor]:
-    """Return the law of the token at each later drafted position, given that all before stand: that of its row."""
+    """Return the law of the token at each later drafted position, by the tokens before it, given that these stand."""
     found: defaultdict[tuple[int, ...], torch.Tensor]
     found = defaultdict(lambda: torch.zeros(vocab_size, dtype=torch.float64))
     for sequence, chance in emitted.items():

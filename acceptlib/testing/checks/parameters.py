@@ -23,7 +23,7 @@ ALLOWED = 0b10110101101
 def check_temperature(subject: Subject) -> None:
     """Temperature acts on every row of its request: as logits scaled beforehand, and 0 as one-hot rows.
 
-    The draft's rows have one of their own where it is given, and one that makes no sense marks its request.
+    The draft's rows have a temperature of their own where one is given, and one out of range marks its request.
     Catches sampling parameters that verification leaves out (vllm#9834), applies to the batch's first request, or
     forgets on the bonus row or on the draft's rows.
     """
@@ -57,7 +57,7 @@ def check_temperature(subject: Subject) -> None:
 def _logits(
     requests: Sequence[Request], scales: Sequence[float], layout: str, own: Sequence[float] | None = None
 ) -> dict[str, Any]:
-    """Return the arguments for logits of each request divided by its scale, those of its draft by its own one."""
+    """Return the arguments for logits of each request divided by its scale, or for the draft by `own` if given."""
     logits = [
         replace(request, p=request.p.log() / scale, q=None if request.q is None else request.q.log() / own_scale)
         for request, scale, own_scale in zip(requests, scales, own or scales, strict=True)
@@ -79,15 +79,15 @@ def _one_hot(request: Request) -> Request:
 def check_filters(subject: Subject) -> None:
     """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as on the logits beforehand.
 
-    A number for all requests is one for each. Catches parameters that verification leaves out (vllm#9834), so that a
-    token stands or is drawn which the target may not emit, and a grammar's mask that is not laid on the bonus row
-    (vllm#44297).
+    One number for all requests acts as one for each. Catches parameters that verification leaves out (vllm#9834), so
+    that a token stands or is drawn that the target may not emit, and a grammar's mask that is not applied to the bonus
+    row (vllm#44297).
     """
     kinds = 9
     count = kinds if subject.interpreted else 4 * kinds
     requests, keys = mixed(count, VOCABULARY), range(count)
     key = torch.arange(count)
-    # All in one call, each for every ninth request, for a form of call takes a GPU seconds to compile.
+    # All in one call, each for every ninth request, because a GPU takes seconds to compile for a form of call.
     kind = [key % kinds == number for number in range(kinds)]
     top_k = torch.where(kind[0], 3, 0)
     top_p = torch.where(kind[1], 1e-6, torch.where(kind[2], 0.5, 1.0))
@@ -109,7 +109,7 @@ def check_filters(subject: Subject) -> None:
     beforehand = []
     for request in requests:
         p = filtered(request.p, request.key)
-        p = p.where(allowed, -torch.inf) if masked[request.key] else p  # which is the target's alone
+        p = p.where(allowed, -torch.inf) if masked[request.key] else p  # the mask is for the target alone
         beforehand.append(replace(request, p=p, q=None if request.q is None else filtered(request.q, request.key)))
     lengths = torch.tensor([request.n + 1 for request in requests])
     words = torch.where(masked, ALLOWED, -1).to(torch.int32)[:, None]
@@ -146,7 +146,7 @@ def check_logprobs(subject: Subject) -> None:
     Those in `raw_logprobs` are from before temperature. Catches those of the draft's row, of the row before, stale ones
     behind the stop, and raw ones that are processed.
     """
-    requests = mixed(5 if subject.interpreted else COUNT, VOCABULARY)  # of every length one
+    requests = mixed(5 if subject.interpreted else COUNT, VOCABULARY)  # one of every length
     logs = [request.p.log() for request in requests]
     warm = [(rows / 2).log_softmax(-1) for rows in logs]
     sampling = SamplingParams(temperature=torch.full((len(requests),), 2.0))

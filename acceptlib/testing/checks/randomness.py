@@ -15,7 +15,7 @@ VOCABULARY: Final = 61
 
 
 def _drawn(subject: Subject, pairs: Sequence[tuple[int, int]], rng: Rng | None = None) -> list[int]:
-    """Return the token that each (seed, offset) draws from a flat row: the bonus token of nothing drafted."""
+    """Return the token that each (seed, offset) draws from a flat row: the bonus token where nothing is drafted."""
     if subject.traits.bonus != "sample":
         msg = "the bonus token is an argmax: nothing is drawn"
         raise Skipped(msg)
@@ -73,7 +73,7 @@ def check_every_bit_of_stream(subject: Subject) -> None:
         pairs = [(seed, offset), (seed + 1, offset - 1), (seed - 1, offset + 1), (offset, seed)]
         pairs += [(_flip(seed, bit), offset) for bit in bits] + [(seed, _flip(offset, bit)) for bit in bits[:-1]]
         draws.append(_drawn(subject, pairs))
-    # Four tokens a variant: two of 171 pairs agree in all of them once in 80,000 runs.
+    # Four tokens per variant: by chance, a pair among the 171 agrees in all of them once in 80,000 runs.
     words: dict[tuple[int, ...], str] = {}
     for name, word in zip(names, zip(*draws, strict=True), strict=True):
         other = words.setdefault(word, name)
@@ -81,7 +81,7 @@ def check_every_bit_of_stream(subject: Subject) -> None:
 
 
 def _flip(value: int, bit: int) -> int:
-    """Return a signed 64-bit integer with one bit the other way."""
+    """Return a signed 64-bit integer with one bit flipped."""
     flipped = (value ^ (1 << bit)) % 2**64
     return flipped - 2**64 if flipped >= 2**63 else flipped
 

@@ -29,8 +29,8 @@ def check_initial_state(subject: Subject) -> None:
 def check_new_requests_are_alike(subject: Subject) -> None:
     """New requests have the same state, whatever place they have, and whoever was new before them.
 
-    Catches a state that follows from the row, and one tensor for all who are new at a time: whoever comes later finds
-    in it what the others left.
+    Catches a state that depends on the row, and one tensor shared by requests that are new at different times: later
+    ones find in it what the others left.
     """
     state = subject.further(range(COUNT)).get("state")
     if not isinstance(state, Mapping) or "state" in subject.verify_arguments(COUNT, subject.device):
@@ -42,7 +42,7 @@ def check_new_requests_are_alike(subject: Subject) -> None:
         alike = bool((tensor == tensor[:1]).all())
         expect(alike, f"initial_state({COUNT}): expected one {name!r} for all, got {tensor.tolist()}")
     for tensor in first.values():
-        tensor.copy_(tensor == 0)  # no value is that of its own
+        tensor.copy_(tensor == 0)  # changes every value
     for count in (COUNT, 1):
         for name, tensor in subject.strategy.initial_state(count, subject.device).items():
             found, wanted = tensor.tolist(), before[name][:count].tolist()
@@ -56,8 +56,8 @@ def check_new_requests_are_alike(subject: Subject) -> None:
 def check_state_of_each_request(subject: Subject) -> None:
     """What a step leaves of a request's state, and its next tokens, depend on the request alone.
 
-    Catches an update that reads a neighbour's count, or the batch's: engines add and take away requests at every step,
-    and pad K. Also one that is random, or writes into the result, which the caller has yet to read.
+    Catches an update that reads a neighbour's count, or the batch's: engines add and remove requests at every step, and
+    pad K. Also one that is random, or writes into the result, which the caller has yet to read.
     """
     requests, keys = mixed(COUNT), range(COUNT)
     if not isinstance(subject.further(keys).get("state"), Mapping):
@@ -98,7 +98,7 @@ def check_update_state(subject: Subject) -> None:
     """`update_state` writes into the tensors that it is given, and does not wait for the device.
 
     Catches a name bound to a new tensor, or a new state returned: an engine that holds the old tensors, as a CUDA graph
-    does, goes on with the state of the first step. Also one that asks on the host what it has to do.
+    does, goes on with the state of the first step. Also an update that decides on the host what to do.
     """
     arguments = subject.further(range(COUNT))
     state = arguments.get("state")

@@ -17,7 +17,7 @@ from acceptlib.testing.subject import Skipped, Subject, expect
 VOCABULARY: Final = 11
 COUNT: Final = 12
 ROUNDING: Final = 1e-5
-"""How near to h a uniform must not be, for rows in float32 to decide as rows in float64 do."""
+"""Least distance of a uniform from h at which rows in float32 decide as rows in float64 do."""
 
 
 def check_decisions_follow_rules(subject: Subject) -> None:
