@@ -102,7 +102,7 @@ class Deferred(AcceptanceStrategy):
 
 
 class Miser(AcceptanceStrategy):
-    """A third party's strategy that draws nothing, and reads the mass of a row that no residual changes, and no more."""
+    """A third party's strategy that draws nothing, and reads only the mass of a row that no residual changes."""
 
     name = "miser"
     traits = Traits(guarantee="lossy", bound="none", stop="last_acceptance", recovered="argmax", bonus="argmax")

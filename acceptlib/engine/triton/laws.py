@@ -62,7 +62,7 @@ class Parts(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The law of a row: its maximum, NaN where it has none; its normaliser (see `Call.normalises`, `mass_in`); its argmax."""
+    """The law of a row: its maximum, NaN where it has none; normaliser (`Call.normalises`, `mass_in`); and argmax."""
 
     maximum: tl.tensor
     normaliser: tl.tensor
