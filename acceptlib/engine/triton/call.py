@@ -364,8 +364,8 @@ class Call(Rules):
         Programs that loop have no room for laws, except where masses decide: there few run at a time.
         """
         decides = not (self.filters or self.decided)
-        held = self.stop in {"first_rejection", "window"} and any(self.logits) and not self.loops
-        return decides and (self.mass_scalar >= 0 or held)
+        has_room = any(self.logits) and not self.loops
+        return decides and (self.mass_scalar >= 0 or (has_room and self.stop in {"first_rejection", "window"}))
 
     @property
     def lanes(self) -> int:
