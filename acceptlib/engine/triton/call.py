@@ -177,11 +177,12 @@ class Call(Rules):
         return any(self.temperature + self.best + self.filtered)
 
     @property
-    def normalises(self) -> bool:
-        """Whether rows of logits need normalisers, for which exponentials are added up; elsewhere these are 0."""
+    def normalises(self) -> tuple[bool, bool]:
+        """Whether a model's rows of logits need normalisers, for which exponentials are added up; else these are 0."""
         entries = self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
         sums = bool(self.sums) or self.entropy_scalar >= 0 or self.mass_scalar >= 0
-        return self.draws or self.logprobs or self.filters or entries or sums
+        needed = self.draws or self.logprobs or self.filters or entries or sums
+        return needed and self.logits[0], needed and self.logits[1]
 
     @property
     def max_sub_blocks(self) -> int:

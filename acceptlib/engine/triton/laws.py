@@ -112,7 +112,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
     if CALL.loops:
         store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
-    if CALL.logits[MODEL] and CALL.normalises:
+    if CALL.normalises[MODEL]:
         factor = factor_of(model, CALL, MODEL)
         # A greedy request needs no sum, but in all but large batches the branch takes longer. It stays where a strategy
         # asks for argmaxes: its requests may all be greedy.
@@ -254,7 +254,7 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
     best = tl.zeros(at.shape, tl.int32)
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=CACHE)
-    if (CALL.logits[MODEL] and CALL.normalises) or (CALL.masses and MODEL == TARGET):
+    if CALL.normalises[MODEL] or (CALL.masses and MODEL == TARGET):
         sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         size = num_blocks
@@ -277,7 +277,7 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
     total = tl.zeros(maximum.shape, tl.int64)
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maximum = largest_of(parts.maxima)
-    if CALL.logits[MODEL] and CALL.normalises:
+    if CALL.normalises[MODEL]:
         terms = rescaled(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL))
         total = in_thirds(terms, 1) if CALL.thirds else tl.sum(terms, 1)
     return maximum, total
@@ -288,7 +288,7 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
     """Return the law of rows without a filter, given their maxima and the sums of their exponentials."""
     total = tl.maximum(total, 1)
     normaliser = tl.zeros_like(maximum)
-    if CALL.logits[MODEL] and CALL.normalises:
+    if CALL.normalises[MODEL]:
         normaliser = (normaliser + SUM_SCALE) / total.to(tl.float32)
     argmax = tl.zeros(maximum.shape, tl.int32)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
