@@ -206,6 +206,10 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:
     """Return Philox counters [4, ...], for position and purpose that broadcast with `offset`."""
+    if isinstance(purpose, Purpose):
+        # numpy asks an enum's class for attributes. In Python 3.11 that runs code of `enum`, and numpy drops what is
+        # raised there, a KeyboardInterrupt too.
+        purpose = int(purpose)
     zero = position * (offset & 0)
     words = (zero + position, zero + purpose, zero + (offset & MASK), zero + ((offset >> 32) & MASK))
     return torch.stack(words) if isinstance(zero, torch.Tensor) else np.stack(words)

@@ -184,6 +184,7 @@ class TestCompare:
             output, errors = process.communicate(timeout=30)
         finally:
             process.kill()
+            process.communicate()  # closes the pipes
         assert process.returncode == 130
         assert not output
         assert b"interrupted after 0 of 24 rows" in errors

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from unittest import mock
 
@@ -255,6 +257,32 @@ def test_uniforms_advance_nothing() -> None:
     assert torch.equal(first.emit, again.emit)
     assert rng.offsets.tolist() == [3, 4]
     assert rng.seeds.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("numbers", [lambda rng: rng.draft_bits(0), lambda rng: rng.uniforms(2)], ids=["draft", "step"])
+def test_no_interrupt_is_lost(numbers: Callable[[Rng], object]) -> None:
+    """Ctrl-C at any call ends a draw: catches numbers whose class has code of its own, from which numpy drops it."""
+    rng = streams([1, 2], [3, 4])
+    numbers(rng)  # constants are made once
+    for at in itertools.count():
+        calls = itertools.count()
+
+        def interrupt(_frame: object, event: str, _arg: object, calls: Iterator[int] = calls, at: int = at) -> None:
+            if event == "call" and next(calls) == at:
+                raise KeyboardInterrupt
+
+        ended = False
+        sys.setprofile(interrupt)
+        try:
+            numbers(rng)
+        except KeyboardInterrupt:
+            ended = True
+        finally:
+            sys.setprofile(None)
+        if next(calls) <= at:  # there is no such call
+            break
+        assert ended, at
+    assert at > 3
 
 
 def test_empty_batch() -> None:
