@@ -149,6 +149,38 @@ def test_rows_are_left_out_where_that_may_spare_enough(
         assert tunings.tuning_of(*tuning_of.call_args.args).lazy == spares, (num_requests, most)
 
 
+@pytest.mark.parametrize("num_requests", [1, 8, 256])
+@pytest.mark.parametrize(
+    ("name", "form", "positions"),
+    [
+        ("synthetic", {}, 1),
+        ("wild", {"draft": True}, 1),  # whose residual reads both rows
+        ("synthetic", {"num_passed": True}, 1),
+        ("synthetic", {"logprobs": True}, 4),
+        ("synthetic", {"min_p": 0.1}, 4),
+        ("greedy", {}, 4),
+        ("rejection", {}, 4),
+    ],
+)
+def test_the_only_row_read_is_at_the_stop_where_no_row_decides(
+    name: str, form: dict[str, Any], positions: int, num_requests: int
+) -> None:
+    """Unless others are asked for, or filters take stages that look at all rows."""
+    rows = torch.empty(num_requests, 4, 128256, device="meta")
+    given: dict[str, Any] = {"target_logits": rows}
+    if form.get("draft"):
+        given["draft_logits"] = rows[:, 1:]
+    if "min_p" in form:
+        given["sampling"] = acceptlib.SamplingParams(min_p=form["min_p"])
+    logprobs = form.get("logprobs", False)
+    out = VerifyResult.empty(num_requests, 3, rows.device, logprobs=logprobs, num_passed=form.get("num_passed", False))
+    ids = torch.empty(num_requests, 3, dtype=torch.int64, device="meta")
+    grids: list[tuple[int, ...]] = []
+    with mock.patch.object(engine, "launch", cases.each(lambda _, grid, *__: grids.append(grid))):
+        engine.verify(strategies()[name].plan, cases.inputs(ids, rng=0, out=out, logprobs=logprobs, **given))
+    assert grids[0][2] == positions
+
+
 def stages(strategy: str, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> list[str]:
     """Return the stages that a call launches."""
     launched: list[str] = []

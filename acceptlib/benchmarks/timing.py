@@ -77,13 +77,13 @@ class Reads:
     def of(cls, strategy: AcceptanceStrategy, batch: Batch) -> Reads:
         """Return what a strategy reads of each request of a batch.
 
-        Logits have to be normalised, and sums and maxima taken, over every row. From probabilities, a rule that reads
-        only the drafted tokens' entries needs only the rows it stops at.
+        Logits have to be normalised, and sums and maxima taken, over every row that a decision depends on. Where it
+        depends on none, or from probabilities on the drafted tokens' entries alone, only the rows at the stop are read.
         """
         plan, workload = strategy.plan, batch.workload
         reads_draft = batch.draft is not None and (plan is None or plan.reads_draft)
         everything = cls(workload.num_draft_tokens + 1, workload.num_draft_tokens * reads_draft)
-        if plan is None or workload.kind != "probs" or plan.used_row_sums:
+        if plan is None or plan.used_row_sums:
             return everything
         over_rows = {
             "target_max_prob",
@@ -93,6 +93,8 @@ class Reads:
             "target_top_entropy",
             "next_residual_mass",
         }
+        if workload.kind != "probs":
+            over_rows |= {"target_prob", "draft_prob"}
         return cls(1, int(reads_draft)) if plan.reads.isdisjoint(over_rows) else everything
 
     def bytes(self, batch: Batch) -> int:

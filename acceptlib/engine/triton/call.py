@@ -80,6 +80,12 @@ class Rules:
         best = self.reads_argmax or self.reads_target_max or self.reads_draft_max
         return best or "argmax" in {self.recovered, self.bonus} or bool(self.sums) or self.top_k > 0
 
+    @property
+    def decides_unseen(self) -> bool:
+        """Whether the first rejection stops a request, and no row has a say in it."""
+        entries = self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
+        return self.stop == "first_rejection" and not (entries or self.reads_argmax or self.scalars)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Call(Rules):
@@ -103,6 +109,7 @@ class Call(Rules):
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
         block, emit_block, max_blocks, max_emit_blocks: Entries of a block, and blocks of a row rounded up.
         tile: Sub-blocks that a search for cuts holds at a time; 0 without filters.
+        foreseen: Whether stops are known before any row is read, and no row but the one at the stop is asked for.
         lazy, loops, blocks_ahead, thirds, in_order, looks, runs, emit_parts, law_lanes: See `tunings.Tuning`.
         spins: Whether threads may wait for words by themselves, in instructions of NVIDIA's.
         overlaps: Whether a launch may start before the one ahead of it ends (programmatic dependent launch).
@@ -133,6 +140,7 @@ class Call(Rules):
     best: tuple[bool, bool]
     counts_passed: bool
     adds_up: bool
+    foreseen: bool
     lazy: bool
     decided: bool
     block: int
@@ -364,7 +372,7 @@ class Call(Rules):
 
         Programs that loop have no room for laws, except where masses decide: there few run at a time.
         """
-        decides = not (self.filters or self.decided)
+        decides = not (self.filters or self.decided or self.foreseen)
         has_room = any(self.logits) and not self.loops
         return decides and (self.mass_scalar >= 0 or (has_room and self.stop in {"first_rejection", "window"}))
 

@@ -40,13 +40,17 @@ FIRST_SCALAR = tl.constexpr(len(QUANTITIES))
 
 
 class Stream(NamedTuple):
-    """Where one request's random numbers come from: memory where they are explicit, else a seed and an offset."""
+    """Where one request's random numbers come from: memory where they are explicit, else a seed and an offset.
+
+    A last stage that draws by law has the `bits` of its draw from the start; elsewhere they are found where needed.
+    """
 
     accept_ptr: tl.tensor
     accept_stride: tl.tensor
     emit_ptr: tl.tensor
     seed: tl.tensor
     offset: tl.tensor
+    bits: tl.tensor
 
 
 class Request(NamedTuple):
@@ -83,6 +87,14 @@ class Fetched(NamedTuple):
     x_target: tl.tensor
     x_draft: tl.tensor
     u: tl.tensor
+
+
+class Foreseen(NamedTuple):
+    """A decision that no row has a say in: what `first_rejection` returns but for the laws."""
+
+    stop: tl.tensor
+    length: tl.tensor
+    passed: tl.tensor
 
 
 class Seen(NamedTuple):
@@ -233,23 +245,36 @@ def fetch_first(count, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def after_wait(fetched, count, request, CALL: tl.constexpr):
-    """Wait until the stages before have ended, and return what `fetch` found."""
-    u = uniforms_after_wait(fetched.u, count, request, CALL)
-    return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
+def foresee(count, request, CALL: tl.constexpr):
+    """Return a decision that no row has a say in."""
+    stop, length, passed, _ = first_rejection(count, fetch_first(count, request, CALL), request, CALL)
+    return Foreseen(stop, length, passed)
 
 
 @triton.jit
-def uniforms_after_wait(u, count, request, CALL: tl.constexpr):
-    """Wait until the stages before have ended, and return the random numbers of a decision.
+def after_wait(fetched, count, request, CALL: tl.constexpr):
+    """Wait until the stages before have ended, and return what `fetch` or `foresee` found."""
+    if CALL.foreseen:
+        stop = kept_over_wait(fetched.stop.to(tl.float64), count, request, CALL)
+        return Foreseen(stop.to(tl.int32), fetched.length, fetched.passed)
+    else:  # noqa: RET505 - a branch on what is known when compiling
+        u = kept_over_wait(fetched.u, count, request, CALL)
+        return Fetched(fetched.ids, fetched.x_target, fetched.x_draft, u)
 
-    Whether to wait depends on these numbers, and on factors and addresses that the decision needs, or the assembler
-    would move the arithmetic that finds them behind the wait. The answer is always yes, since no magnitude is less than
-    -1, but the assembler does not know that.
+
+@triton.jit
+def kept_over_wait(numbers, count, request, CALL: tl.constexpr):
+    """Wait until the stages before have ended, and return float64 numbers that are found by then.
+
+    Whether to wait depends on these numbers, and on random bits, factors and addresses that the rest of the stage
+    needs, or the assembler would move the arithmetic that finds them behind the wait. The answer is always yes, since
+    no magnitude is less than -1, but the assembler does not know that.
     """
     target, draft = request.target, request.draft
-    ready = u.to(tl.int64, bitcast=True) ^ count
+    ready = numbers.to(tl.int64, bitcast=True) ^ count
     ready ^= target.sums_ptr.to(tl.int64) ^ target.maxima_ptr.to(tl.int64)
+    if CALL.draws_by_law:
+        ready ^= request.stream.bits.to(tl.int64, bitcast=True)
     if CALL.has_draft:
         ready ^= draft.sums_ptr.to(tl.int64) ^ draft.maxima_ptr.to(tl.int64)
     if CALL.temperature[TARGET]:
@@ -266,7 +291,7 @@ def uniforms_after_wait(u, count, request, CALL: tl.constexpr):
         mov.b64 $0, $2;
         }""",
         "=d,r,d",
-        [(ready ^ (ready >> 32)).to(tl.int32), u],
+        [(ready ^ (ready >> 32)).to(tl.int32), numbers],
         dtype=tl.float64,
         is_pure=False,
         pack=1,

@@ -93,13 +93,14 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     chosen = (tl.where(falls, index, 0), within, term, tl.where(falls, relative, 0.0))
     block, within, term, highest = tl.reduce(chosen, 0, add_four)
     entry, x = _block(block, stop, token, request, CALL)
+    share = within.to(tl.float64) / term.to(tl.float64)
+    tl.debug_barrier()  # the block is on its way meanwhile: see `emit.open_block`
     highest *= law.normaliser
     if token // CALL.block == block:
         highest = tl.maximum(highest, weight)
     weights = tl.exp2((x - law.maximum) * factor) * (law.normaliser / highest)
-    weights = _fixed(tl.where(entry == token, weight / highest, weights))
+    weights = _fixed(tl.where(entry == token, _ratio(weight, highest), weights))
     held = tl.sum(weights, 0)
-    share = within.to(tl.float64) / term.to(tl.float64)
     r = tl.minimum((share * held.to(tl.float64)).to(tl.int64), held - 1)
     found = block.to(tl.int64) * CALL.block + tl.sum((tl.cumsum(weights, 0) <= r).to(tl.int32), 0)
     return tl.where(factor == 0, law.argmax, tl.minimum(found, request.vocab_size - 1)), fault
@@ -136,9 +137,18 @@ def _block(block, stop, token, request, CALL: tl.constexpr):
 @triton.jit
 def _in_units(sums, relative, own, weight, largest, law):
     """Return the weights of blocks in units of the largest; the `own` block also has the token of another weight."""
-    scale = law.normaliser.to(tl.float64) / largest.to(tl.float64)
-    terms = (sums.to(tl.float64) * relative.to(tl.float64) * scale).to(tl.int64)
-    return terms + tl.where(own, _fixed(weight / largest), 0)
+    terms = sums.to(tl.float64) * relative.to(tl.float64)
+    if largest != law.normaliser:  # which is rare, and a division takes long
+        terms *= law.normaliser.to(tl.float64) / largest.to(tl.float64)
+    return terms.to(tl.int64) + tl.where(own, _fixed(_ratio(weight, largest)), 0)
+
+
+@triton.jit
+def _ratio(weight, largest):
+    """Return a weight relative to the largest: mostly it is 0, for which a division takes a detour."""
+    if weight > 0:
+        weight /= largest
+    return weight
 
 
 @triton.jit

@@ -48,7 +48,7 @@ from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, f
 def emit(
     grid,
     count,
-    fetched,  # what `decide.fetch_first` or `masses.fetch` returned, if the decision is made here; or `known_stop`
+    fetched,  # what `decide.fetch_first` or `masses.fetch` returned, if the decision is made here; or the stop
     fault,
     request,
     prepared_ptr,
@@ -72,7 +72,10 @@ def emit(
 @triton.jit
 def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: tl.constexpr):
     """Weigh the row at the stop, known before any is weighed; finish the request if `partials.finishes` says so."""
-    if CALL.decided:
+    if CALL.foreseen:
+        stop, length, passed = fetched.stop, fetched.length, fetched.passed
+        kept, ahead = (), ()
+    elif CALL.decided:
         length = decide.length_of(request, count)
         if CALL.settles:
             stop = tl.minimum(fetched, length)

@@ -7,7 +7,7 @@ import torch
 
 from acceptlib.engine.triton.call import Call, Rules
 from acceptlib.engine.triton.counters import THREADS
-from acceptlib.engine.triton.tunings import Tuning
+from acceptlib.engine.triton.tunings import Tuning, filters_of
 from acceptlib.inputs import Rows
 
 
@@ -95,8 +95,18 @@ def _strides(data: torch.Tensor, *, ragged: bool) -> tuple[int, int, int]:
 
 
 def may_leave_rows(rules: Rules, form: Form) -> bool:
-    """Return whether rows beyond a stop may be left out: if it is known before, and nobody asks for them."""
-    return rules.stop == "first_rejection" and rules.carry_scalar < 0 and not form.counts_passed
+    """Return whether rows beyond a stop may be left out as stops are found: if nobody asks for them."""
+    found = rules.stop == "first_rejection" and rules.carry_scalar < 0 and not form.counts_passed
+    return found and not is_foreseen(rules, form)
+
+
+def is_foreseen(rules: Rules, form: Form) -> bool:
+    """Return whether stops are known before any row is read, and no row but the one at the stop is asked for.
+
+    Where rows are filtered, stages look at all of them.
+    """
+    filters = filters_of(form.target, form.draft)
+    return rules.decides_unseen and not (form.logprobs or filters)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -131,6 +141,8 @@ def compiled_for(
     sums = rules.sums[:-1] if entropy else rules.sums
     # A stop is found as rows are read, so only where they are, and where nothing passes from one to the next.
     reads_rows = any(logits) or any(best) or bool(sums) or rules.top_k > 0
+    decides_alone = rules.mass_scalar < 0 and (rules.stop == "last_acceptance" or rules.carry_scalar >= 0)
+    foreseen = reads_rows and is_foreseen(rules, form)
     part = tuning.emit_block // tuning.emit_parts
     all_logits = target.is_logits and (draft is None or draft.is_logits)
     # Warps that shared a part would look at sums apart, and tell others what both found.
@@ -164,9 +176,9 @@ def compiled_for(
         masked=given("bitmask"),
         biased=given("bias_token_ids"),
         best=best,
+        foreseen=foreseen,
         lazy=tuning.lazy and reads_rows and may_leave_rows(rules, form),
-        decided=tuning.decides_first
-        or (rules.mass_scalar < 0 and (rules.stop == "last_acceptance" or rules.carry_scalar >= 0)),
+        decided=not foreseen and (tuning.decides_first or decides_alone),
         block=block,
         max_blocks=1 << blocks_bits,
         loops=tuning.loops,

@@ -239,6 +239,9 @@ def verify_kernel(
     else:
         seed = tl.load(seeds_ptr + number)
         offset = tl.load(offsets_ptr + number)
+    bits = tl.full((), 0, tl.uint64)
+    if STAGE == "emit" and CALL.draws_by_law:  # while the stage before ends
+        bits = random.bits(seed, offset, emit_ptr + number, CALL)
     # [B, awaited_words, num_parts] int64
     awaited_ptr = (counters_ptr + num_counts(num_requests, max_num_draft_tokens)).to(tl.pointer_type(tl.int64))
     awaited_ptr += number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts
@@ -256,7 +259,7 @@ def verify_kernel(
         ids_stride=ids_stride,
         target=target,
         draft=draft,
-        stream=decide.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset),
+        stream=decide.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset, bits),
         bonus_ptr=bonus_ptr + number,
         scalars_ptr=scalars_ptr + slot,
         num_positions=num_positions,
@@ -276,7 +279,7 @@ def verify_kernel(
     carries: tl.constexpr = CALL.carry_scalar >= 0
     decides: tl.constexpr = STAGE == "decide" or (STAGE == "emit" and not CALL.decided)
     fetched = ()
-    if decides:
+    if decides and not CALL.foreseen:
         # On its way before parameters are looked at, and while the stage before ends.
         fetched = masses.fetch(0, count, request, CALL) if carries else decide.fetch_first(count, request, CALL)
     # Bad counts leave no rows to go through; bad parameters leave them as they are.
@@ -286,6 +289,9 @@ def verify_kernel(
     )
     fault = tl.where(fault == 0, own_fault, fault)
     count = tl.where(fault == 0, count, 0)
+    if CALL.foreseen:
+        fetched = decide.foresee(count, request, CALL)
+        position = fetched.stop
     if OVERLAP and not (FIRST or LATE):
         if decides and carries:
             fetched = masses.after_wait(fetched, count, request, CALL)

@@ -67,7 +67,7 @@ def fetch(base, count, request, CALL: tl.constexpr):
 @triton.jit
 def after_wait(fetched, count, request, CALL: tl.constexpr):
     """Wait until the stages before have ended, and return what `fetch` found."""
-    return Fetched(fetched.first, fetched.later, decide.uniforms_after_wait(fetched.u, count, request, CALL))
+    return Fetched(fetched.first, fetched.later, decide.kept_over_wait(fetched.u, count, request, CALL))
 
 
 @triton.jit

@@ -59,16 +59,20 @@ def uniform(seed, offset, position):
 
 
 @triton.jit
-def bits(seed, offset):
-    """Return the 64 random bits of the request's draw, uint64."""
-    first, second = _words_at(tl.full((), 0, tl.int32), EMIT, seed, offset)
-    return (first.to(tl.uint64) << 32) | second.to(tl.uint64)
+def bits(seed, offset, emit_ptr, CALL: tl.constexpr):
+    """Return the 64 random bits of a request's draw, uint64."""
+    if CALL.explicit:
+        return tl.load(emit_ptr).to(tl.uint64, bitcast=True)
+    else:
+        first, second = _words_at(tl.full((), 0, tl.int32), EMIT, seed, offset)
+        return (first.to(tl.uint64) << 32) | second.to(tl.uint64)
 
 
 @triton.jit
 def bits_of(request, CALL: tl.constexpr):
     """Return the 64 random bits of the request's draw."""
-    if CALL.explicit:
-        return tl.load(request.stream.emit_ptr).to(tl.uint64, bitcast=True)
+    stream = request.stream
+    if CALL.draws_by_law:
+        return stream.bits
     else:
-        return bits(request.stream.seed, request.stream.offset)
+        return bits(stream.seed, stream.offset, stream.emit_ptr, CALL)

@@ -43,11 +43,12 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
     With `beside`, rows without filters are reduced while what is kept of the others is searched for.
     """
     reduces = (any(call.logits) or any(call.best)) and not call.in_one_pass
+    num_positions = 1 if call.foreseen else most + 1  # whichever row is at the stop
     end_of_sums = most + 1 if call.sums_bonus_rows else most
     in_parts = call.lazy and reduces and (call.needs_sums or call.selects)
     found = []
     filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
-    for first, end in parts(most + 1, num_blocks) if in_parts else [(0, most + 1)]:
+    for first, end in parts(num_positions, num_blocks) if in_parts else [(0, num_positions)]:
         if reduces:
             found.append(Stage("reduce", first, end, rows=(filtered if beside else BOTH).value))
         if call.selects:

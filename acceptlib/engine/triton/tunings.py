@@ -256,17 +256,17 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     if small and _draws_listed(rules, target, draft):
         return TUNINGS.small  # with few programs, since only one of them has anything to do
     if num_blocks < SIZES.small and small:
-        return TUNINGS.smaller_filtered if _filters(target, draft) else TUNINGS.smaller
+        return TUNINGS.smaller_filtered if filters_of(target, draft) else TUNINGS.smaller
     if small:
         return TUNINGS.small
-    if num_blocks < SIZES.runs and target.dtype == torch.float32 and _filters(target, draft) == {"min_p"}:
+    if num_blocks < SIZES.runs and target.dtype == torch.float32 and filters_of(target, draft) == {"min_p"}:
         return TUNINGS.medium_min_p
     return TUNINGS.medium if draft is None or target.dtype == torch.float32 else TUNINGS.medium_half
 
 
 def _large(rules: Rules, target: RowsForm, draft: RowsForm | None) -> Tuning:
     """Return how to run a plan on a large batch of logits."""
-    filters = _filters(target, draft)
+    filters = filters_of(target, draft)
     if filters == {"min_p"}:
         return TUNINGS.large_min_p
     if target.dtype != torch.float32:
@@ -287,12 +287,12 @@ def _draws_listed(rules: Rules, target: RowsForm, draft: RowsForm | None) -> boo
 
 def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a large batch of logits takes a stage after the one that reads rows."""
-    filters, sums = _filters(target, draft), len(rules.sums)
+    filters, sums = filters_of(target, draft), len(rules.sums)
     with_laws = not filters and sums <= (rules.entropy_scalar >= 0)  # entropies, and largest entries
     return not filters <= {"min_p"} or ((sums > 0 or rules.top_k > 0) and not with_laws)
 
 
-def _filters(target: RowsForm, draft: RowsForm | None) -> set[str]:
+def filters_of(target: RowsForm, draft: RowsForm | None) -> set[str]:
     """Return what filters rows of either model."""
     models = (target,) if draft is None else (target, draft)
     return {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)}
