@@ -19,6 +19,7 @@ from acceptlib.testing.batches import (
     generator,
     lay_out,
     mask_drafted,
+    mixed,
     ordinary,
     same,
     standing,
@@ -29,6 +30,7 @@ from acceptlib.testing.simulation import chi_square_z, counts
 __all__ = [
     "ALMOST_ONE",
     "FAITHFUL",
+    "READ_NO_DRAFT",
     "SETTINGS",
     "Request",
     "check_sound",
@@ -39,6 +41,7 @@ __all__ = [
     "lay_out",
     "layouts",
     "mask_drafted",
+    "mixed",
     "ordinary",
     "pickled",
     "same",
@@ -64,6 +67,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAITHFUL = [name for name in SETTINGS if name != "synthetic"]
 """Settings under which a drafted token of zero target probability never stands."""
+
+READ_NO_DRAFT = {"greedy", "synthetic", "typical", "typical-sample"}
+"""Settings whose rules do not read the draft's rows."""
 
 settings = pytest.mark.parametrize("setting", SETTINGS)
 layouts = pytest.mark.parametrize("layout", ["padded", "ragged"])

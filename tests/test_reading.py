@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import support
 import torch
-from support import SETTINGS, Request, forms, layouts, settings
-from verify_cases import READ_NO_DRAFT, mixed
+from support import READ_NO_DRAFT, SETTINGS, Request, forms, layouts, mixed, settings
 
 import acceptlib
 from acceptlib import LogitBias, SamplingParams, VerifyResult, arrays

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import support
 import torch
-from support import ALMOST_ONE, Request, forms, layouts
-from verify_cases import mixed
+from support import ALMOST_ONE, Request, forms, layouts, mixed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, rule

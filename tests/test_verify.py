@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import support
 import torch
-from support import ALMOST_ONE, FAITHFUL, Request, forms, layouts, settings
+from support import ALMOST_ONE, FAITHFUL, READ_NO_DRAFT, Request, forms, layouts, mixed, settings
 from torch.nn import functional
-from verify_cases import READ_NO_DRAFT, mixed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, rule
@@ -258,7 +257,7 @@ def test_result_dtypes() -> None:
 @settings
 def test_out_of_an_earlier_step(setting: str) -> None:
     """The tensors stay where they are, as a CUDA graph needs, and hold nothing of the step before."""
-    first, second = mixed(10), mixed(10, seed=50)
+    first, second = mixed(10), mixed(10, first_key=50)
     out = support.verify(setting, first)
     places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
     again = support.verify(setting, second, out=out)
