@@ -9,7 +9,6 @@ import acceptlib
 from acceptlib.testing import Subject
 from acceptlib.testing.simulation import (
     FALSE_ALARM_Z,
-    HONEST,
     Drafting,
     chi_square_z,
     counts,
@@ -23,7 +22,7 @@ LENGTH = 4
 LOSSLESS = [name for name in acceptlib.available() if acceptlib.create(name).traits.guarantee == "lossless"]
 
 CONTRACTS = {
-    "sampled": HONEST,
+    "sampled": Drafting(),
     "sampled-colder-draft": Drafting(temperature=0.5),
     "greedy-one-hot": Drafting(greedy=True),
     "greedy-without-rows": Drafting(greedy=True, declare="none"),

@@ -42,10 +42,6 @@ class World:
         """Return the target's row after `prefix`, [V] float64."""
         return torch.softmax(self.target_logits[prefix[-1] if prefix else -1].double(), -1)
 
-    def draft(self, prefix: tuple[int, ...]) -> torch.Tensor:
-        """Return the draft's row after `prefix`, [V] float64."""
-        return torch.softmax(self.draft_logits[prefix[-1] if prefix else -1].double(), -1)
-
     def joint(self, length: int) -> torch.Tensor:
         """Return the target's law of the first tokens, [V] * length."""
         law = torch.zeros((self.vocab_size,) * length, dtype=torch.float64)
@@ -54,10 +50,9 @@ class World:
         return law
 
 
-def world(seed: int, vocab_size: int = 4, sharpness: float = 1.5) -> World:
-    """Return a world of random rows whose residuals are supported on several tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(2, vocab_size + 1, vocab_size, generator=generator) * sharpness
+def world(seed: int) -> World:
+    """Return a world of four tokens and random rows, whose residuals are supported on several tokens."""
+    rows = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(seed)) * 1.5
     return World(rows[0], rows[1])
 
 
@@ -84,9 +79,6 @@ class Drafting:
     dtype: torch.dtype = torch.float32
 
 
-HONEST = Drafting()
-
-
 def simulate(  # noqa: PLR0913 - each is named
     subject: Subject,
     where: World,
@@ -94,7 +86,7 @@ def simulate(  # noqa: PLR0913 - each is named
     length: int,
     num_draft_tokens: int,
     trials: int,
-    drafting: Drafting = HONEST,
+    drafting: Drafting,
     form: str = "probs",
 ) -> torch.Tensor:
     """Generate with speculative decoding until every sequence has `length` tokens; return them, [trials, length].
