@@ -111,9 +111,8 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
         OptionError: An option does not exist or is out of range.
     """
     config = load(source)
-    third_parties = None if config.plugins else False
     try:
-        entry = registry.find(config.strategy, third_parties=third_parties)
+        entry = registry.find(config.strategy, third_parties=config.plugins)
         if "backend" in config.options:
             msg = f"Strategy {config.strategy!r} has no option 'backend': it is a key beside 'options'."
             raise OptionError(msg)

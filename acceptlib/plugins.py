@@ -48,18 +48,18 @@ def third_parties_enabled() -> bool:
     return os.environ.get(DISABLE_VARIABLE, "") in {"", "0"}
 
 
-def discover(entry_points: Iterable[metadata.EntryPoint] | None = None) -> list[Plugin]:
+def discover(entry_points: Iterable[metadata.EntryPoint] | None) -> list[Plugin]:
     """Load the built-ins and every entry point in group `acceptlib`.
 
     Args:
-        entry_points: Instead of the installed ones.
+        entry_points: Instead of the installed ones; None for these.
 
     Returns:
         One record a source, the built-ins first.
     """
     found = [_collect(BUILT_IN, _own_distribution(), strategies)]
     if entry_points is None:
-        entry_points = metadata.entry_points(group=hookspecs.NAMESPACE) if third_parties_enabled() else ()
+        entry_points = metadata.entry_points(group=hookspecs.NAMESPACE)
     for entry_point in sorted(entry_points, key=lambda entry_point: (entry_point.name, entry_point.value)):
         with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no part of a command's JSON
             found.append(_load(entry_point))

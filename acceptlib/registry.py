@@ -68,11 +68,10 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
     return entries, {name: why for name, why in conflicts.items() if name not in built_in}, loaded
 
 
-def _entries(*, third_parties: bool | None = None) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
+def _entries(*, third_parties: bool = True) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
     """Return what `_load` does; to a package that is being loaded, the built-ins alone."""
-    wanted = plugins.third_parties_enabled() if third_parties is None else third_parties
     with _ONE_AT_A_TIME:
-        return _load(third_parties=wanted and not _LOADING.get())
+        return _load(third_parties=third_parties and plugins.third_parties_enabled() and not _LOADING.get())
 
 
 def available() -> list[str]:
@@ -112,12 +111,12 @@ def loaded_plugins() -> list[plugins.Plugin]:
     return found
 
 
-def find(name: str, *, third_parties: bool | None = None) -> Entry:
+def find(name: str, *, third_parties: bool = True) -> Entry:
     """Return the entry of a name or alias.
 
     Args:
         name: What to look up.
-        third_parties: Whether installed packages count; None leaves it to the environment.
+        third_parties: Whether installed packages count, unless the environment turns them off.
 
     Raises:
         UnknownStrategyError: There is none; the message names what there is.
@@ -142,7 +141,7 @@ def find(name: str, *, third_parties: bool | None = None) -> Entry:
     # If no problem mentions the name, any of the broken plugins might have provided it.
     named = reasons or [plugin.distribution for plugin in broken]
     hint = f" Plugins with problems: {'; '.join(named)}. See `acceptlib plugins`." if broken else ""
-    if third_parties is False or not plugins.third_parties_enabled():
+    if not (third_parties and plugins.third_parties_enabled()):
         hint += " Those of installed packages are turned off."
     msg = f"Unknown strategy {shortened(name)}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
     raise UnknownStrategyError(msg)
