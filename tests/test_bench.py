@@ -56,7 +56,6 @@ TINY = ["--shapes", "1x2", "--vocab-size", "500", "--inputs", "probs", "--peers"
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "SECONDS", 0.0)
-    monkeypatch.setattr(timing.in_turns, "__defaults__", (0.0,))
 
 
 def overlap(batch: Batch) -> float:

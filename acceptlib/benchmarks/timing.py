@@ -127,13 +127,13 @@ def clock(device: torch.device) -> Callable[[], float]:
     return now
 
 
-def in_turns(calls: Sequence[Call], device: torch.device, seconds: float = SECONDS) -> list[Time]:
+def in_turns(calls: Sequence[Call], device: torch.device) -> list[Time]:
     """Time calls eagerly, one after the other in every round, so that a slow moment hits all alike."""
     now = clock(device)
     for call in calls:
         call()
     columns: list[list[float]] = [[] for _ in calls]
-    end = now() + seconds * len(calls)
+    end = now() + SECONDS * len(calls)
     while len(columns[0]) < MIN_ROUNDS or (now() < end and len(columns[0]) < MAX_ROUNDS):
         for call, column in zip(calls, columns, strict=True):
             start = now()

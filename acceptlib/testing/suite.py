@@ -111,8 +111,8 @@ def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, st
 def make_subject(
     strategy: AcceptanceStrategy,
     *,
-    device: str | torch.device = "cpu",
-    backend: Choice | None = None,
+    device: str | torch.device,
+    backend: Choice | None,
     verify_arguments: VerifyArguments = no_arguments,
 ) -> Subject:
     """Return a subject for `run_check`; arguments are those of `check_strategy`.

@@ -18,7 +18,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Mapping
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import triton
@@ -33,7 +33,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 """Operators that mean in Triton what they do in torch and NumPy."""
 
 
-def compile_rule(function: FunctionType, numbers: Mapping[str, float] = MappingProxyType({})) -> Any:
+def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
     """Return a Triton function of what remains of `function` once some of its parameters are numbers.
 
     It is the same one for the same numbers: 0.0 and -0.0 are not, nor are 1, 1.0 and True.

@@ -68,7 +68,7 @@ STATISTICS: Final[dict[str, tuple[Function, ...]]] = {"lossless": (statistics.ch
 """By declared guarantee: checks by random trials, which run last."""
 
 
-def chosen(guarantee: str, *, state: bool = False) -> tuple[Function, ...]:
+def chosen(guarantee: str, *, state: bool) -> tuple[Function, ...]:
     """Return the checks of a guarantee, with those of state or without, proofs first and statistics last."""
     return (*(STATE if state else ()), *PROOFS[guarantee], *EVERY, *STATISTICS.get(guarantee, ()))
 
