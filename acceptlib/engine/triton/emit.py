@@ -353,7 +353,7 @@ def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr,
     if CALL.mass_scalar >= 0:
         finite = tl.where(weights < float("inf"), weights, 0.0)
     held = partials.in_parts(fixed_fours(finite, CALL.in_fours), CALL)
-    sums = in_thirds(held, 1) if CALL.thirds else tl.sum(held, 1)
+    sums = in_thirds(held) if CALL.thirds else tl.sum(held, 1)
     partials.store_sums(sums, at, partials_ptr, request, CALL)
     # What each thread holds of these is added up once, after all blocks.
     w_mass = fours(weights)

@@ -279,7 +279,7 @@ def combine(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
         maximum = largest_of(parts.maxima)
     if CALL.normalises[MODEL]:
         terms = rescaled(parts.maxima, parts.sums, maximum, factor_of(model, CALL, MODEL))
-        total = in_thirds(terms, 1) if CALL.thirds else tl.sum(terms, 1)
+        total = in_thirds(terms) if CALL.thirds else tl.sum(terms, 1)
     return maximum, total
 
 

@@ -99,14 +99,14 @@ def _joined(highs, lows):
 
 
 @triton.jit
-def in_thirds(numbers, axis: tl.constexpr):
-    """Return sums of int64, modulo 2^64: a warp has one instruction for a sum of 32 bits.
+def in_thirds(numbers):
+    """Return sums of rows [n, m] of int64, modulo 2^64: a warp has one instruction for a sum of 32 bits.
 
     There are at most 1024 numbers of 21 bits in a sum, which just fit.
     """
-    low = tl.sum((numbers & 0x1FFFFF).to(tl.int32), axis)
-    middle = tl.sum(((numbers >> 21) & 0x1FFFFF).to(tl.int32), axis)
-    high = tl.sum((numbers >> 42).to(tl.int32), axis)
+    low = tl.sum((numbers & 0x1FFFFF).to(tl.int32), 1)
+    middle = tl.sum(((numbers >> 21) & 0x1FFFFF).to(tl.int32), 1)
+    high = tl.sum((numbers >> 42).to(tl.int32), 1)
     return (high.to(tl.int64) << 42) + (middle.to(tl.int64) << 21) + low.to(tl.int64)
 
 
