@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -78,7 +78,7 @@ def list_command(form: FormatOption = Format.plain) -> None:
     """List the strategies: built-in ones and those of installed packages."""
     entries = [registry.find(name) for name in registry.available()]
     entries.sort(key=lambda entry: (GUARANTEE_ORDER.index(entry.strategy.traits.guarantee), entry.name))
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "name": entry.name,
             "aliases": registry.aliases(entry.strategy),
@@ -96,14 +96,8 @@ def list_command(form: FormatOption = Format.plain) -> None:
         Column("summary", wraps=True),
     )
     rows = [
-        [
-            entry.name,
-            entry.strategy.traits.guarantee,
-            entry.distribution,
-            ", ".join(registry.aliases(entry.strategy)),
-            describe.summary(entry.strategy),
-        ]
-        for entry in entries
+        [record["name"], record["guarantee"], record["origin"], ", ".join(record["aliases"]), record["summary"]]
+        for record in records
     ]
     show(columns, rows, records, form)
 
@@ -202,7 +196,7 @@ class _Page:
 @app.command("plugins")
 def plugins_command(form: FormatOption = Format.plain) -> None:
     """List the sources of strategies, and what went wrong with them."""
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "entry_point": plugin.name,
             "distribution": plugin.distribution,
@@ -219,8 +213,8 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
     )
     rows = [
         [
-            str(record["entry_point"]),
-            str(record["distribution"]),
+            record["entry_point"],
+            record["distribution"],
             ", ".join(record["strategies"]),
             "; ".join(record["problems"]) or "none",
         ]
