@@ -166,7 +166,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     quiet: QuietOption = False,
 ) -> None:
     """Time strategies beside the read floor and other libraries; a wrong result is not timed."""
-    check_ending(output, report.FILE_ENDINGS, "--output")
+    check_ending(output, report.FILE_FORMS, "--output")
     report.check_plot(plot)
     if rows is Source.pair:
         models.prepare()
@@ -268,8 +268,7 @@ def _counted(rows: Sequence[Row]) -> str:
 def _write(rows: Sequence[Row], device: torch.device, output: Path | None, plot: Path | None) -> None:
     """Write the files that were asked for."""
     if output is not None:
-        forms = dict(zip(report.FILE_ENDINGS, (Format.json, Format.csv, Format.github), strict=True))
-        table.write_whole(output, _render(rows, forms[output.suffix.lower()], device))
+        table.write_whole(output, _render(rows, report.FILE_FORMS[output.suffix.lower()], device))
     if plot is not None:
         table.write_whole(plot, plots.timings(points(rows), plot.suffix.lower()))
 

@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     quiet: QuietOption = False,
 ) -> None:
     """Compare strategies: tokens a step, distance from the target, speed."""
-    check_ending(output, report.FILE_ENDINGS, "--output")
+    check_ending(output, report.FILE_FORMS, "--output")
     report.check_plot(plot)
     lengths = _lengths(num_draft_tokens)
     if plot is not None and min(lengths) > comparison.LONGEST_EXACT:

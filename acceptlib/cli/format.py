@@ -12,7 +12,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -256,7 +256,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise CommandError(msg) from error
 
 
-def check_ending(path: Path | None, endings: Sequence[str], option: str) -> None:
+def check_ending(path: Path | None, endings: Collection[str], option: str) -> None:
     """Refuse a path of another format, before any work is done for it.
 
     Raises:

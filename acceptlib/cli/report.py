@@ -17,7 +17,8 @@ from acceptlib.cli.format import Column, Format
 if TYPE_CHECKING:
     import torch
 
-FILE_ENDINGS: Final = (".json", ".csv", ".md")
+FILE_FORMS: Final = {".json": Format.json, ".csv": Format.csv, ".md": Format.github}
+"""How a file is written, by its ending."""
 
 COLUMNS: Final = (
     Column("strategy"),
@@ -70,10 +71,11 @@ def render(rows: Sequence[Row], form: Format) -> str:
 
 def write(rows: Sequence[Row], path: Path, device: torch.device) -> None:
     """Write a comparison to a file: a record with machine, versions and commit (.json), or the rows (.csv, .md)."""
-    if path.suffix.lower() == FILE_ENDINGS[0]:
+    form = FILE_FORMS[path.suffix.lower()]
+    if form is Format.json:
         text = table.to_json({**environment(device), "rows": [row.record() for row in rows]})
     else:
-        text = render(rows, dict(zip(FILE_ENDINGS[1:], (Format.csv, Format.github), strict=True))[path.suffix.lower()])
+        text = render(rows, form)
     table.write_whole(path, text)
 
 
