@@ -20,7 +20,7 @@ import typer
 
 from acceptlib import exact, hookspecs, plots, registry, rules
 from acceptlib.cli import describe
-from acceptlib.cli.app import app
+from acceptlib.cli.app import GUARANTEE_ORDER, app
 from acceptlib.cli.comparison import Row as ComparisonRow
 from acceptlib.cli.report import NOTHING, points_of
 from acceptlib.plugins import DISABLE_VARIABLE
@@ -45,8 +45,7 @@ DRAFT: Final = torch.tensor([[0.20, 0.45, 0.25, 0.10], [0.30, 0.40, 0.10, 0.20]]
 
 def names() -> list[str]:
     """Return the strategies, lossless ones first."""
-    order = ("lossless", "greedy", "lossy")
-    return sorted(registry.available(), key=lambda name: (order.index(_class(name).traits.guarantee), name))
+    return sorted(registry.available(), key=lambda name: (GUARANTEE_ORDER.index(_class(name).traits.guarantee), name))
 
 
 def _class(name: str) -> type[AcceptanceStrategy]:
@@ -58,8 +57,8 @@ def _class(name: str) -> type[AcceptanceStrategy]:
 
 def first_token(strategy: AcceptanceStrategy) -> list[float]:
     """Return the exact law of the first token of a step on the worked example."""
-    law = exact.law(strategy, TARGET, DRAFT)
-    return [sum(chance for emitted, chance in law.items() if emitted[0] == token) for token in range(len(TOKENS))]
+    found: list[float] = exact.complete(exact.law(strategy, TARGET, DRAFT), TARGET, 1).tolist()
+    return found
 
 
 def stands(strategy: AcceptanceStrategy) -> list[float]:

@@ -150,7 +150,8 @@ def origin(entry: Entry) -> dict[str, str]:
         file = inspect.getsourcefile(entry.strategy) or "unknown"
     except (OSError, TypeError):  # written in an interactive session
         file = "unknown"
-    return {"distribution": entry.distribution, "class": _qualified(entry.strategy), "file": file}
+    name = f"{entry.strategy.__module__}.{entry.strategy.__qualname__}"
+    return {"distribution": entry.distribution, "class": name, "file": file}
 
 
 def record(entry: Entry, strategy: AcceptanceStrategy | None) -> dict[str, Any]:
@@ -205,7 +206,3 @@ def _constraints(metadata: list[Any]) -> dict[str, float]:
 
 def _said(constraints: Mapping[str, float]) -> list[str]:
     return [f"{SIGNS[name]} {value:g}" for name, value in constraints.items()]
-
-
-def _qualified(strategy: type[AcceptanceStrategy]) -> str:
-    return f"{strategy.__module__}.{strategy.__qualname__}"
