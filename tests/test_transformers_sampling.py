@@ -51,14 +51,14 @@ def test_generate_and_decoder_agree(target: Any, draft: Any) -> None:
         assert tokens == sample(target, draft, 11)[0, PROMPT.shape[1] :].tolist()
 
 
-def exact_law(model: Any, prompt: list[int], length: int, temperature: float) -> dict[tuple[int, ...], float]:
-    """Return the probability of every continuation of `length` tokens."""
+def law_of(model: Any, prompt: torch.Tensor, length: int, process: Any) -> dict[tuple[int, ...], float]:
+    """Return the probability of every continuation of `length` tokens, from rows that `process` has gone through."""
     law = {(): 1.0}
     for _ in range(length):
-        prefixes = list(law)
+        prefixes = [prefix for prefix, probability in law.items() if probability > 0]
+        ids = torch.stack([torch.cat((prompt[0], torch.tensor(prefix, dtype=torch.int64))) for prefix in prefixes])
         with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *prefix] for prefix in prefixes])).logits[:, -1]
-        rows = torch.softmax(logits.double() / temperature, -1).tolist()
+            rows = process(ids, model(ids).logits[:, -1]).double().softmax(-1).tolist()
         law = {
             (*prefix, token): law[prefix] * probability
             for prefix, row in zip(prefixes, rows, strict=True)
@@ -92,7 +92,7 @@ def test_joint_law_is_the_targets(strategy: str) -> None:
     """Three tokens come from one to three steps, so streams, caches and the law of q must all be right."""
     sizes = {"vocab_size": 7, "hidden_size": 16, "num_hidden_layers": 1}
     target, draft = make_model(21, **sizes), make_model(22, **sizes)
-    prompt, temperature, total = [1, 4, 2], 1.2, 1500
+    prompt, temperature, total = torch.tensor([[1, 4, 2]]), 1.2, 1500
     rng = Rng(seeds=torch.tensor([77]), offsets=torch.tensor([0]))
     decoder = SpeculativeDecoder(
         target=target,
@@ -106,15 +106,20 @@ def test_joint_law_is_the_targets(strategy: str) -> None:
     counts: dict[tuple[int, ...], int] = {}
     partly = 0
     for _ in range(total):
-        steps = list(decoder.steps(torch.tensor([prompt]), 3))
+        steps = list(decoder.steps(prompt, 3))
         partly += any(0 < step.num_accepted < step.num_draft_tokens for step in steps)
         outcome = tuple(itertools.chain.from_iterable(step.token_ids for step in steps))
         counts[outcome] = counts.get(outcome, 0) + 1
     assert partly > total / 20
-    assert chi_square_z(counts, exact_law(target, prompt, 3, temperature), total) < FALSE_ALARM_Z
+
+    def z_score(model: Any, temperature: float) -> float:
+        law = law_of(model, prompt, 3, lambda _, rows: rows.double() / temperature)
+        return chi_square_z(counts, law, total)
+
+    assert z_score(target, temperature) < FALSE_ALARM_Z
     # The test can tell: the draft's law, and the target's at another temperature, are far off.
-    assert chi_square_z(counts, exact_law(draft, prompt, 3, temperature), total) > 2 * FALSE_ALARM_Z
-    assert chi_square_z(counts, exact_law(target, prompt, 3, 0.7 * temperature), total) > FALSE_ALARM_Z
+    assert z_score(draft, temperature) > 2 * FALSE_ALARM_Z
+    assert z_score(target, 0.7 * temperature) > FALSE_ALARM_Z
 
 
 def test_draft_sampling_is_what_q_says(target: Any, draft: Any) -> None:
@@ -277,26 +282,10 @@ def test_sampled_law_is_that_of_plain_sampling(options: dict[str, Any]) -> None:
         text = generate(target, draft, ids=prompt, loop=loop, do_sample=True, max_new_tokens=3, **options)
         outcome = tuple(text[0, 3:].tolist())
         counts[outcome] = counts.get(outcome, 0) + 1
-    wanted = warped_law(target, prompt, 3, processors_of(target, **options))
+    wanted = law_of(target, prompt, 3, processors_of(target, **options))
     assert {*counts} <= {outcome for outcome, probability in wanted.items() if probability > 0}
     assert chi_square_z(counts, wanted, total) < FALSE_ALARM_Z
-    assert chi_square_z(counts, exact_law(target, prompt[0].tolist(), 3, 1.0), total) > FALSE_ALARM_Z
-
-
-def warped_law(model: Any, prompt: torch.Tensor, length: int, processors: Any) -> dict[tuple[int, ...], float]:
-    """Return the probability of every continuation under transformers' processors."""
-    law = {(): 1.0}
-    for _ in range(length):
-        prefixes = [prefix for prefix, probability in law.items() if probability > 0]
-        ids = torch.stack([torch.cat((prompt[0], torch.tensor(prefix, dtype=torch.int64))) for prefix in prefixes])
-        with torch.no_grad():
-            rows = processors(ids, model(ids).logits[:, -1]).double().softmax(-1).tolist()
-        law = {
-            (*prefix, token): law[prefix] * probability
-            for prefix, row in zip(prefixes, rows, strict=True)
-            for token, probability in enumerate(row)
-        }
-    return law
+    assert chi_square_z(counts, law_of(target, prompt, 3, lambda _, rows: rows), total) > FALSE_ALARM_Z
 
 
 FILTERS = {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.02}
@@ -313,7 +302,7 @@ def test_bundled_pair_under_filters(pair: ModelPair) -> None:
         )  # fmt: skip
         outcome = tuple(text[0, ids.shape[1] :].tolist())
         counts[outcome] = counts.get(outcome, 0) + 1
-    wanted = warped_law(pair.target, ids, 2, processors_of(pair.target, **FILTERS))
+    wanted = law_of(pair.target, ids, 2, processors_of(pair.target, **FILTERS))
     assert {*counts} <= {outcome for outcome, probability in wanted.items() if probability > 0}
     assert chi_square_z(counts, wanted, total) < FALSE_ALARM_Z
 
