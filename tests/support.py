@@ -22,7 +22,6 @@ from acceptlib.testing.batches import (
     mixed,
     ordinary,
     same,
-    standing,
     streams,
 )
 from acceptlib.testing.simulation import chi_square_z, counts
@@ -74,6 +73,15 @@ READ_NO_DRAFT = {"greedy", "synthetic", "typical", "typical-sample"}
 settings = pytest.mark.parametrize("setting", SETTINGS)
 layouts = pytest.mark.parametrize("layout", ["padded", "ragged"])
 forms = pytest.mark.parametrize("form", ["probs", "logits"])
+
+
+def standing(n: int, vocab: int, seed: int) -> Request:
+    """Return a request whose drafted tokens a rule that compares p with q accepts, whatever the uniforms.
+
+    The drafted tokens are the target's argmaxes, and the draft is the target at temperature 2, which gives them less.
+    """
+    logits = 2 * torch.randn(n + 1, vocab, generator=generator(seed))
+    return Request(logits[:n].argmax(-1), logits.softmax(-1), (logits[:n] / 2).softmax(-1), seed)
 
 
 def create(setting: str) -> acceptlib.AcceptanceStrategy:

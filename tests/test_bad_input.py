@@ -62,11 +62,11 @@ SPOILED = {1: 0, 4: 1, 6: 2, 7: 3}
 """Request of `neighbourhood` to spoil -> the position to spoil."""
 
 
-def neighbourhood(vocab: int = 11, seed: int = 0) -> list[Request]:
+def neighbourhood(vocab: int = 11) -> list[Request]:
     """Return a batch: requests of three standing tokens to spoil, around them shorter, longer and empty ones."""
     lengths = [2, 3, 0, 1, 3, 4, 3, 3, 1]
-    requests = [support.standing(n, vocab, 10 * seed + index) for index, n in enumerate(lengths)]
-    requests[5] = support.ordinary(MOST, vocab, 10 * seed)
+    requests = [support.standing(n, vocab, index) for index, n in enumerate(lengths)]
+    requests[5] = support.ordinary(MOST, vocab, 0)
     return requests
 
 

@@ -32,11 +32,11 @@ def batch(num_requests: int, most: int = 3, vocab: int = 11, seed: int = 0) -> d
     }
 
 
-def alike(num_requests: int, seed: int = 3) -> dict[str, torch.Tensor]:
+def alike(num_requests: int) -> dict[str, torch.Tensor]:
     """Return one request many times over, its tokens drafted anew each time."""
-    where = world(seed)
+    where = world(3)
     p, q = where.target_logits[:4].softmax(-1), where.draft_logits[:3].softmax(-1)
-    source = support.generator(seed)
+    source = support.generator(3)
     ids = [torch.multinomial(row, num_requests, replacement=True, generator=source) for row in q]
     return {
         "draft_probs": q.expand(num_requests, -1, -1),

@@ -141,11 +141,11 @@ def test_greedy_rows_in_a_mixed_batch() -> None:
 # The law
 
 
-def law_batch(drafted: bool, seed: int = 3) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:  # noqa: FBT001
+def law_batch(drafted: bool) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:  # noqa: FBT001
     """Return one request many times over, its logits [K+1, V] and the rows [K, V] its tokens were drafted from."""
-    where = world(seed)
+    where = world(3)
     logits, q = where.target_logits[:4], where.draft_logits[:3].softmax(-1)
-    torch.manual_seed(seed)
+    torch.manual_seed(3)
     if drafted:
         ids = torch.stack([torch.multinomial(row, TRIALS, replacement=True) for row in q], 1)
     else:

@@ -50,15 +50,6 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def standing(n: int, vocab: int, seed: int) -> Request:
-    """Return a request whose drafted tokens a rule that compares p with q accepts, whatever the uniforms.
-
-    The drafted tokens are the target's argmaxes, and the draft is the target at temperature 2, which gives them less.
-    """
-    logits = 2 * torch.randn(n + 1, vocab, generator=generator(seed))
-    return Request(logits[:n].argmax(-1), logits.softmax(-1), (logits[:n] / 2).softmax(-1), seed)
-
-
 def ordinary(n: int, vocab: int, seed: int) -> Request:
     """Return a request whose drafted tokens were drawn from its own draft rows."""
     source = generator(seed)
