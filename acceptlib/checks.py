@@ -13,7 +13,7 @@ import torch
 from acceptlib.errors import InputError, shortened
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import FILTERS, OFF, SamplingParams
 from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
 from acceptlib.workspace import Workspace
 
@@ -59,9 +59,6 @@ PARAMETER_DTYPES: Final = {
     "min_p": NUMBER_DTYPES,
 }
 """Sampling parameters that may be numbers, and dtypes of tensors in their place."""
-
-FILTERS: Final = {"top_k": 0, "top_p": 1, "min_p": 0}
-"""Sampling parameters that leave entries out, and the numbers that turn them off."""
 
 MOST_FILTERED: Final = (1 << 21) - 1
 """Entries of a row under one of these, at most: the sum of as many weights of 1, in steps of 2^-42, fits 64 bits."""
@@ -344,9 +341,9 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
         if isinstance(value, torch.Tensor):
             expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
     if data.shape[-1] > MOST_FILTERED:
-        for parameter, off in FILTERS.items():
+        for parameter in FILTERS:
             value = getattr(sampling, parameter)
-            if isinstance(value, torch.Tensor) or value not in {None, off}:
+            if isinstance(value, torch.Tensor) or value not in {None, OFF[parameter]}:
                 msg = (
                     f"{name}.{parameter}: expected rows of at most {MOST_FILTERED} entries, whose weights are summed "
                     f"in 64 bits, got V = {data.shape[-1]}; filter them before, or leave it out"

@@ -11,7 +11,7 @@ import torch
 from acceptlib.checks import Arguments, Checked, check
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Root, Uniforms, resolve
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import OFF, SamplingParams
 from acceptlib.tensors import filled
 from acceptlib.workspace import Workspace
 
@@ -134,22 +134,20 @@ class Parameter(NamedTuple):
 
     Attributes:
         name: Its name.
-        off: The number that turns it off.
         dtype: Dtype of the tensor that a number becomes.
         narrowed: Dtypes of tensors that are converted to float32.
     """
 
     name: str
-    off: int
     dtype: torch.dtype
     narrowed: tuple[torch.dtype, ...]
 
 
 SAMPLING: Final = (
-    Parameter("temperature", 1, torch.float32, (*HALVES, torch.float64)),
-    Parameter("top_k", 0, torch.int64, ()),
-    Parameter("top_p", 1, torch.float64, HALVES),
-    Parameter("min_p", 0, torch.float64, HALVES),
+    Parameter("temperature", torch.float32, (*HALVES, torch.float64)),
+    Parameter("top_k", torch.int64, ()),
+    Parameter("top_p", torch.float64, HALVES),
+    Parameter("min_p", torch.float64, HALVES),
 )
 
 
@@ -228,14 +226,14 @@ def make_rows(
     if sampling is None:
         return Rows(logits, is_logits=True)
     found: dict[str, Any] = {}
-    for name, off, dtype, narrowed in SAMPLING:
+    for name, dtype, narrowed in SAMPLING:
         value = getattr(sampling, name)
         if value is None:
             continue
         if isinstance(value, torch.Tensor):
             value = _plain(value)
             found[name] = (value.to(torch.float32) if value.dtype in narrowed else value).contiguous()
-        elif value != off and not (name == "top_k" and value >= logits.shape[-1]):
+        elif value != OFF[name] and not (name == "top_k" and value >= logits.shape[-1]):
             found[name] = filled(num_requests, value, dtype, logits.device)
             if name == "top_k":
                 found["max_top_k"] = value

@@ -18,6 +18,12 @@ TINY: Final = math.ulp(0.0)
 HOTTEST: Final = torch.finfo(torch.float32).max
 """The largest temperature, which engines take as float32."""
 
+OFF: Final = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+"""Parameters that may be numbers, and the number that turns each off."""
+
+FILTERS: Final = ("top_k", "top_p", "min_p")
+"""Those that leave entries out."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitBias:

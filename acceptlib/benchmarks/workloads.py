@@ -17,7 +17,7 @@ from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
-from acceptlib.sampling import SamplingParams, pack_bitmask
+from acceptlib.sampling import OFF, SamplingParams, pack_bitmask
 from acceptlib.strategy import AcceptanceStrategy
 
 Kind: TypeAlias = Literal["logits", "probs", "one-hot"]
@@ -94,8 +94,7 @@ class Workload:
     @property
     def parameters(self) -> dict[str, Any]:
         """The sampling parameters that are on."""
-        off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        return {name: getattr(self, name) for name in off if getattr(self, name) != off[name]}
+        return {name: getattr(self, name) for name, off in OFF.items() if getattr(self, name) != off}
 
     @property
     def draft_parameters(self) -> dict[str, Any]:

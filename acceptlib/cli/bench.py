@@ -37,6 +37,7 @@ from acceptlib.cli.options import (
 )
 from acceptlib.engine import backends
 from acceptlib.errors import AcceptlibError
+from acceptlib.sampling import OFF
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -375,7 +376,7 @@ def _peers(names: str | None, todo: Sequence[Workload], device: torch.device) ->
 
 def _kinds(text: str, parameters: Mapping[str, float]) -> list[Any]:
     kinds = _split(text, ("logits", "probs", "one-hot"), "--inputs")
-    if kinds == ["probs"] and parameters != {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}:
+    if kinds == ["probs"] and parameters != OFF:
         msg = "--temperature, --top-k, --top-p and --min-p act on logits, and --inputs probs are processed already"
         raise CommandError(msg)
     return kinds

@@ -13,6 +13,7 @@ from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
 from acceptlib.cli.console import CommandError, require, stdout
 from acceptlib.cli.format import Column, Format
+from acceptlib.sampling import FILTERS, OFF
 
 if TYPE_CHECKING:
     import torch
@@ -159,11 +160,7 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
     """Return how well measured and expected tau agree, and what the table does not say of its settings."""
     first = rows[0]
     prompts = "1 prompt" if first.num_prompts == 1 else f"{first.num_prompts} prompts"
-    filters = "".join(
-        f", {name} {value:g}"
-        for name, value, off in (("top_k", first.top_k, 0), ("top_p", first.top_p, 1), ("min_p", first.min_p, 0))
-        if value != off
-    )
+    filters = "".join(f", {name} {value:g}" for name in FILTERS if (value := getattr(first, name)) != OFF[name])
     sampling = f"temperature {first.temperature:g}{filters}"
     settings = f"up to {first.max_new_tokens} tokens each, {sampling}, seed {first.seed}"
     remarks = [f"{prompts}, {settings}; the same seeds for every row."]

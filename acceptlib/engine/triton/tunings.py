@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from acceptlib.engine.triton.call import LANES, Rules
+from acceptlib.sampling import FILTERS
 
 if TYPE_CHECKING:
     from acceptlib.engine.triton.forms import RowsForm
@@ -295,4 +296,4 @@ def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
 def filters_of(target: RowsForm, draft: RowsForm | None) -> set[str]:
     """Return what filters rows of either model."""
     models = (target,) if draft is None else (target, draft)
-    return {name for name in ("top_k", "top_p", "min_p") for model in models if getattr(model, name)}
+    return {name for name in FILTERS for model in models if getattr(model, name)}
