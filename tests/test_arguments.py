@@ -14,7 +14,7 @@ import support
 import torch
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, SamplingParams, Traits, Uniforms, VerifyResult, checks, rule
+from acceptlib import AcceptanceStrategy, SamplingParams, Traits, Uniforms, VerifyResult, checks, inputs, rule
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 from acceptlib.result import Status
@@ -269,6 +269,18 @@ def test_other_tensors_in_the_same_places_are_remembered() -> None:
         call = {"draft_token_ids": torch.zeros(2, 2, dtype=I64), "target_logits": torch.rand(2, 3, 7), "rng": 0}
         acceptlib.create("rejection").verify(**call, sampling=sampling)
         assert len(checks._CHECKED) == 1
+
+
+def test_one_number_for_several_parameters_becomes_a_tensor_of_each_ones_dtype() -> None:
+    """Tensors of equal numbers are shared between calls."""
+    for number, names in ((2, ("temperature", "top_k")), (0.7, ("temperature", "top_p", "min_p"))):
+        for order in (names, names[::-1]):
+            found = {}
+            for name in order:
+                params = SamplingParams(**{name: number})
+                found[name] = getattr(inputs.make_rows(torch.zeros(2, 3, 7), None, params, 2), name).dtype
+            dtypes = {"temperature": torch.float32, "top_k": I64, "top_p": torch.float64, "min_p": torch.float64}
+            assert found == {name: dtypes[name] for name in names}
 
 
 def test_arguments_are_those_of_verify() -> None:

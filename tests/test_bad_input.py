@@ -12,7 +12,7 @@ import torch
 from support import ALMOST_ONE, FAITHFUL, SETTINGS, Request, forms, layouts, settings
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, SamplingParams, Traits, ops, row_sum, rule
+from acceptlib import AcceptanceStrategy, SamplingParams, Traits, VerifyResult, ops, row_sum, rule
 from acceptlib.errors import StatusError
 from acceptlib.ops import Value
 from acceptlib.result import EXPLANATIONS, Status
@@ -130,6 +130,26 @@ def test_a_row_without_a_law_has_no_largest_entry(value: float) -> None:
     p[0, 0, 1] = 0.0  # of the drafted token
     result = Near().verify(torch.tensor([[1]]), target_probs=p)
     assert (result.num_accepted.tolist(), result.num_emitted.tolist()) == ([0], [0])
+
+
+class Sane(AcceptanceStrategy):
+    """Accept where the largest entry of the draft's row is a probability."""
+
+    name = "sane"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @rule
+    def accept(draft_max_prob: Value) -> Value:
+        """Return h."""
+        return ops.where(draft_max_prob >= 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+@pytest.mark.parametrize("width", [3, 4, 6])
+def test_entries_of_a_draft_below_zero_count_as_zero(width: int, value: float) -> None:
+    """Whether or not its rows are wider than the target's."""
+    p, q = torch.full((1, 2, 4), 0.25), torch.full((1, 1, width), value)
+    assert Sane().verify(torch.tensor([[1]]), target_probs=p, draft_probs=q).num_accepted.tolist() == [1]
 
 
 class Light(AcceptanceStrategy):
@@ -352,6 +372,21 @@ def test_bad_counts(setting: str, case: str) -> None:
         assert support.tokens(result, b) == []
     with pytest.raises(StatusError, match="cu_num_draft_tokens"):
         result.raise_for_status()
+
+
+@settings
+def test_bad_counts_are_found_before_bad_parameters(setting: str) -> None:
+    """Of two faults of a request the first one is named, and no token of it counts as passed."""
+    requests = [support.standing(3, 10, seed) for seed in range(4)]
+    arguments = support.lay_out(requests, "ragged", "logits")
+    arguments["cu_num_draft_tokens"][-1] = 40
+    sampling = SamplingParams(temperature=torch.tensor([1.0, math.nan, 1.0, math.nan]))
+    out = VerifyResult.empty(4, 3, "cpu", num_passed=True)
+    result = support.create(setting).verify(**arguments, sampling=sampling, rng=support.streams(range(4)), out=out)
+    assert result.status.tolist() == [0, Status.INVALID_PARAMETER, 0, Status.INVALID_COUNT]
+    assert result.num_emitted.tolist()[1::2] == [0, 0]
+    assert out.num_passed is not None
+    assert out.num_passed.tolist()[1::2] == [0, 0]
 
 
 @settings

@@ -30,6 +30,7 @@ from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
 from acceptlib.cli import bench
 from acceptlib.cli.app import app
 from acceptlib.errors import InputError
+from acceptlib.exact import oracle
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.strategies.typical import Typical
 
@@ -234,6 +235,13 @@ class TestGate:
         batch.rng.seeds.fill_(seed)
         with pytest.raises(gate.MismatchError, match="oracle"):
             gate.check(Eager(), batch)
+
+    def test_a_token_without_weight_is_no_rounding(self) -> None:
+        """However close to its edge the draw's number is, as here to that of all three tokens."""
+        weights = torch.tensor([0.5, 0.0, 0.5])
+        chain = oracle.Chain([], oracle.first_rejection, lambda _tau: weights, weights)
+        found = [gate._is_rounding(chain, [], 0, weights, weights, token, 1 << 63) for token in range(3)]
+        assert found == [True, False, True]
 
     @staticmethod
     def _differs(strategy: Any, batch: Batch, seed: int) -> bool:

@@ -64,6 +64,24 @@ def test_rows_equal_but_for_rounding(setting: str) -> None:
         assert support.tokens(result, 0) == [token]
 
 
+@pytest.mark.parametrize("setting", ["block", "rejection"])
+def test_the_least_weight_there_is_is_drawn(setting: str) -> None:
+    """2^-60 alone, which is 1 in the draw's integers; where a residual holds less, nothing is left, and p is drawn."""
+    for weight, drawn in ((2.0**-60, {3}), (2.0**-61, {0, 1})):
+        p, q = torch.tensor([[0.5, 0.499, 0.0, weight]]), torch.tensor([[0.5, 0.5, 0.0, 0.0]])
+        request = Request(torch.tensor([1]), p.expand(2, -1), q)
+        bits = [0, -1, 2**63 - 1, -(2**63)]
+        uniforms = Uniforms(accept=torch.full((4, 1), ALMOST_ONE, dtype=torch.float64), emit=torch.tensor(bits))
+        batch = support.verify(setting, [request] * 4, uniforms=uniforms)
+        every = [support.fixed(1, 1, ALMOST_ONE, number) for number in bits]
+        alone = [support.verify(setting, [request], "padded", uniforms=numbers) for numbers in every]
+        for result in (batch, *alone):
+            assert not result.num_accepted.any()
+            assert not result.status.any()
+        assert {*batch.output_token_ids[:, 0].tolist()} == drawn
+        assert [support.tokens(one, 0) for one in alone] == batch.output_token_ids[:, :1].tolist()
+
+
 @pytest.mark.parametrize("q", [0.0, math.nan, -0.5, -math.inf], ids=["zero", "nan", "negative", "minus-inf"])
 @pytest.mark.parametrize("setting", ["block", "fly", "lenience", "mixture", "rejection"])
 def test_drafted_token_without_draft_probability_stands_iff_the_target_gives_it_any(setting: str, q: float) -> None:

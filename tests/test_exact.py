@@ -177,10 +177,41 @@ def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
         assert one.tv == pytest.approx(float((first - p[0]).abs().sum() / 2), abs=EXACT)
 
 
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_figures_of_a_step_from_rows_of_float32_show_no_distance(name: str) -> None:
+    """Nor where every likely entry is one model's alone, so that the other's truncated rows would be empty."""
+    generator = torch.Generator().manual_seed(5)
+    p, q = (torch.randn(count, 40, generator=generator).softmax(-1) for count in (4, 3))
+    one, other = torch.zeros(3, 12), torch.zeros(3, 12)
+    one[:, :4], other[:, 4:] = 1 / 4, 1 / 8
+    strategy = acceptlib.create(name)
+    for target, draft in ((p, q), (one, other[:2]), (other, one[:2])):
+        figures = exact.step_figures(strategy, draft.argmax(-1), target, draft, len(target))
+        assert abs(figures.tv) < EXACT
+        assert abs(figures.kl) < EXACT
+
+
 def test_kl_is_infinite_beyond_the_support_and_zero_for_lossless() -> None:
     target, draft = PAIRS["disjoint supports"]
     assert exact.kl(acceptlib.create("synthetic"), target, draft, num_draft_tokens=1) == math.inf
     assert abs(exact.kl(acceptlib.create("block"), *PAIRS["random"], num_draft_tokens=2)) < EXACT
+
+
+def test_kl_is_finite_where_only_rounding_leaves_the_support() -> None:
+    class Rounding(AcceptanceStrategy):
+        name = "rounding"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return 0.0 * target_prob
+
+        @rule
+        def residual(p: Any) -> Any:
+            return p + (0.1 + 0.2 - 0.3)  # 6e-17
+
+    target = torch.tensor([[0.4, 0.6, 0.0]] * 2, dtype=torch.float64)
+    assert abs(exact.kl(Rounding(), target, draft_token_ids=(2,))) < EXACT
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
@@ -276,6 +307,28 @@ def test_a_rule_that_returns_nan_has_no_law(strategy: AcceptanceStrategy, messag
         with pytest.raises(StrategyDefinitionError) as caught:
             function(strategy, target, draft)
         assert str(caught.value).startswith(f"{message} [0], where p = [0.5, 0.5, 0.0] and q = [0.25, 0.75, 0.0]")
+
+
+def test_what_rounding_leaves_of_equal_rows_is_no_residual() -> None:
+    """As in the engines, which draw from the target's row there."""
+
+    class Recover(AcceptanceStrategy):
+        name = "recover"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return 0.0 * target_prob
+
+        @rule
+        def residual(p: Any, q: Any) -> Any:
+            return p - q
+
+    p = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4]], dtype=torch.float64)
+    q = p[:1].clone()
+    q[0, 0] = torch.nextafter(q[0, 0], torch.zeros((), dtype=torch.float64))
+    emitted = exact.law(Recover(), p, q)
+    assert emitted == pytest.approx({(0,): 0.1, (1,): 0.2, (2,): 0.7}, abs=EXACT)
 
 
 def test_a_strategy_without_rules_has_no_law() -> None:

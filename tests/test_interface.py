@@ -341,6 +341,14 @@ def test_a_row_sum_beyond_the_limit_is_nan(scale: float, *, negative: bool, is_n
     assert {len(emitted) for emitted in law} == {2 if is_number else 1}
 
 
+@pytest.mark.parametrize(("scale", "is_number"), [(2.0**18 - 2.0**-5, True), (2.0**18, False)])
+def test_the_limit_of_a_row_sum_is_the_same_for_equal_terms(scale: float, *, is_number: bool) -> None:
+    """Of which a bound by the row's norm is no larger than what their magnitudes sum to."""
+    target = torch.full((2, 1024), 2.0**-10)
+    strategy = Weighed(scale=scale, expected=scale * (1 - 2.0**-9))  # the drafted token's term has the other sign
+    assert strategy.verify(torch.tensor([[4]]), target_probs=target[None], rng=0).num_accepted.tolist() == [is_number]
+
+
 def test_what_a_row_sum_has_room_for_is_what_its_terms_sum_to() -> None:
     """Terms that are few or many may sum to it, beside rows whose sums are none."""
     target = torch.full((3, 2, 1 << 17), 2.0**-17)
@@ -349,6 +357,25 @@ def test_what_a_row_sum_has_room_for_is_what_its_terms_sum_to() -> None:
     strategy = Weighed(scale=2.0**17, expected=2.0**17 - 2.0)
     drafted = torch.full((3, 1), 50)
     assert strategy.verify(drafted, target_probs=target, rng=0).num_accepted.tolist() == [1, 0, 0]
+
+
+class Sure(AcceptanceStrategy):
+    """Accepts where the draft is sure of some token."""
+
+    name = "sure"
+    traits = LOSSY
+
+    @rule
+    def accept(draft_max_prob: Any) -> Any:
+        return ops.where(draft_max_prob > 0.5, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("form", ["probs", "logits"])
+def test_the_largest_entry_of_a_draft_may_be_beyond_the_vocabulary(form: str) -> None:
+    target, draft = torch.full((1, 2, 4), 0.25), torch.tensor([[[0.1, 0.1, 0.1, 0.1, 0.6]]])
+    rows = {"target": target, "draft": draft}
+    given = {f"{model}_{form}": value.log() if form == "logits" else value for model, value in rows.items()}
+    assert Sure().verify(torch.tensor([[1]]), **given, rng=0).num_accepted.tolist() == [1]
 
 
 class EveryQuantity(AcceptanceStrategy):

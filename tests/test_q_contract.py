@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import support
 import torch
@@ -9,7 +12,8 @@ import torch
 from acceptlib import SamplingParams
 from acceptlib.engine.process import law
 from acceptlib.errors import ConformanceError, InputError
-from acceptlib.testing.q_contract import FALSE_ALARM_RATE, check_draft_contract
+from acceptlib.testing import q_contract
+from acceptlib.testing.q_contract import FALSE_ALARM_RATE, _Bets, check_draft_contract
 
 VOCAB = 60
 
@@ -85,6 +89,15 @@ def test_processed_rows_of_a_raw_draw() -> None:
     ids = sample(SHARED.softmax(-1))
     with pytest.raises(ConformanceError, match="no probability in its declared row"):
         check_draft_contract(ids, draft_logits=SHARED, sampling=SamplingParams(top_k=5))
+
+
+def test_tokens_are_numbered_through_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(q_contract, "CHUNK_ENTRIES", 5 * VOCAB)
+    probs = SHARED.softmax(-1)
+    ids = sample(probs)
+    ids[7] = VOCAB
+    with pytest.raises(ConformanceError, match=f"token {VOCAB}, drafted as number 7, has no probability"):
+        check_draft_contract(ids, draft_probs=probs)
 
 
 def test_a_token_beyond_the_declared_rows() -> None:
@@ -174,3 +187,13 @@ def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
 def test_one_run_shows_nothing() -> None:
     with pytest.raises(InputError, match="expected at least 2 repeats of the same drafting, got 1"):
         check_draft_contract(torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(0.99, True), (1.01, False)])
+def test_the_mean_of_all_bets_counts(factor: float, *, passes: bool) -> None:
+    """Not their sum, which honest tokens may let grow with the number of bets."""
+    bets = _Bets(VOCAB)
+    bets.place(torch.full((1, VOCAB), 1 / VOCAB, dtype=torch.float64), torch.tensor([3]))
+    bets.gains = dict.fromkeys(bets.gains, math.log(factor / FALSE_ALARM_RATE))
+    with nullcontext() if passes else pytest.raises(ConformanceError, match="1 drafted tokens did not come from"):
+        bets.settle()

@@ -396,6 +396,22 @@ def test_plugin_that_fails_to_import_is_reported_and_harms_nobody(install: Insta
     assert problem in reported
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise KeyboardInterrupt",
+        "import acceptlib\n@acceptlib.hookimpl\ndef acceptlib_strategies():\n    raise KeyboardInterrupt",
+    ],
+    ids=["import", "hook"],
+)
+def test_ctrl_c_while_a_plugin_is_loaded_ends_the_program(install: Install, text: str) -> None:
+    """It is no problem of the plugin's: the next look-up loads it."""
+    install("slow-coin", text)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            acceptlib.available()
+
+
 def test_entry_point_without_a_target_is_reported(install: Install) -> None:
     install("bad-coin", source("bad-coin"), entry="bad_coin:missing")
     check_others_work()

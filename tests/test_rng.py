@@ -387,6 +387,12 @@ def test_no_bits_beyond_a_stream(position: float) -> None:
         Rng(seeds=LONG, offsets=LONG.clone()).draft_bits(position)  # type: ignore[arg-type]
 
 
+def test_a_stream_has_bits_at_every_position_of_32_bits() -> None:
+    for position in (0, 2**32 - 1):
+        w0, w1, *_ = plain_words(7, 8, Purpose.DRAFT, position)
+        assert streams([7], [8]).draft_bits(position).tolist() == [signed(w0 << 32 | w1)]
+
+
 def test_a_generator_on_a_gpu_is_no_int(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeded alike, their streams differ, and the next call's do too."""
     device, offset = torch.device("cuda", 0), [0]

@@ -286,3 +286,15 @@ def test_parameters_are_compared_by_their_numbers_and_the_tensors_themselves() -
     assert one != 3
     assert len({one, same, other}) == 2
     assert SamplingParams(top_p=0.5) == SamplingParams(top_p=0.5)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 5000])
+def test_min_p_is_compared_as_the_float64_that_it_is(vocab_size: int) -> None:
+    """0.7 lies above the float32 next to it, which a weight may be."""
+    weight = torch.tensor(0.7)
+    assert float(weight) < 0.7
+    near = weight.log() + torch.arange(-4, 5) * 2.0**-25
+    logits = torch.full((1, vocab_size), -torch.inf)
+    logits[0, 0], logits[0, 1] = 0.0, near[near.exp() == weight][0]
+    for min_p, kept in ((0.7, 1), (float(weight), 2), (weight[None], 2), (torch.tensor([0.7], dtype=torch.float64), 1)):
+        assert int((law(logits, SamplingParams(min_p=min_p)) > 0).sum()) == kept

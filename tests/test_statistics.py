@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -56,3 +58,19 @@ def test_every_honest_draft_is_lossless(name: str, drafting: Drafting) -> None:
 def test_a_broken_q_contract_is_seen(name: str, drafting: Drafting) -> None:
     """transformers#47932 and #32867: rows declared that the tokens did not come from."""
     assert z_score(name, drafting) > FALSE_ALARM_Z
+
+
+def test_chi_square_is_as_defined() -> None:
+    """With one degree of freedom, whether or not there are cells that are too rare to count, even together."""
+    scale = math.sqrt(2 / 9)
+    z = chi_square_z(torch.tensor([60, 40]), torch.tensor([0.5, 0.5]))
+    assert z == pytest.approx((4 ** (1 / 3) - (1 - 2 / 9)) / scale)
+    z = chi_square_z(torch.tensor([520, 480, 0, 0]), torch.tensor([0.496, 0.496, 0.004, 0.004]))
+    statistic = (24**2 + 16**2) / 496
+    assert z == pytest.approx((statistic ** (1 / 3) - (1 - 2 / 9)) / scale, rel=1e-5)
+
+
+def test_one_impossible_sequence_is_enough() -> None:
+    law = torch.tensor([0.5, 0.5, 0.0])
+    assert chi_square_z(torch.tensor([500, 499, 1]), law) == math.inf
+    assert chi_square_z(torch.tensor([500, 500, 0]), law) < 0

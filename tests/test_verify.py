@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, VerifyResult, rule
+from acceptlib.engine import rows, torch_engine
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
@@ -157,6 +158,28 @@ def test_passed_counts_positions_past_the_stop(setting: str, layout: str) -> Non
         passed = support.verify(setting, alone, "padded", uniforms=own).num_accepted.sum() if alone else 0
         assert int(out.num_passed[b]) == int(passed)
     assert bool((out.num_passed > out.num_accepted).any())
+
+
+@layouts
+@pytest.mark.parametrize("setting", ["lenience", "mixture", "rejection", "typical"])
+def test_passed_counts_rows_that_no_chain_reaches(setting: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large batches, and long rows, of logits are read as far as chains get, but not where all that passes counts."""
+    requests = [support.ordinary(4, 11, seed) for seed in range(20)]
+
+    def passed(some: list[int]) -> list[int]:
+        out = VerifyResult.empty(len(some), 4, "cpu", num_passed=True)
+        given = [requests[b] for b in some]
+        support.verify(setting, given, layout, "logits", rng=support.streams(some), out=out)
+        assert out.num_passed is not None
+        return out.num_passed.tolist()
+
+    wanted = passed([*range(20)])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch_engine, "SCRATCH_BYTES", 1)
+    for module in (torch_engine, rows):
+        monkeypatch.setattr(module, "KEPT_BYTES", 0)
+    assert passed([*range(20)]) == wanted
+    assert [passed([b])[0] for b in range(20)] == wanted
 
 
 # Sampling parameters
