@@ -202,7 +202,8 @@ def _read(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         msg = f"{path}: cannot be read: {error.strerror}"
         raise ConfigError(msg) from error
-    except (ValueError, yaml.YAMLError) as error:  # tomllib's and json's errors are ValueErrors
+    # tomllib's and json's errors are ValueErrors; PyYAML lets others out where a tag does not fit its text.
+    except (ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         msg = f"{path}: not valid {path.suffix[1:].upper().replace('YML', 'YAML')}: {error}"
         raise ConfigError(msg) from error
     except RecursionError:

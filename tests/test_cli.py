@@ -25,11 +25,38 @@ from acceptlib import registry
 from acceptlib.cli import format as tables
 from acceptlib.cli import generate, models
 from acceptlib.cli.app import app
-from acceptlib.cli.options import parse_assignments, parse_value
+from acceptlib.cli.console import CommandError
+from acceptlib.cli.options import device_of, parse_assignments, parse_value
 from acceptlib.demo import pair
 from acceptlib.sampling import SamplingParams
 
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["list", "--format", "json"], ["show", "nope"]], ids=" ".join)
+def test_a_width_of_0_hides_nothing(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "acceptlib", *arguments]
+    environment = os.environ | {"COLUMNS": "0"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)  # noqa: S603 - ourselves
+    assert done.stdout + done.stderr
+
+
+def test_closed_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(CommandError, match="stdin, which is closed"):
+        generate.command("-")
+
+
+@pytest.mark.parametrize("name", ["cuda:256", "cuda:128", "cuda:99999999999999999999"])
+def test_an_index_that_torch_would_wrap(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(CommandError, match="does not exist"):
+        device_of(name)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000, "{a=" * 5000], ids=["digits", "lists", "tables"])
+def test_value_that_python_cannot_read(text: str) -> None:
+    assert "Expected a number" in fails("show", "typical", "-o", f"posterior_alpha={text}")
 
 
 @pytest.mark.parametrize("given", [(None, None), ("folder", None)], ids=["bundled", "given"])
@@ -295,6 +322,9 @@ class TestGenerate:
     def test_nothing_to_continue(self) -> None:
         assert "at least one character" in fails("generate", "")
 
+    def test_no_name(self) -> None:
+        assert "Unknown strategy ''" in fails("generate", "x", "-s", "")
+
     def test_two_names(self, tmp_path: Path) -> None:
         assert "give one" in fails("generate", "x", "-s", "typical", "--config", str(tmp_path / "a.toml"))
 
@@ -304,6 +334,8 @@ class TestGenerate:
     def test_model_that_is_not_there(self, tmp_path: Path) -> None:
         nowhere = str(tmp_path / "nowhere")
         assert "nowhere" in fails("generate", "x", "--target", nowhere, "--draft", nowhere)
+        long = "./" + 5000 * "x"
+        assert "does not exist" in fails("generate", "x", "--target", long, "--draft", long)
 
     @pytest.mark.usefixtures("loaded")
     def test_sampling_options_choose_the_text(self) -> None:

@@ -331,9 +331,26 @@ def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
         SAMPLERS[kind]()(**given | {"bonus_token_ids": None})
     with pytest.raises(InputError, match=r"target_with_bonus_probs: .* got ndarray"):
         SAMPLERS[kind]()(**given | {"target_with_bonus_probs": given["target_with_bonus_probs"].numpy()})
+    nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])
+    with pytest.raises(InputError, match=r"bonus_token_ids: .* got a nested one"):
+        SAMPLERS[kind]()(**given | {"bonus_token_ids": nested})
     given["draft_token_ids"] = given["draft_token_ids"][0]
     with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, k\], got \[3\]"):
         SAMPLERS[kind]()(**given)
+
+
+@samplers
+@pytest.mark.parametrize("name", ["target_with_bonus_probs", "bonus_token_ids", "draft_token_ids"])
+def test_strict_mode_refuses_what_is_no_tensor(kind: str, name: str) -> None:
+    sampler = SAMPLERS[kind](strict_mode=True)
+    for other in (None, 3, torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])):
+        with pytest.raises(StrictModeError, match=f"{name}: expected a torch.Tensor, got"):
+            sampler(**inputs(4) | {name: other})
+
+
+def test_draft_probs_that_are_no_tensor() -> None:
+    with pytest.raises(InputError, match=r"draft_probs: .* got int"):
+        RejectionSampler()(**inputs(4) | {"draft_probs": 3})
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["lax", "strict"])
@@ -392,6 +409,17 @@ def test_masks_pass_with_the_ratio() -> None:
         ids = torch.full((10_000, 2), token)
         mask = RejectionSampler()._get_accepted(p.expand(10_000, 2, -1), q.expand(10_000, 2, -1), ids)
         assert abs(float(mask.double().mean()) - h) <= 6 * math.sqrt(h * (1 - h) / mask.numel())
+
+
+def test_generators_of_rows_that_the_batch_lacks_are_passed_over() -> None:
+    given, before = inputs(3), support.generator(1).get_state()
+    elsewhere = {row: support.generator(1) for row in (-1, 3)}
+    outputs = []
+    for seeded in ({1: support.generator(2)}, {**elsewhere, 1: support.generator(2)}):
+        torch.manual_seed(0)
+        outputs.append([RejectionSampler()(**given, seeded_seqs=seeded) for _ in range(20)])
+    assert all(torch.equal(one, other) for one, other in zip(*outputs, strict=True))
+    assert all(torch.equal(generator.get_state(), before) for generator in elsewhere.values())
 
 
 def test_seeded_requests_do_not_depend_on_their_neighbours() -> None:

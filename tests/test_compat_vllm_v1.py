@@ -450,10 +450,11 @@ def test_compute_probs() -> None:
     given = batch([2, 0, 3])
     logits, cu = given["target_logits"], given["metadata"].cu_num_draft_tokens
     assert compute_probs(logits, cu, GREEDY) is logits
-    temperature = torch.tensor([0.5, 1.0, -1.0])
-    sampling = SamplingMetadata(temperature, all_greedy=False, all_random=False)
     expected = torch.cat((logits[:2] / 0.5, logits[2:])).softmax(-1)
-    assert torch.equal(compute_probs(logits, cu, sampling), expected)
+    for greedy in (0.0, -0.5, -1.0):
+        temperature = torch.tensor([0.5, 1.0, greedy])
+        sampling = SamplingMetadata(temperature, all_greedy=False, all_random=False)
+        assert torch.equal(compute_probs(logits, cu, sampling), expected)
     assert compute_probs(logits.bfloat16(), cu, sampling).dtype == torch.float32
     sampling.top_k, sampling.top_p = torch.tensor([4, 11, 1]), torch.tensor([0.6, 1.0, 1.0])
     rows = [filtered(row / 0.5, 4, 0.6) for row in logits[:2]] + [filtered(row, 1) for row in logits[2:]]
@@ -469,6 +470,8 @@ def test_compute_probs_keeps_ties_and_one_token() -> None:
     assert one.tolist() == [[0.0, 0.5, 0.5, 0.0]]
     tiny = compute_probs(torch.tensor([[1.0, 2.0, 3.0]]), cu, random_sampling(1, top_p=torch.tensor([1e-6])))
     assert tiny.tolist() == [[0.0, 0.0, 1.0]]
+    half = compute_probs(torch.zeros(1, 4), cu, random_sampling(1, top_p=torch.tensor([0.5])))
+    assert half.tolist() == [[0.0, 0.0, 0.5, 0.5]]  # two of the four hold the share
 
 
 def test_expand_batch_to_tokens() -> None:

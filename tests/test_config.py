@@ -272,6 +272,14 @@ def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
     assert acceptlib.from_config(written(tmp_path, "a.toml", "\ufeff" + minimal())).name == "rejection"
 
 
+@pytest.mark.parametrize("value", ["!!bool abc", "!!timestamp abc", '!!int ""', '!!float ""', '!!int "-"'])
+def test_yaml_tag_that_does_not_fit_its_text(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"acceptance: {{strategy: block}}\nother: {value}\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml: not valid YAML"):
+        acceptlib.from_config(path)
+
+
 @pytest.mark.parametrize("source", [None, 5, ["a.toml"]])
 def test_no_config_at_all(source: Any) -> None:
     with pytest.raises(ConfigError, match="config: expected a path or a mapping, got"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -55,6 +56,8 @@ def main() -> None:
         # A letter that a terminal cannot show must not end a command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if not os.environ.get("COLUMNS", "").strip("0"):  # a width of 0 means none, but rich would print nothing
+        os.environ.pop("COLUMNS", None)
     app()
 
 

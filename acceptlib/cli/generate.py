@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acceptlib.cli import models
-from acceptlib.cli.console import INTERRUPTED, complain, stdout
+from acceptlib.cli.console import INTERRUPTED, CommandError, complain, stdout
 from acceptlib.cli.options import (
     MOST_TOKENS,
     ConfigOption,
@@ -112,6 +112,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     chosen = strategy_of(strategy, config, option or [], "rejection")
     where = device_of(device)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    if prompt == "-" and sys.stdin is None:  # closed by the caller
+        msg = "PROMPT: - reads the prompt from stdin, which is closed"
+        raise CommandError(msg)
     text = sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt
     pair = models.load(target, draft, where)
     input_ids = models.encode(pair, text)

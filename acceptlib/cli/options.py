@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MOST_TOKENS: Final = 1 << 20
 """Tokens of a generated text, at most: more than any model has positions."""
 
+LONGEST_INDEX: Final = 3
+"""Digits of a GPU's index, at most."""
+
 FormatOption: TypeAlias = Annotated[Format, typer.Option("--format", "-f", help="Format of the output.")]
 OptionOption: TypeAlias = Annotated[
     list[str] | None,
@@ -114,7 +117,7 @@ def parse_value(text: str) -> Any:
     """Return `text` as the TOML value it is, or as a string where it is none, so that `a=word` needs no quotes."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than Python reads
         return text
     return table["value"] if len(table) == 1 else text
 
@@ -150,7 +153,7 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str],
     """
     options = parse_assignments(assignments)
     if file is None:
-        return registry.create(name or default, **options)
+        return registry.create(default if name is None else name, **options)
     if name is not None:
         msg = "--strategy and --config both name a strategy: give one"
         raise CommandError(msg)
@@ -166,11 +169,12 @@ def device_of(name: str | None) -> torch.device:
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    found = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]*))?", name)
+    if found is None:
         msg = f"--device: expected cpu, cuda or cuda:N, got {name!r}"
         raise CommandError(msg)
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    index = found[1] or "0"  # torch keeps its lowest 8 bits alone: cuda:256 would be cuda:0
+    if name != "cpu" and (len(index) > LONGEST_INDEX or int(index) >= torch.cuda.device_count()):
         msg = f"--device: {name} does not exist; this machine has {torch.cuda.device_count()} GPUs that torch can use"
         raise CommandError(msg)
-    return device
+    return torch.device(name)

@@ -34,7 +34,9 @@ def expect(name: str, value: object, shape: tuple[int | str, ...], device: torch
     Raises:
         InputError: `value` is no tensor, or one of another shape or device.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        got = "a nested one"
+    elif isinstance(value, torch.Tensor):
         lengths = zip(shape, value.shape, strict=False)
         fits = len(shape) == value.ndim and all(isinstance(want, str) or want == length for want, length in lengths)
         if fits and device in {None, value.device}:
@@ -60,7 +62,7 @@ def bonus_tokens(bonus_token_ids: torch.Tensor, num_requests: int) -> torch.Tens
 
 def as_rows(probs: torch.Tensor) -> torch.Tensor:
     """Return probabilities in a dtype that `verify` reads: float64, which it does not, as float32."""
-    return probs.to(torch.float32) if probs.dtype == torch.float64 else probs
+    return probs.to(torch.float32) if isinstance(probs, torch.Tensor) and probs.dtype == torch.float64 else probs
 
 
 _ZEROS: dict[tuple[torch.device, int], torch.Tensor] = {}

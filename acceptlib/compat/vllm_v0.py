@@ -166,8 +166,11 @@ class _SpecDecodeSampler(torch.nn.Module):
             "draft_token_ids": draft_token_ids,
         }
         for name, value in given.items():
-            if value is not None and not isinstance(value, torch.Tensor):
-                msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
+            if value is None and name == "draft_probs":  # which typical acceptance does not need
+                continue
+            if not isinstance(value, torch.Tensor) or value.is_nested:
+                got = "a nested one" if isinstance(value, torch.Tensor) else type(value).__name__
+                msg = f"{name}: expected a torch.Tensor, got {got}"
                 raise StrictModeError(msg)
         if draft_token_ids.ndim != 2 or target_with_bonus_probs.ndim != 3:  # noqa: PLR2004
             msg = (

@@ -301,7 +301,7 @@ def compute_probs(
     temperature = per_token("temperature", GREEDY_TEMPERATURE, 1)
     raw = logits.to(torch.float32)
     largest = raw.amax(-1, keepdim=True)  # taken away first, as `verify` does: large logits would round otherwise
-    scaled = (raw - largest.masked_fill(largest.isinf(), 0)) / temperature.masked_fill(temperature == 0, 1)
+    scaled = (raw - largest.masked_fill(largest.isinf(), 0)) / temperature.masked_fill(temperature <= 0, 1)
     if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
         ordered, index = scaled.sort(-1)
         if sampling_metadata.top_k is not None:

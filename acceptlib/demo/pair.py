@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def load_pair(
 def _load(loader: Any, role: str, name: str | Path, **options: Any) -> Any:
     """Return what `loader` makes of a folder or a name on the hub."""
     path = Path(name).expanduser()
-    is_local = path.exists()
+    is_local = os.path.exists(path)  # noqa: PTH110 - Path.exists raises where a name is too long
     # A name on the hub is `model` or `owner/model`; anything else can only be meant as a path.
     if not is_local and (
         isinstance(name, Path) or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
