@@ -136,6 +136,7 @@ PATHS: Final = {
     "logits, typical": Case(named("typical"), {}, beside="logits", most=1.1),
     "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}, beside="logits", most=1.03),
     "logits, fly": Case(named("fly"), {}),
+    "logits, synthetic": Case(named("synthetic"), {}),
     "probabilities, block": Case(named("block"), {"kind": "probs"}),
     "probabilities, greedy": Case(named("greedy"), {"kind": "probs"}),
     "probabilities, fly": Case(named("fly"), {"kind": "probs"}),
