@@ -29,7 +29,7 @@ def plain_call(layout: str = "ragged") -> dict[str, Any]:
 
 def result_like(**changes: torch.Tensor) -> VerifyResult:
     """Return a result that fits `plain_call`, but for `changes`."""
-    good = VerifyResult.empty(2, 2, torch.device("cpu"), logprobs=False)
+    good = VerifyResult.empty(2, 2, torch.device("cpu"))
     fields = {name: getattr(good, name) for name in ("output_token_ids", "num_accepted", "num_emitted", "status")}
     return VerifyResult(**(fields | changes))
 

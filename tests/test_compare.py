@@ -164,7 +164,7 @@ class TestCompare:
 
     def test_ctrl_c_from_outside(self) -> None:
         """A signal, not an exception we raise ourselves: whatever it meets, the exit is clean."""
-        command = [sys.executable, "-m", "acceptlib.cli", "compare", "--prompts", "48", "--max-new-tokens", "400"]
+        command = [sys.executable, "-m", "acceptlib", "compare", "--prompts", "48", "--max-new-tokens", "400"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ACCEPTLIB_DISABLE_PLUGINS": "1", "FORCE_COLOR": "1"}
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
         try:

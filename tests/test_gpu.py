@@ -174,7 +174,7 @@ def test_nothing_waits_in_a_plain_call() -> None:
 def test_totals_are_added_to(name: str, form: str, count: int) -> None:
     """By all requests of a call at once, and by one call after the other."""
     strategy, call = create(name), batch(count, form)
-    out = VerifyResult.empty(count, K, torch.device("cuda"), logprobs=False, num_passed=True)
+    out = VerifyResult.empty(count, K, torch.device("cuda"), num_passed=True)
     tokens, totals = out.output_token_ids.long(), torch.tensor([5, 2**40], device="cuda")
     out = dataclasses.replace(out, output_token_ids=tokens, totals=totals)
     expected, rng = torch.tensor([5, 2**40]), streams(count)

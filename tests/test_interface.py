@@ -135,7 +135,7 @@ class OwnVerify(AcceptanceStrategy):
 
     def verify(self, draft_token_ids: torch.Tensor, **_: Any) -> VerifyResult:
         count, most = draft_token_ids.shape
-        result = VerifyResult.empty(count, most, draft_token_ids.device, logprobs=False)
+        result = VerifyResult.empty(count, most, draft_token_ids.device)
         result.output_token_ids.fill_(-1)
         result.output_token_ids[:, 0] = 7
         result.num_accepted.fill_(0)

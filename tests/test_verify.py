@@ -292,7 +292,7 @@ def test_out_of_an_earlier_step(setting: str) -> None:
 def test_out_of_another_shape_is_an_error_and_stays_as_it_was() -> None:
     requests = mixed(4)
     for num_requests, most in ((3, 4), (4, 3), (5, 5)):
-        out = VerifyResult.empty(num_requests, most, torch.device("cpu"), logprobs=False)
+        out = VerifyResult.empty(num_requests, most, torch.device("cpu"))
         out.output_token_ids.fill_(77)
         with pytest.raises(InputError, match=r"out\.output_token_ids: expected shape \[4, 5\]"):
             support.verify("rejection", requests, out=out)

@@ -206,7 +206,7 @@ def run(
     num_passed = bool(rest.pop("num_passed", False))
     call = inputs(ids, **rest)
     if num_passed:
-        out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, logprobs=False, num_passed=True)
+        out = VerifyResult.empty(count, call.max_num_draft_tokens, call.device, num_passed=True)
         tokens, totals = out.output_token_ids.long(), torch.tensor([5, 2**40])
         call = inputs(ids, **rest, out=dataclasses.replace(out, output_token_ids=tokens, totals=totals))
     result = verify(strategy.plan, call)

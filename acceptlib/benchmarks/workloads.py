@@ -228,9 +228,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
             seeds=torch.arange(first, first + workload.num_requests, device=device),
             offsets=torch.zeros(workload.num_requests, dtype=torch.int64, device=device),
         ),
-        out=VerifyResult.empty(
-            workload.num_requests, workload.num_draft_tokens, device, logprobs=False, num_passed=workload.counts
-        ),
+        out=VerifyResult.empty(workload.num_requests, workload.num_draft_tokens, device, num_passed=workload.counts),
         sampling=sampling,
         draft_sampling=draft_sampling,
     )

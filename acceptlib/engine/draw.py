@@ -17,9 +17,9 @@ from acceptlib.engine.constants import MASS_LIMIT, ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.rows import mass_of
 from acceptlib.engine.scratch import is_new, scratch, to_fixed
 from acceptlib.result import INVALID_ROW, UNNORMALIZED_ROW
+from acceptlib.rng import MASK
 
 BLOCK = 2048
-MASK = 0xFFFFFFFF
 
 LITTLE_MASS = 2.0**-30
 """In any vocabulary, weights that each count as 0 in the draw's integers sum to less than this."""

@@ -155,7 +155,7 @@ def check_graph_capture(subject: Subject) -> None:
     for layout in ("padded", "ragged"):
         arguments = subject.place(lay_out(steps[0], layout))
         further = subject.further(keys)
-        out = VerifyResult.empty(COUNT, 4, subject.device, logprobs=False)
+        out = VerifyResult.empty(COUNT, 4, subject.device)
         side = torch.cuda.Stream(subject.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(subject.device))
         with torch.cuda.stream(side):
