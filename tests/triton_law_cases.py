@@ -319,20 +319,20 @@ def law_kernel(
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)
         if CALL.lists_runs:
-            min_p.store_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
+            min_p.store_block(x, entry, model, zero, block, zero == 0, CALL, kernel_rows.TARGET)
         else:
-            kernel_laws.store_block(x, entry, model, zero, block, num_blocks, zero == 0, CALL, kernel_rows.TARGET)
+            kernel_laws.store_block(x, entry, model, zero, block, zero == 0, CALL, kernel_rows.TARGET)
     if CALL.lists_runs:
-        min_p.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+        min_p.store_law(zero, model, CALL, kernel_rows.TARGET)
     else:
-        select.store_law(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+        select.store_law(zero, model, CALL, kernel_rows.TARGET)
     if CALL.num_collected:
         for program in range(3):
-            laid_out = bins.load_laid_out(zero, zero == 0, zero + program, num_blocks, model, CALL)
-            bins.collect_row(laid_out, zero, zero + program, zero + 3, num_blocks, model, CALL, kernel_rows.TARGET)
-        bins.finish_row(zero, num_blocks, model, CALL, kernel_rows.TARGET)
+            laid_out = bins.load_laid_out(zero, zero == 0, zero + program, model, CALL)
+            bins.collect_row(laid_out, zero, zero + program, zero + 3, model, CALL, kernel_rows.TARGET)
+        bins.finish_row(zero, model, CALL, kernel_rows.TARGET)
     one = tl.zeros((1,), tl.int32)
-    parts = kernel_laws.load_parts(model, one + zero, one == 0, num_blocks, CALL, kernel_rows.TARGET)
+    parts = kernel_laws.load_parts(model, one + zero, one == 0, CALL, kernel_rows.TARGET)
     found = kernel_laws.one(model, parts, CALL, kernel_rows.TARGET)
     found = kernel_laws.pair_at(kernel_laws.Pair(found, found), one == 0, CALL).target
     for block in range(num_blocks):

@@ -121,7 +121,7 @@ def lay_out(row, sub_blocks, to_keep, total, CALL: tl.constexpr, MODEL: tl.const
         if (bounds.end == DEPTH) | (number > MOST_REACHING) | (count > BINS * CALL.tile * FULL):
             bounds = bracket(row, to_keep, total, CALL, MODEL)
             number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
-    bins = list_of(row.model, row.position, row.num_blocks, CALL)
+    bins = list_of(row.model, row.position, CALL)
     each = tl.arange(0, BINS)
     tl.store(bins.sums_ptr + each, tl.zeros((BINS,), tl.int64))
     tl.store(bins.counts_ptr + each, tl.zeros((BINS,), tl.int32))
@@ -208,23 +208,23 @@ def collect_rows(position, count, program, request, CALL: tl.constexpr):
     step = tl.num_programs(0) // CALL.num_collected
     if CALL.collects[TARGET]:
         if program < step:
-            laid_out = load_laid_out(position, position <= count, program, request.num_blocks, request.target, CALL)
+            laid_out = load_laid_out(position, position <= count, program, request.target, CALL)
             if counters.needed(position, position <= count, request, CALL, LATEST=True):
-                collect_row(laid_out, position, program, step, request.num_blocks, request.target, CALL, TARGET)
+                collect_row(laid_out, position, program, step, request.target, CALL, TARGET)
     if CALL.collects[DRAFT]:
         first = program - (tl.num_programs(0) - step)
         if first >= 0:
-            laid_out = load_laid_out(position, position < count, first, request.num_blocks, request.draft, CALL)
+            laid_out = load_laid_out(position, position < count, first, request.draft, CALL)
             if counters.needed(position, position < count, request, CALL, LATEST=True):
-                collect_row(laid_out, position, first, step, request.num_blocks, request.draft, CALL, DRAFT)
+                collect_row(laid_out, position, first, step, request.draft, CALL, DRAFT)
 
 
 @triton.jit
-def load_laid_out(position, exists, first, num_blocks, model, CALL: tl.constexpr):
+def load_laid_out(position, exists, first, model, CALL: tl.constexpr):
     """Load what is known of a row that is laid out, to be on its way while the stop is looked at."""
     record = record_of(model, position)
     lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
-    list_ptr = list_of(model, position, num_blocks, CALL).sub_blocks_ptr
+    list_ptr = list_of(model, position, CALL).sub_blocks_ptr
     room = tl.where(exists, CALL.tile * LISTED, 0)
     return LaidOut(
         cut=tl.load(record.cut_ptr, mask=exists, other=0.0, cache_modifier=".cg"),
@@ -240,12 +240,12 @@ def load_laid_out(position, exists, first, num_blocks, model, CALL: tl.constexpr
 
 
 @triton.jit
-def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def collect_row(laid_out, position, first, step, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List in bins the entries of some of one row's sub-blocks, and add up masses."""
     cut, maximum, bounds, num_sub_blocks, sub_block = laid_out
     if cut != cut:
-        row = Reduced(position, num_blocks, model, maximum, rows.factor_of(model, CALL, MODEL))
-        bins = list_of(model, position, num_blocks, CALL)
+        row = Reduced(position, model, maximum, rows.factor_of(model, CALL, MODEL))
+        bins = list_of(model, position, CALL)
         above = tl.full((), 0, tl.int64)
         lane = first * AT_ONCE + tl.arange(0, AT_ONCE)
         sub_block = tl.where(lane < num_sub_blocks, sub_block, -1)
@@ -270,14 +270,13 @@ def collect_row(laid_out, position, first, step, num_blocks, model, CALL: tl.con
 
 
 @triton.jit
-def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def finish_row(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a row if it is not known yet."""
     record = record_of(model, position)
     cut = tl.load(record.cut_ptr, cache_modifier=".cg")
     if cut != cut:
         row = Reduced(
             position,
-            num_blocks,
             model,
             tl.load(record.maximum_ptr, cache_modifier=".cg"),
             rows.factor_of(model, CALL, MODEL),
@@ -286,7 +285,7 @@ def finish_row(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.conste
         total = tl.load(record.total_ptr, cache_modifier=".cg")
         top_p = tl.load(model.top_p_ptr).to(tl.float64)
         to_keep = mass_to_keep(top_p, total)
-        bins = list_of(model, position, num_blocks, CALL)
+        bins = list_of(model, position, CALL)
         each = tl.arange(0, BINS)
         masses = tl.load(bins.sums_ptr + each, cache_modifier=".cg")
         counts = tl.load(bins.counts_ptr + each, cache_modifier=".cg")

@@ -56,13 +56,12 @@ class Stream(NamedTuple):
 class Request(NamedTuple):
     """One request; `most` is K, and pointers are at its first position.
 
-    There are `num_positions` float64 for each of the plan's scalars, `num_positions` times `num_blocks` words for each
-    sum of blocks, `table_size` float64 for each table, and `num_requests` for each state.
+    There are `num_positions` float64 for each of the plan's scalars, as many words for each sum of each block of a row,
+    `table_size` float64 for each table, and `num_requests` for each state.
     """
 
     number: tl.tensor
     vocab_size: tl.tensor
-    num_blocks: tl.tensor
     most: tl.tensor
     ids_ptr: tl.tensor
     ids_stride: tl.tensor
@@ -311,11 +310,10 @@ def load_parts(position, length, request, CALL: tl.constexpr):
 
     All is loaded before any of it is reduced: a reduction waits for what it reads.
     """
-    num_blocks = request.num_blocks
-    target_parts = laws.load_parts(request.target, position, position <= length, num_blocks, CALL, TARGET)
+    target_parts = laws.load_parts(request.target, position, position <= length, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
-        draft_parts = laws.load_parts(request.draft, position, position < length, num_blocks, CALL, DRAFT)
+        draft_parts = laws.load_parts(request.draft, position, position < length, CALL, DRAFT)
     return target_parts, draft_parts
 
 

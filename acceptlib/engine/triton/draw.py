@@ -46,7 +46,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     """
     target, law = request.target, row.target_law
     lane = tl.zeros((1,), tl.int32)
-    parts = laws.load_parts(target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
+    parts = laws.load_parts(target, lane + stop, lane == 0, CALL, TARGET)
     factor = rows.factor_of(target, CALL, TARGET)
     index = tl.arange(0, CALL.max_blocks)
     maxima, sums = tl.max(parts.maxima, 0), tl.sum(parts.sums, 0)  # of the only row
@@ -110,7 +110,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
 def by_sums(stop, bits, request, CALL: tl.constexpr):
     """Return the token that `emit.choose` would, for a row of probabilities whose weights are added up already."""
     lane = tl.zeros((1,), tl.int32)
-    parts = laws.load_parts(request.target, lane + stop, lane == 0, request.num_blocks, CALL, TARGET)
+    parts = laws.load_parts(request.target, lane + stop, lane == 0, CALL, TARGET)
     sums = tl.sum(parts.sums, 0)  # of the only row
     r = tl.umulhi(bits, tl.sum(sums, 0).to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
     ends = tl.cumsum(sums, 0)

@@ -253,7 +253,6 @@ def verify_kernel(
     request = decide.Request(
         number=number,
         vocab_size=vocab_size,
-        num_blocks=num_blocks,
         most=max_num_draft_tokens,
         ids_ptr=ids_ptr + (start if CALL.ragged else number) * (ids_stride if CALL.ragged else ids_request_stride),
         ids_stride=ids_stride,

@@ -96,19 +96,21 @@ class Pair(NamedTuple):
 
 
 @triton.jit
-def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+def store_block(x, entry, model, position, block, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32; beyond the row it has `reduce.nothing`."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
         maxima = tl.reduce(tl.reduce(in_runs(x, model, CALL), 2, larger), 0, larger)
         place = block * sub_blocks + tl.arange(0, sub_blocks)
-        tl.store(sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, num_blocks * sub_blocks, 0))
+        tl.store(
+            sub_maxima(model, position) + place, maxima, mask=place < tl.where(mask, model.num_blocks * sub_blocks, 0)
+        )
         maximum = tl.reduce(maxima, 0, larger)
     elif CALL.loops:
         maximum = tl.reduce(x, 0, larger)
     else:
         maximum = largest_of_block(x)
-    at = position.to(tl.int64) * num_blocks + block
+    at = position.to(tl.int64) * model.num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
     if CALL.loops:
         store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
@@ -164,25 +166,25 @@ def store_best(x, maximum, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl
 
 
 @triton.jit
-def reduce_raw(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr):
+def reduce_raw(x, entry, model, position, block, mask, CALL: tl.constexpr):
     """Store the maximum and the sum of exponentials of one block of the target's row as it is given."""
     if CALL.biased[TARGET] or CALL.masked[TARGET]:
         x = load_raw(model, position, entry, mask, float("-inf"), KEEP, CALL)
     maximum = tl.reduce(x, 0, larger)
-    at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64) * num_blocks + block)
+    at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64) * model.num_blocks + block)
     tl.store(at, sum_exp(x, maximum, LOG2_E), mask=mask)
     tl.store((at + 1).to(tl.pointer_type(tl.float32)), maximum, mask=mask)
 
 
 @triton.jit
-def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
+def raw_logs(x, model, position, wanted, CALL: tl.constexpr):
     """Return log-probabilities [n] of one loaded entry of each row under the softmax of the target's given logits.
 
     They are NaN where the row has none.
     """
     index = tl.arange(0, CALL.max_blocks)[None, :]
-    at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64)[:, None] * num_blocks + index)
-    mask = wanted[:, None] & (index < num_blocks)
+    at = model.extra_ptr + CALL.extra_words * (position.to(tl.int64)[:, None] * model.num_blocks + index)
+    mask = wanted[:, None] & (index < model.num_blocks)
     sums = tl.load(at, mask=mask, other=0, cache_modifier=".cg")
     maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
     maximum = largest_of(maxima)
@@ -192,7 +194,7 @@ def raw_logs(x, model, position, wanted, num_blocks, CALL: tl.constexpr):
 
 
 @triton.jit
-def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+def load_parts(model, position, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are made from."""
     if CALL.filtered[MODEL]:
         record = record_of(model, position)
@@ -204,7 +206,7 @@ def load_parts(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: t
             first_kept=tl.load(record.first_kept_ptr, mask=wanted, other=0, cache_modifier=".cg"),
         )
     else:
-        return load_blocks(model, position, wanted, num_blocks, CALL, MODEL)
+        return load_blocks(model, position, wanted, CALL, MODEL)
 
 
 @triton.jit
@@ -240,15 +242,15 @@ def one(model, parts, CALL: tl.constexpr, MODEL: tl.constexpr):
 
 
 @triton.jit
-def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
+def load_blocks(model, position, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what the laws of rows at positions [n] are combined from.
 
     It stays in the nearest cache for whoever needs it again, unless it may be stored while the program runs.
     """
     CACHE: tl.constexpr = ".cg" if CALL.lazy else ""
     index = tl.arange(0, CALL.max_blocks)[None, :]
-    at = position.to(tl.int64)[:, None] * num_blocks + index
-    mask = wanted[:, None] & (index < num_blocks)
+    at = position.to(tl.int64)[:, None] * model.num_blocks + index
+    mask = wanted[:, None] & (index < model.num_blocks)
     maxima = tl.zeros(at.shape, tl.float32)
     sums = tl.zeros(at.shape, tl.int64)
     best = tl.zeros(at.shape, tl.int32)
@@ -257,9 +259,9 @@ def load_blocks(model, position, wanted, num_blocks, CALL: tl.constexpr, MODEL: 
     if CALL.normalises[MODEL] or (CALL.masses and MODEL == TARGET):
         sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
-        size = num_blocks
+        size = model.num_blocks
         if not CALL.best[MODEL]:
-            size = tl.where(model.temperature > 0, 0, num_blocks)
+            size = tl.where(model.temperature > 0, 0, model.num_blocks)
         best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=CACHE)
     bits = sums
     if CALL.masses and MODEL == TARGET:

@@ -60,7 +60,7 @@ def load_ahead(count, request, CALL: tl.constexpr):
     """Return what may be needed of lists, to be on its way while the stop is found."""
     position = tl.arange(0, LANES)
     place = tl.arange(0, CALL.listed_ahead)[None, :]
-    words_ptr = list_of(request.target, position, request.num_blocks, CALL).words_ptr[:, None] + place
+    words_ptr = list_of(request.target, position, CALL).words_ptr[:, None] + place
     exists = position < _num_rows(count, CALL)
     numbers = _numbers(position, count, request, CALL)
     return Ahead(numbers, tl.load(words_ptr, mask=exists[:, None], other=0, cache_modifier=".cg"))
@@ -93,7 +93,7 @@ def _suffices(numbers, count, fault, request, CALL: tl.constexpr):
 def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     """Return what is listed of the target's row at the stop; nothing if bad counts may make it another request's."""
     lane = tl.arange(0, CALL.most_listed)
-    words_ptr = list_of(request.target, stop, request.num_blocks, CALL).words_ptr + lane // CALL.listed_run
+    words_ptr = list_of(request.target, stop, CALL).words_ptr + lane // CALL.listed_run
     if CALL.decided:  # rows beyond the stop may not have been read
         number = _numbers(stop, count, request, CALL)
         words = tl.load(words_ptr, cache_modifier=".cg")

@@ -27,7 +27,6 @@ class Reduced(NamedTuple):
     """A row whose maximum is known, and whose law is to be found."""
 
     position: tl.tensor
-    num_blocks: tl.tensor
     model: rows.Model
     maximum: tl.tensor
     factor: tl.tensor
@@ -43,11 +42,11 @@ class Filters(NamedTuple):
 
 
 @triton.jit
-def maxima_of(position, num_blocks, model, CALL: tl.constexpr):
+def maxima_of(position, model, CALL: tl.constexpr):
     """Return the numbers of a row's sub-blocks and their maxima, [n, m] in the order of `a_row_each`."""
     index = a_row_each(CALL.max_sub_blocks)
     maxima_ptr = sub_maxima(model, position) + index
-    inside = index < num_blocks * (CALL.block // WIDTH)
+    inside = index < model.num_blocks * (CALL.block // WIDTH)
     return index, tl.load(maxima_ptr, mask=inside, other=float("-inf"), cache_modifier=".cg")
 
 
@@ -67,7 +66,7 @@ def a_row_each(SIZE: tl.constexpr):
 def list_sub_blocks(row, index, reaches, CALL: tl.constexpr):
     """List those of sub-blocks [n, m] that reach a bound, as many as there is room for; return how many do."""
     place, number = places_of(reaches)
-    list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
+    list_ptr = list_of(row.model, row.position, CALL).sub_blocks_ptr
     tl.store(list_ptr + place, index, mask=reaches & (place < CALL.tile * LISTED))
     tl.debug_barrier()
     return number
@@ -76,14 +75,14 @@ def list_sub_blocks(row, index, reaches, CALL: tl.constexpr):
 @triton.jit
 def number_of(row, num_sub_blocks, CALL: tl.constexpr):
     """Return how many sub-blocks `sub_blocks_at` has: those listed, or all if there was no room for these."""
-    return tl.where(num_sub_blocks <= CALL.tile * LISTED, num_sub_blocks, row.num_blocks * (CALL.block // WIDTH))
+    return tl.where(num_sub_blocks <= CALL.tile * LISTED, num_sub_blocks, row.model.num_blocks * (CALL.block // WIDTH))
 
 
 @triton.jit
 def sub_blocks_at(row, place, num_sub_blocks, CALL: tl.constexpr):
     """Return the sub-blocks at places of the list, -1 beyond its end."""
     listed = num_sub_blocks <= CALL.tile * LISTED
-    list_ptr = list_of(row.model, row.position, row.num_blocks, CALL).sub_blocks_ptr
+    list_ptr = list_of(row.model, row.position, CALL).sub_blocks_ptr
     inside = place < tl.where(listed, num_sub_blocks, 0)
     return tl.load(list_ptr + place, mask=inside, other=tl.where(listed, -1, place), cache_modifier=".cg")
 

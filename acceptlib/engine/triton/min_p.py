@@ -24,7 +24,7 @@ LEVELS = tl.constexpr(12)
 
 
 @triton.jit
-def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
+def store_block(x, entry, model, position, block, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store what the law of one row needs of one block, [BLOCK] float32, -inf beyond the row: see `laws.store_block`.
 
     Where the request has a min-p, the place of the sum has how many runs hold any of what would be kept, and in its
@@ -32,7 +32,7 @@ def store_block(x, entry, model, position, block, num_blocks, mask, CALL: tl.con
     """
     largest, second = two_largest(x, CALL)
     maximum, second = tl.reduce((largest, second), 0, _larger_two)
-    at = position.to(tl.int64) * num_blocks + block
+    at = position.to(tl.int64) * model.num_blocks + block
     tl.store(model.maxima_ptr + at, maximum, mask=mask)
     laws.store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
     factor, least = rows.factor_of(model, CALL, MODEL), rows.floor_of(model)
@@ -113,16 +113,16 @@ def logit_in(word):
 
 
 @triton.jit
-def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def store_law(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a reduced row, and store it as `laws.load_parts` reads it."""
     factor, least = rows.factor_of(model, CALL, MODEL), rows.floor_of(model)
     lane = tl.zeros((1,), tl.int32)
-    parts = laws.load_blocks(model, lane + position, lane == 0, num_blocks, CALL, MODEL)
+    parts = laws.load_blocks(model, lane + position, lane == 0, CALL, MODEL)
     # On their way while the maximum is found, along with whatever is in places where no run was listed.
     place = a_row_each(CALL.max_blocks * HELD)
-    inside = place < num_blocks * HELD
+    inside = place < model.num_blocks * HELD
     word = tl.load(block_list(model, position, 0) + place, mask=inside, other=0, cache_modifier=".cg")
-    numbers_ptr = model.sums_ptr + position.to(tl.int64) * num_blocks
+    numbers_ptr = model.sums_ptr + position.to(tl.int64) * model.num_blocks
     number = tl.load(numbers_ptr + place // HELD, mask=inside, other=0, cache_modifier=".cg").to(tl.int32)
     filters = (factor > 0) & (least > 0)
     maximum, total = laws.largest_of(parts.maxima), tl.zeros((1,), tl.int64)
@@ -130,7 +130,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
         _, total = laws.combine(model, parts, CALL, MODEL)
     law = laws.law_of(model, parts, maximum, total, CALL, MODEL)
     maximum, normaliser = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0)
-    row = Reduced(position, num_blocks, model, maximum, factor)
+    row = Reduced(position, model, maximum, factor)
     record = record_of(model, position)
     cut = tl.full((), float("-inf"), tl.float32)
     count = tl.full((), -1, tl.int32)
@@ -166,7 +166,7 @@ def weigh_again(row, parts, word, keeps, least, count, record, CALL: tl.constexp
         block = tl.full((), -1, tl.int32)
         start = tl.full((), each, tl.int32)
         cut, kept = tl.full((), float("inf"), tl.float32), tl.full((), 0, tl.int64)
-        while block < row.num_blocks:
+        while block < row.model.num_blocks:
             entry = run[:, :, None] * RUN + tl.arange(0, RUN)[None, None, :]
             x = rows.load(row.model, row.position, entry, wanted[:, :, None], float("-inf"), CALL, MODEL)
             stays = tl.exp2((x - row.maximum) * row.factor) >= least
@@ -176,10 +176,10 @@ def weigh_again(row, parts, word, keeps, least, count, record, CALL: tl.constexp
                 flags = tl.where(block < 0, 0, tl.max(stays.to(tl.int32), 2))
                 count = list_kept(row, run, flags, count, CALL)
             if start >= each:
-                block = tl.min(tl.where(left & (index > block), index, row.num_blocks), 0)
+                block = tl.min(tl.where(left & (index > block), index, row.model.num_blocks), 0)
                 start = start * 0
             run = block * each + start + place
-            wanted = (start + place < each) & (block < row.num_blocks)
+            wanted = (start + place < each) & (block < row.model.num_blocks)
             start += CALL.max_blocks * HELD
         store_kept(record, cut, inverse_of(kept), count, CALL)
 
@@ -211,7 +211,7 @@ def list_kept(row, words, flags, count, CALL: tl.constexpr):
     """List the flagged ones of words [n, m] behind `count` others; return how many are listed by then."""
     numbers = tl.sum(flags, 1)
     place = count + (tl.cumsum(numbers, 0) - numbers)[:, None] + before(flags)
-    words_ptr = list_of(row.model, row.position, row.num_blocks, CALL).words_ptr
+    words_ptr = list_of(row.model, row.position, CALL).words_ptr
     fits = place < CALL.most_listed // CALL.listed_run
     tl.store(words_ptr + place, words.to(tl.int64), mask=(flags != 0) & fits)
     return count + tl.sum(numbers, 0)

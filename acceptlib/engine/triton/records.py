@@ -125,10 +125,10 @@ def entries_in(sub_block, number, model, CALL: tl.constexpr):
 
 
 @triton.jit
-def list_of(model, position, num_blocks, CALL: tl.constexpr):
+def list_of(model, position, CALL: tl.constexpr):
     """Return where what is listed of a row is, behind what its blocks leave."""
     law_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    sub_blocks_ptr = law_ptr + LAW_WORDS + num_blocks * CALL.block_words
+    sub_blocks_ptr = law_ptr + LAW_WORDS + model.num_blocks * CALL.block_words
     words_ptr = sub_blocks_ptr + CALL.tile * LISTED // 2
     sums_ptr = words_ptr + CALL.tile * WIDTH
     counts_ptr = (sums_ptr + WIDTH).to(tl.pointer_type(tl.int32))

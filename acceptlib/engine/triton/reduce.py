@@ -63,7 +63,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
 def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of every `step`th block from the first on."""
     if CALL.loops:
-        for block in tl.range(first, request.num_blocks, step, num_stages=CALL.blocks_ahead + 1):
+        for block in tl.range(first, model.num_blocks, step, num_stages=CALL.blocks_ahead + 1):
             reduce_block(position, exists, block, request, model, CALL, MODEL)
     else:
         reduce_block(position, exists, first, request, model, CALL, MODEL)
@@ -72,17 +72,16 @@ def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr
 @triton.jit
 def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of one block."""
-    num_blocks = request.num_blocks
     entries = rows.entries_from(block * CALL.block, CALL.block)
     x = rows.load_block(model, position, entries, exists, exists, nothing(CALL, MODEL), KEEP, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     if CALL.lists_runs and CALL.filtered[MODEL]:
-        min_p.store_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
+        min_p.store_block(x, entries.each, model, position, block, exists, CALL, MODEL)
     else:
-        laws.store_block(x, entries.each, model, position, block, num_blocks, exists, CALL, MODEL)
+        laws.store_block(x, entries.each, model, position, block, exists, CALL, MODEL)
     if CALL.raw and MODEL == TARGET:
-        laws.reduce_raw(x, entries.each, model, position, block, num_blocks, exists, CALL)
+        laws.reduce_raw(x, entries.each, model, position, block, exists, CALL)
     if CALL.tops and MODEL == TARGET:
         scalars.store_tops(x, position, block, exists & (position < request.most), request, CALL)
 
@@ -93,7 +92,7 @@ def close_row(position, exists, step, count, request, model, CALL: tl.constexpr,
     if counters.arrive(counters.of_row(position, counters.REDUCED_BY + MODEL, request), step):
         if CALL.filtered[MODEL]:
             if exists:
-                select.store_law(position, request.num_blocks, model, CALL, MODEL)
+                select.store_law(position, model, CALL, MODEL)
         if not CALL.needs_sums:
             if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), CALL.num_reduced):
                 decide.settle(position, count, request, CALL)
@@ -112,7 +111,7 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
         row = open_row(position, length, request, CALL)  # no rule can read what is not found yet
         step = tl.num_programs(0)
         if CALL.loops:
-            for block in range(program, request.num_blocks, step):
+            for block in range(program, request.target.num_blocks, step):
                 sum_block(position, count, length, row, block, request, CALL)
         else:
             sum_block(position, count, length, row, program, request, CALL)
@@ -124,13 +123,12 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
 @triton.jit
 def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
     """Find what needs one block of rows as probabilities."""
-    num_blocks = request.num_blocks
     drafted = position < count
     entries = rows.entries_from(block * CALL.block, CALL.block)
     raw = load_both(entries, position, position < length, KEEP, request, CALL)
     entry, p, q, is_drafted = elements(raw, row, request, CALL)
     if CALL.in_one_pass and CALL.reduces[TARGET]:
-        laws.store_block(p, entry, request.target, position, block, num_blocks, position <= count, CALL, TARGET)
+        laws.store_block(p, entry, request.target, position, block, position <= count, CALL, TARGET)
     inside = entry < request.vocab_size
     numbers = (p, q, is_drafted) + as_rows(row.scalars)
     for i in tl.static_range(len(CALL.sums)):
@@ -148,13 +146,12 @@ def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
 def open_row(position, length, request, CALL: tl.constexpr):
     """Return one position's rows for elementwise rules."""
     target, draft = request.target, request.draft
-    num_blocks = request.num_blocks
     lane = tl.zeros((1,), tl.int32)
-    target_parts = laws.load_parts(target, lane + position, lane == 0, num_blocks, CALL, TARGET)
+    target_parts = laws.load_parts(target, lane + position, lane == 0, CALL, TARGET)
     draft_parts = target_parts
     if CALL.has_draft:
         exists = lane + (position < length).to(tl.int32) != 0
-        draft_parts = laws.load_parts(draft, lane + position, exists, num_blocks, CALL, DRAFT)
+        draft_parts = laws.load_parts(draft, lane + position, exists, CALL, DRAFT)
     pair = laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
     return row_of(position, length, pair, request, CALL)
 

@@ -91,7 +91,7 @@ def write(stop, ids, token, p, fault, leaves, request, out, CALL: tl.constexpr):
             position = base + tl.arange(0, decide.LANES)
             accepted = position < stop
             tokens = decide.tokens_at(request, position, accepted, 0)
-            parts = laws.load_parts(target, position, accepted, request.num_blocks, CALL, TARGET)
+            parts = laws.load_parts(target, position, accepted, CALL, TARGET)
             entries = rows.load(target, position, tokens, accepted, 0.0, CALL, TARGET)
             law = laws.one(target, parts, CALL, TARGET)
             probs = laws.prob_of(entries, tokens, accepted, target, law, CALL, TARGET)
@@ -102,7 +102,7 @@ def write(stop, ids, token, p, fault, leaves, request, out, CALL: tl.constexpr):
                 emitted = accepted | (position == tl.where(fault == 0, stop, -1))
                 tokens = tl.where(accepted, tokens, token)
                 entries = rows.load_raw(target, position, tokens, emitted, 0.0, KEEP, CALL)
-                logs = laws.raw_logs(entries, target, position, emitted, request.num_blocks, CALL)
+                logs = laws.raw_logs(entries, target, position, emitted, CALL)
                 logs = tl.where(emitted & (probs == probs), logs, float("nan"))
                 tl.store(out.raw_logprobs_ptr + position, logs.to(tl.float32), mask=position <= request.most)
     tl.store(out.num_accepted_ptr, stop)

@@ -71,7 +71,7 @@ class Given(NamedTuple):
 
 
 class Model(NamedTuple):
-    """One model's rows of one request: pointers are at its first row.
+    """One model's rows of one request, of `num_blocks` blocks each: pointers are at its first row.
 
     `temperature` and `min_p` are loaded but not looked at, so that loads that do not need them are on their way first.
     `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
@@ -86,6 +86,7 @@ class Model(NamedTuple):
     stride: tl.tensor
     width: tl.tensor
     num_rows: tl.tensor
+    num_blocks: tl.tensor
     temperature: tl.tensor
     top_k_ptr: tl.tensor
     top_p_ptr: tl.tensor
@@ -192,6 +193,7 @@ def open_model(
         stride=given.stride,
         width=given.width,
         num_rows=rows_here,
+        num_blocks=num_blocks,
         temperature=temperature,
         top_k_ptr=given.top_k_ptr + request,
         top_p_ptr=given.top_p_ptr + request,

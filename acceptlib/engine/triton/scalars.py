@@ -20,7 +20,7 @@ MOST_IN_LISTS = tl.constexpr(4)
 @triton.jit
 def store_sum(NUM: tl.constexpr, terms, position, block, mask, request, CALL: tl.constexpr):
     """Store one block's part of one of a row's sums, of terms [BLOCK] float32, and the sum of their magnitudes."""
-    at = position.to(tl.int64) * request.num_blocks + block
+    at = position.to(tl.int64) * request.target.num_blocks + block
     tl.store(_parts(NUM, request) + at, tl.sum((terms * SUM_SCALE).to(tl.int64), 0), mask=mask)
     # NaN counts as beyond the limit. There the sum does not count, for it may have wrapped.
     magnitudes = fours(tl.abs(terms))
@@ -46,7 +46,7 @@ def row_sum(NUM: tl.constexpr, position, length, request, CALL: tl.constexpr):
 @triton.jit
 def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
     """Store the largest entries [BLOCK] of one block of a target's row, in order: logits where `CALL.tops`."""
-    at = position.to(tl.int64) * request.num_blocks + block
+    at = position.to(tl.int64) * request.target.num_blocks + block
     TOP_K: tl.constexpr = CALL.top_k
     lists = (x,)
     if TOP_K <= MOST_IN_LISTS:
@@ -107,7 +107,7 @@ def top_entropy(position, length, request, law, CALL: tl.constexpr):
 @triton.jit
 def _top_keys(rank, at, mask, request, CALL: tl.constexpr):
     """Return the keys of blocks' largest entries of a rank, or of a rank for each block; LOWEST where there is none."""
-    ranks_ptr = _parts(len(CALL.sums), request) + at + rank * request.num_positions * request.num_blocks
+    ranks_ptr = _parts(len(CALL.sums), request) + at + rank * request.num_positions * request.target.num_blocks
     found = tl.load(ranks_ptr, mask=mask, other=0, cache_modifier=".cg").to(tl.float64, bitcast=True)
     return tl.where(mask, key_of(found.to(tl.float32)), LOWEST)
 
@@ -115,7 +115,7 @@ def _top_keys(rank, at, mask, request, CALL: tl.constexpr):
 @triton.jit
 def _parts(NUM: tl.constexpr, request):
     """Return where blocks' parts are: of the sums, of the largest entries from the first on, or of magnitudes."""
-    return request.sums_ptr + NUM * request.num_positions * request.num_blocks
+    return request.sums_ptr + NUM * request.num_positions * request.target.num_blocks
 
 
 @triton.jit
@@ -125,8 +125,8 @@ def _blocks_at(position, length, request, CALL: tl.constexpr):
     if len(position.shape) == 0:
         lane = tl.zeros((1,), tl.int32) + position
     index = tl.arange(0, CALL.max_blocks)[None, :]
-    exists = (lane < length)[:, None] & (index < request.num_blocks)
-    return lane.to(tl.int64)[:, None] * request.num_blocks + index, exists
+    exists = (lane < length)[:, None] & (index < request.target.num_blocks)
+    return lane.to(tl.int64)[:, None] * request.target.num_blocks + index, exists
 
 
 @triton.jit

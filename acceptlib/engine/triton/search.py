@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 @triton.jit
 def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return what `cut_row` does: if `few`, of `count` listed entries, all with keys from `low` on; else of the row."""
-    position, num_blocks, model, maximum, factor = row
+    position, model, maximum, factor = row
     least = filters.least
     high = key_of(maximum).to(tl.int64) + 1
     above = tl.full((), 0, tl.int64)
@@ -50,7 +50,7 @@ def search_row(row, low, count, few, total, filters, CALL: tl.constexpr, MODEL: 
         count = tl.minimum(found, CALL.tile * WIDTH).to(tl.int32)
     if few:
         place = tl.arange(0, CALL.tile)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
+        words_ptr = list_of(model, position, CALL).words_ptr
         word = tl.load(words_ptr + place, mask=place < count, other=NOTHING, cache_modifier=".cg")
         key = (word >> 32).to(tl.int32)
         tile = Tile(key, mass_of(logit_of(key), maximum, factor), word.to(tl.int32), above)
@@ -116,7 +116,7 @@ def pool(row, low, high, total, filters, CALL: tl.constexpr, MODEL: tl.constexpr
 @triton.jit
 def sample(row, wanted, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return numbers and logits of entries all over a row, a tile of runs of WIDTH; -inf if they are not wanted."""
-    lane = tl.arange(0, CALL.tile).to(tl.int64) * (row.num_blocks * (CALL.block // WIDTH)) // CALL.tile
+    lane = tl.arange(0, CALL.tile).to(tl.int64) * (row.model.num_blocks * (CALL.block // WIDTH)) // CALL.tile
     entry = lane.to(tl.int32)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     return entry, rows.load(row.model, row.position, entry, wanted | (entry < 0), float("-inf"), CALL, MODEL)
 
@@ -134,14 +134,14 @@ def left_out_of_sample(entry, width, to_keep, total):
 @triton.jit
 def list_between(row, low, high, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List entries with keys in [low, high), as many as fit a tile; return how many, the mass above and theirs."""
-    position, num_blocks, model, maximum, factor = row
-    words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
+    position, model, maximum, factor = row
+    words_ptr = list_of(model, position, CALL).words_ptr
     count = tl.full((), 0, tl.int64)
     above = tl.full((), 0, tl.int64)
     inside = tl.full((), 0, tl.int64)
     tl.debug_barrier()
     x = rows.load(model, position, tl.arange(0, CALL.block), position >= 0, float("-inf"), CALL, MODEL)
-    for block in range(num_blocks):
+    for block in range(model.num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         following = rows.load(model, position, entry + CALL.block, position >= 0, float("-inf"), CALL, MODEL)
         key = key_of(x)
@@ -215,9 +215,9 @@ def search(
 def measure(row, tile, bound, cut, KIND: tl.constexpr, WHOLE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the number or mass of entries whose key reaches a bound, or the number at the cut whose id does."""
     if WHOLE:
-        position, num_blocks, model, maximum, factor = row
+        position, model, maximum, factor = row
         found = tl.full((), 0, tl.int64)
-        for block in range(num_blocks):
+        for block in range(model.num_blocks):
             entry = block * CALL.block + tl.arange(0, CALL.block)
             x = rows.load(model, position, entry, position >= 0, float("-inf"), CALL, MODEL)
             mass = mass_of(x, maximum, factor)

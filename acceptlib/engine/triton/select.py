@@ -54,10 +54,10 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
         if wanted[TARGET]:
             if program == 0:
-                select_row(position, request.num_blocks, request.target, STAGE, CALL, TARGET)
+                select_row(position, request.target, STAGE, CALL, TARGET)
         if wanted[DRAFT]:
             if (program == tl.num_programs(0) - 1) & (position < count):
-                select_row(position, request.num_blocks, request.draft, STAGE, CALL, DRAFT)
+                select_row(position, request.draft, STAGE, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
             if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
                 tl.debug_barrier()
@@ -65,24 +65,24 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
 
 
 @triton.jit
-def select_row(position, num_blocks, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
+def select_row(position, model, STAGE: tl.constexpr, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of one row in its stage."""
     if STAGE == "finish":
-        bins.finish_row(position, num_blocks, model, CALL, MODEL)
+        bins.finish_row(position, model, CALL, MODEL)
     elif CALL.lists_runs:
-        min_p.store_law(position, num_blocks, model, CALL, MODEL)
+        min_p.store_law(position, model, CALL, MODEL)
     else:
-        store_law(position, num_blocks, model, CALL, MODEL)
+        store_law(position, model, CALL, MODEL)
 
 
 @triton.jit
-def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def store_law(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a reduced row, and store it as `laws.load_parts` reads it."""
     factor = rows.factor_of(model, CALL, MODEL)
     lane = tl.zeros((1,), tl.int32)
-    parts = laws.load_blocks(model, lane + position, lane == 0, num_blocks, CALL, MODEL)
+    parts = laws.load_blocks(model, lane + position, lane == 0, CALL, MODEL)
     # On their way while the law is combined, if registers are left for them.
-    early = () if CALL.lazy else maxima_of(position, num_blocks, model, CALL)
+    early = () if CALL.lazy else maxima_of(position, model, CALL)
     least = rows.floor_of(model) if CALL.min_ps[MODEL] else tl.full((), 0.0, tl.float32)
     maximum, sums = laws.largest_of(parts.maxima), tl.zeros((1,), tl.int64)
     if (not CALL.min_p_alone) | (least == 0):  # there are no sums of all entries otherwise
@@ -105,9 +105,9 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
     first = tl.full((), 0, tl.int64)
     number = tl.full((), -1, tl.int32)
     if (maximum == maximum) & (factor > 0) & ((top_k > 0) | (top_p < 1) | (least > 0)):
-        row = Reduced(position, num_blocks, model, maximum, factor)
+        row = Reduced(position, model, maximum, factor)
         filters = Filters(top_k, top_p, to_keep, least)
-        sub_blocks = maxima_of(position, num_blocks, model, CALL) if CALL.lazy else early
+        sub_blocks = maxima_of(position, model, CALL) if CALL.lazy else early
         if CALL.collects[MODEL] & (least == 0):
             cut += float("nan")  # until it is found
             bins.lay_out(row, sub_blocks, to_keep, total, CALL, MODEL)
@@ -123,7 +123,7 @@ def store_law(position, num_blocks, model, CALL: tl.constexpr, MODEL: tl.constex
                     most: tl.constexpr = CALL.tile
                     half: tl.constexpr = CALL.tile // 2
                     none = tl.full((), 0, tl.int64)
-                    words_ptr = list_of(model, position, num_blocks, CALL).words_ptr
+                    words_ptr = list_of(model, position, CALL).words_ptr
                     if count <= half:
                         cut, first, normaliser = rank_few(row, words_ptr, count, none, filters, half, "", CALL, MODEL)
                     else:
@@ -175,7 +175,7 @@ def candidates(row, sub_blocks, filters, CALL: tl.constexpr, MODEL: tl.constexpr
 def list_entries(row, low, num_sub_blocks, CALL: tl.constexpr, MODEL: tl.constexpr):
     """List the entries of listed sub-blocks that reach a bound, as many as there is room for; return how many do."""
     position, model = row.position, row.model
-    listed = list_of(model, position, row.num_blocks, CALL)
+    listed = list_of(model, position, CALL)
     at_once: tl.constexpr = min(LOOKED_AT.value, CALL.tile)
     number = a_row_each(at_once * WIDTH)
     count = tl.full((), 0, tl.int32)
