@@ -15,6 +15,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton import ops
 from acceptlib.engine.triton.keys import key_or_nan, larger, logit_of
 from acceptlib.engine.triton.records import WIDTH, in_runs, record_of, sub_maxima
 from acceptlib.engine.triton.rows import (
@@ -189,7 +190,7 @@ def raw_logs(x, model, position, wanted, CALL: tl.constexpr):
     maxima = tl.load((at + 1).to(tl.pointer_type(tl.float32)), mask=mask, other=float("-inf"), cache_modifier=".cg")
     maximum = largest_of(maxima)
     terms = rescaled(maxima, sums, maximum, tl.full((), LOG2_E, tl.float32))
-    total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) / SUM_SCALE
+    total = tl.maximum(tl.sum(terms, 1), 1).to(tl.float64) * (1 / SUM_SCALE)
     return tl.where(maximum < float("inf"), (x - maximum).to(tl.float64) - tl.log(total), float("nan"))
 
 
@@ -303,24 +304,40 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
         if CALL.masses:
             normaliser = mass_in(parts)
     if CALL.entropy and MODEL == TARGET:
-        entropy = entropy_of(parts, maximum, total, factor_of(model, CALL, MODEL))
+        entropy = entropy_of(parts, maximum, normaliser, total, factor_of(model, CALL, MODEL))
         return EntropyLaw(maximum, normaliser, argmax, entropy)
     else:
         return Law(maximum, normaliser, argmax)
 
 
 @triton.jit
-def entropy_of(parts, maximum, total, factor):
-    """Return the entropies of rows [n] in nats, float64; NaN where a row has no law.
+def entropy_of(parts, maximum, normaliser, total, factor):
+    """Return the entropies of rows [n] in nats, float64, to some 2^-22; NaN where a row has no law.
 
-    H = log Z + ln 2 * sum_x w(x) bits(x) / Z, of exponentials w, their sum Z, and the bits that they lie below the
+    H = ln 2 * (log2 Z + sum_x w(x) bits(x) / Z), of exponentials w, their sum Z, and the bits that they lie below the
     largest. Those of a block lie deeper by as much as its maximum does.
     """
     deeper = tl.minimum((maximum[:, None] - parts.maxima) * factor, NEGLIGIBLE)
     terms = (parts.bits.to(tl.float64) + parts.sums.to(tl.float64) * deeper) * tl.exp2(-deeper).to(tl.float64)
-    mean = tl.sum(terms.to(tl.int64), 1).to(tl.float64) / total.to(tl.float64)
-    entropy = tl.log(total.to(tl.float64) / SUM_SCALE) + mean * LN_2
+    bits = tl.sum(terms.to(tl.int64), 1).to(tl.float64) * (1 / SUM_SCALE)
+    mean = bits * inverse_of(total.to(tl.float64) * (1 / SUM_SCALE), normaliser)
+    entropy = (log2_from_one(total.to(tl.float32) * (1 / SUM_SCALE)) + mean) * LN_2
     return tl.where(maximum == maximum, tl.where(factor == 0, 0.0, entropy), float("nan"))
+
+
+@triton.jit
+def inverse_of(x, rough):
+    """Return 1 / x in float64, given it in float32: one step of Newton's, as a division takes several times as long."""
+    inverse = rough.to(tl.float64)
+    return inverse * (2 - inverse * x)
+
+
+@triton.jit
+def log2_from_one(x):
+    """Return the logarithm of float32 numbers, from 1 on, to base 2, float64: to 2^-22, but soon."""
+    bits = x.to(tl.int32, bitcast=True)
+    fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)  # from 1 to 2
+    return ((bits >> 23) - 127).to(tl.float64) + tl.maximum(ops.log2(fraction), 0.0).to(tl.float64)
 
 
 @triton.jit

@@ -181,14 +181,19 @@ def load_both(entries, position, drafted, POLICY: tl.constexpr, request, CALL: t
     if CALL.temperature[TARGET]:
         wanted = target.temperature > 0
     read = entry < tl.where(wanted, request.vocab_size, 0)
-    x = rows.load_block(target, position, entries, read, wanted, nothing(CALL, TARGET), POLICY, CALL, TARGET)
+    x = rows.load_raw(target, position, entry, read, nothing(CALL, TARGET), POLICY, CALL)
+    draft_wanted = drafted
+    if CALL.temperature[DRAFT]:
+        draft_wanted = draft_wanted & (draft.temperature > 0)
+    draft_read = entry < tl.where(draft_wanted, request.vocab_size, 0)
     y = x
     if CALL.has_draft:
-        wanted = drafted
-        if CALL.temperature[DRAFT]:
-            wanted = wanted & (draft.temperature > 0)
-        read = entry < tl.where(wanted, request.vocab_size, 0)
-        y = rows.load_block(draft, position, entries, read, wanted, nothing(CALL, DRAFT), POLICY, CALL, DRAFT)
+        y = rows.load_raw(draft, position, entry, draft_read, nothing(CALL, DRAFT), POLICY, CALL)
+    if CALL.masked[TARGET] and not CALL.loops:
+        tl.debug_barrier()  # else words of the mask come first, and entries wait for their registers
+    x = rows.after_bias_and_mask(x, target, position, entries, read, wanted, CALL, TARGET)
+    if CALL.has_draft:
+        y = rows.after_bias_and_mask(y, draft, position, entries, draft_read, draft_wanted, CALL, DRAFT)
     return Block(entry, x, y)
 
 

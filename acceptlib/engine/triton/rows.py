@@ -285,6 +285,12 @@ def load_block(
     `mask` [n] says which entries are read; the rest are `other`. `exists`, a scalar, is false where none is.
     """
     x = load_raw(model, position, entries.each, mask, other, POLICY, CALL)
+    return after_bias_and_mask(x, model, position, entries, mask, exists, CALL, MODEL)
+
+
+@triton.jit
+def after_bias_and_mask(x, model, position, entries, mask, exists, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return entries of a row, loaded by `load_raw`, after bias and mask; the arguments are those of `load_block`."""
     if CALL.biased[MODEL]:
         x = add_biases(x, model, entries.each, mask)
     if CALL.masked[MODEL]:

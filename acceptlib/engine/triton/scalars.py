@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton.keys import LOWEST, key_of, logit_of
-from acceptlib.engine.triton.laws import LN_2, REDUCE_THREADS
+from acceptlib.engine.triton.laws import LN_2, REDUCE_THREADS, inverse_of, log2_from_one
 from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of
 from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
 
@@ -36,7 +36,7 @@ def row_sum(NUM: tl.constexpr, position, length, request, CALL: tl.constexpr):
     parts = tl.load(_parts(NUM, request) + at, mask=mask, other=0, cache_modifier=".cg")
     magnitudes_ptr = _parts(len(CALL.sums) + CALL.top_k + NUM, request) + at
     magnitudes = tl.load(magnitudes_ptr, mask=mask, other=0, cache_modifier=".cg")
-    total = tl.sum(parts, 1).to(tl.float64) / SUM_SCALE
+    total = tl.sum(parts, 1).to(tl.float64) * (1 / SUM_SCALE)
     total = tl.where(tl.sum(magnitudes, 1) < MAGNITUDE_LIMIT, total, float("nan"))
     if CALL.entropy_scalar == NUM:
         total = total * LN_2
@@ -98,9 +98,12 @@ def top_entropy(position, length, request, law, CALL: tl.constexpr):
             log = tl.log(tl.where(weight > 0, weight, 1.0))
         total += weight
         logs += tl.where(weight > 0, weight * log, 0.0)
-    entropy = tl.log(total) - logs / total
     if CALL.tops:
+        rough = total.to(tl.float32)
+        entropy = log2_from_one(rough) * LN_2 - logs * inverse_of(total, 1 / rough)
         entropy = tl.where(factor == 0, 0.0 * law.maximum, entropy)  # NaN where the row has no law
+    else:
+        entropy = tl.log(total) - logs / total
     return _in_shape_of(position, entropy)
 
 
