@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from acceptlib.errors import AcceptlibError, StrategyDefinitionError, shortened
+from acceptlib import ops
+from acceptlib.errors import AcceptlibError, StrategyDefinitionError, shortened, suggest
 from acceptlib.ops import Value
 
 NUMBERS: Final = (int, float, np.ndarray, np.generic, torch.Tensor)
@@ -83,14 +84,11 @@ class Rule:
         """
         try:
             value = self.function(*args)
-        except (AttributeError, NameError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, NameError, TypeError, ValueError) as error:
             if isinstance(error, AcceptlibError):
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            advice = (
-                "" if isinstance(error, NameError) else " Rules take numbers, arrays and tensors: use acceptlib.ops"
-            )
-            msg = f"rule {self.function.__qualname__!r}: {why}.{advice}"
+            msg = f"rule {self.function.__qualname__!r}: {why}.{_advice(error)}"
             raise StrategyDefinitionError(msg) from error
         if not isinstance(value, NUMBERS):
             expected = "expected a number or an array of what it reads; is a `return` missing?"
@@ -101,6 +99,31 @@ class Rule:
     def __repr__(self) -> str:
         """Show the rule as it is written."""
         return f"<{type(self).__name__} {self.function.__qualname__}({', '.join(self.names)})>"
+
+
+def is_wrong_anyway(error: BaseException | None) -> bool:
+    """Return whether what a rule raised does not depend on the values that it was given.
+
+    Of numbers alone, those of options and constants, Python raises where an array would hold an infinity.
+    """
+    return isinstance(error, NameError | ArithmeticError) or _lacks_op(error)
+
+
+def _lacks_op(error: BaseException | None) -> bool:
+    return isinstance(error, AttributeError) and error.obj is ops
+
+
+def _advice(error: Exception) -> str:
+    """Return what to do about an error in a rule, as sentences."""
+    if isinstance(error, NameError):
+        return ""
+    if isinstance(error, ArithmeticError):
+        instead = ", or divide with acceptlib.ops.ratio" if isinstance(error, ZeroDivisionError) else ""
+        return f" Numbers of options and constants alone gave this: change one of them{instead}."
+    if isinstance(error, AttributeError) and _lacks_op(error):
+        known = sorted(name for name, value in vars(ops).items() if inspect.isfunction(value) and name[0] != "_")
+        return f"{suggest(error.name, known)} Available: {', '.join(known)}."
+    return " Rules take numbers, arrays and tensors: use acceptlib.ops"
 
 
 class RowSum(Rule):

@@ -202,6 +202,23 @@ def test_a_name_that_a_rule_has_not() -> None:
         made(accept=rule(lambda target_prob: target_prob * oops))()  # type: ignore[name-defined]  # noqa: F821
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (lambda target_prob, floor: target_prob * (1 / floor), r"zero\. Numbers of options.* acceptlib\.ops\.ratio\.$"),
+        (lambda target_prob, floor: target_prob + math.exp(1000 - floor), "error. Numbers of options .* of them.$"),
+        (lambda target_prob: ops.minimun(target_prob, 1.0), r"Did you mean 'minimum'\? Available: abs, .* where\.$"),
+    ],
+    ids=["divides", "overflows", "misspells"],
+)
+def test_what_no_value_could_mend(written: Any, said: str) -> None:
+    """It is found before there are any values, and names the rule, whichever engine would run it."""
+    options = type("Options", (Options,), {"__annotations__": {"floor": float}, "floor": 0.0})
+    for role in ("accept", "residual"):
+        with pytest.raises(StrategyDefinitionError, match=rf"^rule '.*<lambda>': .*{said}"):
+            made(**{role: rule(written)}, Options=options)()
+
+
 @pytest.mark.parametrize("constants", [None, [1], {"rates": None}, {"rates": [0.5]}, {"rates": (0.5, "x")}])
 def test_constants_that_no_rule_can_read(constants: Any) -> None:
     strategy = made(accept=rule(lambda target_prob, rates: target_prob * rates), constants=lambda _: constants)

@@ -12,7 +12,7 @@ import numpy as np
 
 from acceptlib.errors import StrategyDefinitionError, shortened, suggest
 from acceptlib.ops import Value
-from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule
+from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule, is_wrong_anyway
 
 Constant: TypeAlias = float | tuple[float, ...]
 """An option as rules see it; a tuple holds one value a position, and 0 beyond its end."""
@@ -153,7 +153,7 @@ class Plan:
                 evaluate(rule, values, self.constants)
         except Exception as error:
             # What else is wrong shows on real values.
-            if isinstance(error.__cause__, NameError):
+            if is_wrong_anyway(error.__cause__):
                 raise
             if "ambiguous" in str(error):
                 msg = (
