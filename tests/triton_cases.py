@@ -87,8 +87,9 @@ class Acme(acceptlib.AcceptanceStrategy):
 
     @acceptlib.rule
     def forgive(target_top_entropy: "Value", cap: "Value", is_last: "Value") -> "Value":
-        """Return False under an infinite cap."""
-        return (target_top_entropy >= cap) | (is_last & (abs(target_top_entropy) > 0.2))
+        """Return what differs under an infinite cap at the last token and before it."""
+        low = ~(is_last | (target_top_entropy > 0.1))
+        return (target_top_entropy >= cap) | (is_last & (abs(target_top_entropy) > 0.2)) | low
 
     @acceptlib.rule
     def residual(p: "Value", q: "Value", is_drafted: "Value", strength: "Value") -> "Value":
