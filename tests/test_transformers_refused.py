@@ -116,6 +116,12 @@ def test_assistant_model_is_required(target: Any) -> None:
         target.generate(PROMPT, custom_generate=custom_generate(), do_sample=False, max_new_tokens=4)
 
 
+def test_drafts_without_a_model_are_refused_as_such(target: Any) -> None:
+    """Who asks for them has no assistant to pass."""
+    with pytest.raises(InputError, match=r"prompt_lookup_num_tokens=2 is not .* prompt_lookup_num_tokens=None"):
+        generate(target, None, do_sample=False, max_new_tokens=4, prompt_lookup_num_tokens=2)
+
+
 def test_default_mask_of_ones_is_fine(target: Any, draft: Any) -> None:
     mask = torch.ones_like(PROMPT)
     assert generate(target, draft, attention_mask=mask, do_sample=False, max_new_tokens=4).shape == (1, 9)

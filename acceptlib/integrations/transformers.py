@@ -132,6 +132,7 @@ def custom_generate(
         )
         streamer = passed.get("streamer") if streamer is None else streamer
         if draft is None:
+            _check_config(generation_config)  # it may ask for drafts without a model: that is what to turn off
             msg = "assistant_model: expected the draft model, got None: pass it to generate beside custom_generate"
             raise InputError(msg)
         synced = passed.get("synced_gpus", synced_gpus)
