@@ -126,7 +126,7 @@ def _decide(
 
     A token is checked for faults in the order of `torch_engine`, its id first.
     """
-    vocab_size, each = target.all.shape[1], max(end, 1)
+    vocab_size, each = target.all.shape[1], max(end, 1)  # each: positions that are read at a time
     if (target.is_logits or (draft and draft.is_logits)) and 4 * end * vocab_size > SCRATCH_BYTES:
         each = torch.get_num_threads()  # a softmax gives each thread a row
     for start in range(0, end, each):
@@ -138,12 +138,12 @@ def _decide(
             q = float64(as_words(draft.upto(some.stop))[at])[None]
             values["draft_prob"] = np.where(q > 0, q, 0.0)
         h = decide.broadcast(evaluate(plan.accept, values, plan.constants), p[None])[0].tolist()
-        for position, prob, bound in zip(some, probs, h, strict=True):
+        for position, prob, h_i in zip(some, probs, h, strict=True):
             if ids[position] >= vocab_size:
                 return position, INVALID_TOKEN_ID
             if "target_prob" in plan.reads and not 0 <= prob <= 1 + ROW_TOLERANCE:
                 return position, UNNORMALIZED_ROW if 1 < prob < torch.inf else INVALID_ROW
-            if not numbers.uniform(position) < bound:
+            if not numbers.uniform(position) < h_i:
                 return position, OK
     return end, OK
 

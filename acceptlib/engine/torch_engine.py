@@ -78,11 +78,11 @@ class _Step:
         size = SCRATCH_BYTES if inputs.target.data.is_cpu else DEVICE_SCRATCH_BYTES
         self.chunk = max(1, size // (4 * inputs.vocab_size))
         self.layout = Layout(inputs, reads_draft=plan.reads_draft)
-        sizes = (self.layout, inputs.vocab_size, self.chunk)
-        self.target = RowReader(inputs.target, *sizes, "target")
+        common = (self.layout, inputs.vocab_size, self.chunk)
+        self.target = RowReader(inputs.target, *common, "target")
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
-            self.draft = RowReader(inputs.draft, *sizes, "draft")
+            self.draft = RowReader(inputs.draft, *common, "draft")
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
@@ -91,6 +91,7 @@ class _Step:
         self.walks = self._walks()
         # Whether rows of some requests are held at a time: those that stop there draw before the next take their place.
         self.holds = self.walks and inputs.num_requests > 1
+        # Which requests have nothing kept yet, and the token, `Status` and probability of the others: see `_keep`.
         self.missing = np.ones(inputs.num_requests, bool)
         self.emitted = [np.zeros(inputs.num_requests, dtype) for dtype in (np.int64, np.int64, np.float32)]
 
@@ -331,7 +332,7 @@ class _Step:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
         request = self.layout.request
         if self.inputs.bonus_token_ids is not None and not self.inputs.logprobs and isinstance(stop, np.ndarray):
-            takes_given, token, status = self._given(request, stop)  # what these emit does not depend on rows
+            takes_given, token, status = self._given_bonus(request, stop)  # what these emit does not depend on rows
             self._keep(request[takes_given], token[takes_given], status[takes_given], None)
         if self.missing.all():
             return self._emit_from_rows(request, stop, bits)
@@ -350,13 +351,14 @@ class _Step:
             self._keep(request, *self._emit_from_rows(request, position[ended], bits[as_tensor(request)]))
 
     def _keep(self, request: Words, *found: Words | None) -> None:
-        """Keep what some requests emit."""
+        """Keep what some requests emit, in the order of `_emit`; None for what nobody asked for."""
         self.missing[request] = False
         for whole, part in zip(self.emitted, found, strict=True):
             if part is not None:
                 whole[request] = part
 
     def _emit_from_rows(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+        """Return what `_emit` does for some requests at their stopping positions, a chunk of rows at a time."""
         parts = [self._emit_some(request[c], position[c], bits[c]) for c in self._chunks(len(request))]
         if len(parts) == 1:
             return parts[0]
@@ -364,7 +366,7 @@ class _Step:
         join = library(request).concatenate
         return join(token), join(status), join(prob) if self.inputs.logprobs else None
 
-    def _given(self, request: Words, position: Words) -> tuple[Words, Words, Words]:
+    def _given_bonus(self, request: Words, position: Words) -> tuple[Words, Words, Words]:
         """Return which of some requests take their given bonus tokens, those tokens, and the `Status` of each."""
         assert self.inputs.bonus_token_ids is not None  # noqa: S101 - for the type checker
         layout, given = self.layout, as_words(self.inputs.bonus_token_ids.to(torch.int64))[request]
@@ -373,12 +375,12 @@ class _Step:
         return takes, given * ~outside, outside * INVALID_TOKEN_ID
 
     def _emit_some(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+        """Return the same for one chunk."""
         plan, traits = self.plan, self.plan.traits
         is_bonus = position == self.layout.num_draft_tokens[request]
-        # Plain booleans where recovered and bonus tokens are taken alike.
+        # A plain boolean where recovered and bonus tokens are taken alike.
         differ = traits.recovered != traits.bonus
         takes_best = (is_bonus == (traits.bonus == "argmax")) if differ else traits.bonus == "argmax"
-        draws = (is_bonus == (traits.bonus == "sample")) if differ else traits.bonus == "sample"
         status = token = position * 0
         p = prob = None
         # If bonus tokens are given and nothing was drafted, there may be no row at all.
@@ -387,7 +389,7 @@ class _Step:
             p, weights, from_target, row_status = self._weights(request, position, is_bonus)
             if plan.samples or plan.residual is not None:
                 status = row_status
-            if plan.samples and may_hold(draws):
+            if plan.samples and may_hold(takes_best ^ True):
                 token = as_words(draw(weights, bits, in_place=weights is not p))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
@@ -398,7 +400,7 @@ class _Step:
                 best = ops.where(from_target, best, as_words(weights).argmax(1))
             token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
-            takes_given, given, given_status = self._given(request, position)
+            takes_given, given, given_status = self._given_bonus(request, position)
             token = ops.where(takes_given, given, token)
             status = ops.where(takes_given, given_status, status)
         if self.inputs.logprobs and p is not None:
