@@ -127,6 +127,7 @@ class Inputs(NamedTuple):
 
 
 HALVES: Final = (torch.float16, torch.bfloat16)
+"""Dtypes that no engine takes parameters in: float32 holds all of their numbers."""
 
 
 class Parameter(NamedTuple):

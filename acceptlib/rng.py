@@ -39,7 +39,7 @@ class Purpose(IntEnum):
     ACCEPT = 0
     EMIT = 1
     DRAFT = 2  # reserved for the caller's own drafting
-    SEED = 3  # per-request seeds from one int
+    SEED = 3  # per-request seeds from one number, see `Root`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -71,7 +71,7 @@ class Options(pydantic.BaseModel):
         return value
 
 
-_Options = Options
+_Options = Options  # by a name that no attribute of the class below hides
 
 
 def _is_constant(value: object) -> bool:

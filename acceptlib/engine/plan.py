@@ -21,9 +21,12 @@ LARGEST: Final = (1 << 31) - 1
 """Largest integer that a kernel takes."""
 
 AFTER_CARRY = frozenset({"next_residual_mass"})
+"""Quantities that residuals, and so the carry, have to be known for: `accept` alone may read them."""
+
 OF_ROWS = frozenset(
     {"target_prob", "draft_prob", "target_max_prob", "draft_max_prob", "target_entropy", "target_top_entropy"}
 )
+"""Quantities that are numbers found in a position's rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

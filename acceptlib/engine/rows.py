@@ -40,9 +40,13 @@ class Layout:
     """Positions of a batch: as a grid [B, K], and flat, [N], without the holes of the ragged layout.
 
     Attributes:
+        shape: (B, K).
+        request, position: Numbers from 0, [B] and [K] int64.
+        start: [B] int64, where each request's drafted tokens begin among T; None in the padded layout.
+        num_tokens: T, in the ragged layout alone.
         valid: [B, K] bool, positions before each request's end.
         ids: [B, K] int64 drafted tokens, clamped to the vocabulary; arbitrary beyond a request's end.
-        outside: [B, K] bool, whether the drafted token was above the vocabulary.
+        outside: [B, K] bool, whether the drafted token is V or more, before it was clamped.
         num_draft_tokens: [B] int64, n_b after placeholders ended chains.
         reached_end: [B] bool, whether no placeholder ended a chain before its count; True in the padded layout.
         has_bonus_rows: Whether the target's rows include bonus rows.

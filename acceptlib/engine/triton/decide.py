@@ -153,7 +153,10 @@ def load_drafted(position, ids, inside, request, CALL: tl.constexpr):
 
 @triton.jit
 def values(position, ids, inside, drafted, length, request, pair, CALL: tl.constexpr):
-    """Return the scalars of positions, in their shape: `QUANTITIES` and what follows; anything where not needed."""
+    """Return the scalars of positions, in their shape: `QUANTITIES` and what follows.
+
+    Those that no rule reads are arbitrary.
+    """
     target, draft = request.target, request.draft
     target_law, draft_law = pair.target, pair.draft
     zero = position.to(tl.float64) * 0.0

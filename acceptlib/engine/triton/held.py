@@ -26,6 +26,7 @@ HIGH = tl.constexpr(42)
 """Low bits of a sum; those above them are added up apart."""
 
 LOW = tl.constexpr((1 << 42) - 1)
+"""Mask of these."""
 
 THIRD = tl.constexpr((1 << 21) - 1)
 """Mask of half the low bits: a warp has one instruction for a sum of integers of 32 bits."""
