@@ -111,6 +111,58 @@ def of_math(target_prob: Any) -> Any:
     return exp(target_prob) * math.exp(-1.0)
 
 
+@acceptlib.rule
+def of_value(target_prob: Any) -> Any:
+    """Return what only arrays have."""
+    return (target_prob / 2).clip(0.0, 1.0)
+
+
+@acceptlib.rule
+def importing(target_prob: Any) -> Any:
+    """Look a name up where a kernel would not."""
+    from acceptlib import ops as own  # noqa: PLC0415 - what is refused
+
+    return own.exp(target_prob)
+
+
+@acceptlib.rule
+def comprehending(target_prob: Any) -> Any:
+    """Return what Triton has no expression for."""
+    return sum([target_prob * weight for weight in (0.5, 0.25)])
+
+
+@acceptlib.rule
+def of_lambda(target_prob: Any) -> Any:
+    """Call a function that has no source of its own."""
+    half = lambda p: p / 2  # noqa: E731 - what is refused
+    return half(target_prob)
+
+
+@acceptlib.rule
+def of_inner(target_prob: Any) -> Any:
+    """Call a function that is defined inside."""
+
+    def half(p: Any) -> Any:
+        return p / 2
+
+    return half(target_prob)
+
+
+@acceptlib.rule
+def naming(target_prob: Any) -> Any:
+    """Name a value within an expression."""
+    return (half := target_prob / 2) * half
+
+
+@acceptlib.rule
+def repeating(target_prob: Any) -> Any:
+    """Loop as long as a number says."""
+    times = 2
+    while times:
+        times -= 1
+    return target_prob / 2
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
@@ -118,12 +170,22 @@ def of_math(target_prob: Any) -> Any:
         (floored, "ratio // draft_prob"),
         (of_torch, r"torch\.minimum\(target_prob, draft_prob\)"),
         (of_math, r"exp\(target_prob\)"),
+        (of_value, r"\(target_prob / 2\)\.clip\(0\.0, 1\.0\)"),
+        (importing, "from acceptlib import ops as own"),
+        (comprehending, r"\[target_prob \* weight for weight in \(0\.5, 0\.25\)\]"),
+        (of_lambda, "lambda p: p / 2"),
+        (of_inner, r"def half\(p: Any\).*"),
+        (naming, r"\(half := \(target_prob / 2\)\)"),
+        (repeating, "while times:.*"),
     ],
-    ids=["power", "floor", "torch", "builtin"],
+    ids=[
+        *("power", "floor", "torch", "builtin", "method"),
+        *("import", "comprehension", "lambda", "function", "name", "loop"),
+    ],
 )
 def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:
     """The message names the rule and the expression, and says what is there instead."""
-    message = rf"rule '{rule.function.__name__}': expected .*, got '{code}'\. Write .*backend='torch'"
+    message = rf"(?s)rule '{rule.function.__name__}': expected .*, got '?{code}'?\. Write .*backend='torch'"
     with pytest.raises(StrategyDefinitionError, match=message):
         bind(rule, ("target_prob", "draft_prob"), {})
 

@@ -26,11 +26,17 @@ import triton.language as tl
 
 import acceptlib.ops as torch_ops
 from acceptlib.engine.triton import ops
-from acceptlib.errors import StrategyDefinitionError
+from acceptlib.errors import StrategyDefinitionError, shortened
 from acceptlib.rules import Rule
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 """Operators that mean in Triton what they do in torch and NumPy."""
+
+_REFUSED = (
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.NamedExpr),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.While, ast.Try, ast.With),
+)
+"""What Triton has not, or what would bring names of its own into a rule."""
 
 
 def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
@@ -45,7 +51,7 @@ def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
 def _compile_rule(function: FunctionType, numbers: tuple[tuple[str, str, float], ...]) -> Any:
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     writer = _Specialise(function.__qualname__, scope, {name: value for name, _, value in numbers})
-    definition = ast.fix_missing_locations(writer.visit(_parse(function)))
+    definition = ast.fix_missing_locations(writer.visit_FunctionDef(_parse(function)))
     # Triton tells functions apart by module and name alone, and a kernel may hold two rules of one name.
     digest = hashlib.sha256(ast.unparse(definition).encode()).hexdigest()[:12]
     definition.name = f"{function.__qualname__.replace('.<locals>', '').replace('.', '_')}_{digest}"
@@ -114,6 +120,13 @@ class _Specialise(ast.NodeTransformer):
                 value = eval(code, {**self.scope, **self.numbers})  # noqa: S307 - the rule itself
                 if isinstance(value, int | float):
                     return ast.Constant(value)
+        if isinstance(node, _REFUSED):
+            msg = (
+                f"rule {self.name!r}: expected assignments, `if` and `return` of expressions, which is what the fused "
+                f"kernels have, got {shortened(ast.unparse(node))}. Write it with these, with imports and helper "
+                "functions at the top of the module, or use backend='torch'."
+            )
+            raise StrategyDefinitionError(msg)
         return super().visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -168,9 +181,9 @@ class _Specialise(ast.NodeTransformer):
             return ast.BinOp(node.left, ast.Mult(), node.left)
         if not isinstance(node.op, _OPERATORS):
             msg = (
-                f"rule {self.name!r}: expected + - * /, ** 2, comparisons and & | ^ of values, which is what the fused "
-                f"kernels have, got {written!r}. Write it with these and acceptlib.ops (a power with sqrt, or with exp "
-                "and log), or use backend='torch'."
+                f"rule {self.name!r}: expected + - * /, ** 2, comparisons and & | ^ ~ of values, which is what the "
+                f"fused kernels have, got {written!r}. Write it with these and acceptlib.ops (a power with sqrt, or "
+                "with exp and log), or use backend='torch'."
             )
             raise StrategyDefinitionError(msg)
         return node
@@ -206,22 +219,23 @@ class _Specialise(ast.NodeTransformer):
         return _call(compiled.__name__, *(value for value in given.values() if isinstance(value, ast.expr)))
 
     def _expect_op(self, function: ast.expr, written: str) -> None:
-        """Refuse a call of another module's function, but for `acceptlib.ops`: kernels have no counterpart."""
+        """Refuse a value's method and another module's function, but for `acceptlib.ops`: kernels have neither."""
         root = function
         while isinstance(root, ast.Attribute):
             root = root.value
-        if not isinstance(root, ast.Name) or root.id not in self.scope:
-            return  # a value's method, or a builtin
-        found = self.scope[root.id]
-        if isinstance(found, BuiltinFunctionType) or (root is not function and isinstance(found, ModuleType)):
-            code = compile(ast.Expression(ast.fix_missing_locations(function)), "<rule>", "eval")
-            called = eval(code, dict(self.scope))  # noqa: S307 - the rule itself
-            if getattr(called, "__module__", None) != torch_ops.__name__:
-                msg = (
-                    f"rule {self.name!r}: expected calls of acceptlib.ops, which is what the fused kernels have, got "
-                    f"{written!r}. Write it with these, or use backend='torch'."
-                )
-                raise StrategyDefinitionError(msg)
+        refused = root is not function and (not isinstance(root, ast.Name) or root.id in self.tensors)
+        if isinstance(root, ast.Name) and not refused and root.id in self.scope:
+            found = self.scope[root.id]
+            if isinstance(found, BuiltinFunctionType) or (root is not function and isinstance(found, ModuleType)):
+                code = compile(ast.Expression(ast.fix_missing_locations(function)), "<rule>", "eval")
+                called = eval(code, dict(self.scope))  # noqa: S307 - the rule itself
+                refused = getattr(called, "__module__", None) != torch_ops.__name__
+        if refused:
+            msg = (
+                f"rule {self.name!r}: expected calls of acceptlib.ops, which is what the fused kernels have, got "
+                f"{written!r}. Write it with these, or use backend='torch'."
+            )
+            raise StrategyDefinitionError(msg)
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
