@@ -158,6 +158,51 @@ def test_rows_with_a_negative_bit_have_strides_of_their_own(monkeypatch: pytest.
         assert launched[-1][place] == stride
 
 
+def apart(values: torch.Tensor) -> torch.Tensor:
+    """Return the same values with others between them."""
+    found = torch.stack((values, values.flip(0)), -1)[..., 0]
+    assert not found.is_contiguous()
+    return found
+
+
+def test_numbers_of_requests_may_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take no stride of a few numbers per request, so they are given copies."""
+    monkeypatch.setattr(engine, "schedule", functools.cache(engine.schedule))
+    launched: list[Any] = []
+    monkeypatch.setattr(engine, "launch", cases.each(lambda *launch: launched.append(launch[-1])))
+    number = torch.tensor([0.5, 0.25])
+    numbers = {
+        "cu": torch.tensor([0, 1, 3]),
+        "emit": torch.tensor([5, 6]),
+        "bonus": torch.tensor([7, 8]),
+        "target_temperature": number,
+        "target_top_k": torch.tensor([2, 3]),
+        "target_top_p": 1.5 * number,
+        "target_min_p": number.double(),
+        "target_biases": torch.tensor([[1, 2, 3], [4, 5, 6]]),
+        "target_bias_values": torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]),
+    }
+    given = {name: apart(values) for name, values in numbers.items()}
+    sampling = acceptlib.SamplingParams(
+        **{name: given[f"target_{name}"] for name in ("temperature", "top_k", "top_p", "min_p")},
+        logit_bias=acceptlib.LogitBias(given["target_biases"], given["target_bias_values"]),
+    )
+    inputs = cases.inputs(
+        torch.zeros(3, dtype=torch.int64),
+        target_logits=torch.rand(3, 9),
+        cu_num_draft_tokens=given["cu"],
+        max_num_draft_tokens=2,
+        bonus_token_ids=given["bonus"],
+        uniforms=acceptlib.Uniforms(accept=torch.rand(3).double(), emit=given["emit"]),
+        sampling=sampling,
+    )
+    engine.verify(acceptlib.create("rejection").plan, inputs)
+    for name, values in numbers.items():
+        found = launched[0][verify_kernel.arg_names.index(f"{name}_ptr")]
+        assert found.is_contiguous(), name
+        assert torch.equal(found, values), name
+
+
 def test_a_workspace_of_fake_tensors_leaves_none_behind() -> None:
     strategy = acceptlib.create("synthetic", synthetic_acceptance_rates=(0.9, 0.5))
     with FakeTensorMode():
@@ -415,11 +460,54 @@ def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.Mon
     assert not memory._RESERVED
     with FakeTensorMode():
         given = inputs_on("cuda")
-        for _ in range(3):
-            memory.memory_for(given, 3, 5)
+        first, *others = [memory.memory_for(given, 3, 5) for _ in range(3)]
+    assert others[0] is others[1]
+    assert others[0] is not first  # of another stream, whose calls may run at the same time
     (counters,) = memory._RESERVED.values()
     assert len(counters) == memory.RESERVED_COUNTERS
     memory._kept.cache_clear()
+
+
+def test_captured_calls_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their counters are reserved ones while there are enough, and then their own."""
+    device, reserved = torch.device("cpu"), torch.zeros(10, dtype=torch.int32)
+    monkeypatch.setattr(memory, "_RESERVED", {device: reserved})
+    found = [memory._captured(size, 5, device) for size in (4, 4, 4, 2)]
+    for number, lent in enumerate(found):
+        assert not lent.counters.any()
+        lent.counters.fill_(number + 1)
+    assert [lent.counters.tolist() for lent in found] == [[1] * 4, [2] * 4, [3] * 4, [4] * 2]
+    assert reserved.tolist() == [1] * 4 + [2] * 4 + [4] * 2
+    assert len({lent.words.data_ptr() for lent in found}) == 4
+
+
+def test_a_captured_call_finds_no_memory_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graph may be replayed while they run."""
+    monkeypatch.setattr(memory, "current_stream", lambda _: 1)
+    monkeypatch.setattr(memory, "_RESERVED", {})
+    monkeypatch.setattr(memory, "RESERVED_COUNTERS", 0)
+    memory._kept.cache_clear()
+    with FakeTensorMode():
+        given, found = inputs_on("cuda"), []
+        for capturing in (False, True, True):
+            monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+            found.append(memory.memory_for(given, 4, 5))
+    assert len({id(lent) for lent in found}) == 3
+    memory._kept.cache_clear()
+
+
+def test_no_requests_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid without programs would be refused."""
+    monkeypatch.setattr(engine, "launch", mock.Mock(side_effect=AssertionError("launched")))
+    call = {"target_logits": torch.empty(0, 3, 9), "draft_logits": torch.empty(0, 2, 9)}
+    result = engine.verify(acceptlib.create("rejection").plan, cases.inputs(torch.empty(0, 2).long(), rng=0, **call))
+    assert result.output_token_ids.shape == (0, 3)
+
+
+def test_more_requests_than_a_grid_holds_take_torch() -> None:
+    for count, why in ((65535, "None"), (65536, "at most 65535 requests, and there are 65536")):
+        ids, rows = torch.empty(count, 1, dtype=torch.int64, device="meta"), torch.empty(count, 2, 4, device="meta")
+        assert why in str(engine.unsupported(cases.inputs(ids, rng=0, target_probs=rows)))
 
 
 def test_a_longer_draft_than_a_grid_holds_takes_torch() -> None:

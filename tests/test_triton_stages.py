@@ -596,6 +596,22 @@ def test_rows_that_may_be_stopped_at_are_weighed_side_by_side(
     assert grids["emit"] == grid
 
 
+@pytest.mark.parametrize("form", ["logits", "probs"])
+def test_programs_that_wait_are_not_all_that_run(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a request does; where they took every place, those that they wait for would never run."""
+    monkeypatch.setattr(engine, "resident_programs", lambda *_: 4)
+    launched: list[Any] = []
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: launched.append(key)))
+    waits = []
+    for num_requests in (3, 4):
+        rows = torch.empty(num_requests, 2, 70000, device="meta")
+        ids = torch.empty(num_requests, 1, dtype=torch.int64, device="meta")
+        given = {f"target_{form}": rows, f"draft_{form}": rows[:, 1:]}
+        engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **given))
+        waits.append(launched[-1].call.awaits)
+    assert waits == [True, False]
+
+
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grids: dict[str, tuple[int, int, int]] = {}
     monkeypatch.setattr(engine, "launch", cases.each(lambda key, grid, *_: grids.update({key[1]: grid})))
