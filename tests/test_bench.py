@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 import os
@@ -25,6 +26,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, plots, registry, rule
 from acceptlib.benchmarks import environment as environments
 from acceptlib.benchmarks import gate, measure, timing, workloads
+from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS, Peer
 from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
 from acceptlib.cli import bench
@@ -137,12 +139,29 @@ class TestWorkloads:
             plain = (batch.draft[request] / 0.7).softmax(-1)
             assert torch.allclose(q, plain, rtol=1e-5) == (not filters_draft)
 
+    def test_a_mask_forbids_what_is_unlikely_and_not_drafted(self) -> None:
+        batch = workloads.make(replace(SMALL, temperature=10.0, masked=True))
+        unlikely, ids = batch.target < batch.target.mean(-1, keepdim=True), batch.draft_token_ids[..., None]
+        assert unlikely[:, :-1].gather(-1, ids).any()  # so hot that unlikely ones are drafted
+        unlikely[:, :-1].scatter_(-1, ids, value=False)
+        for request in range(3):
+            p, q = batch.probabilities(request)
+            assert torch.equal(p > 0, ~unlikely[request])
+            assert q is not None
+            assert (q > 0).all()  # the mask is the target's
+        assert gate.check(Rejection(), batch) is True
+
+    def test_other_seeds_have_other_streams(self) -> None:
+        streams = [workloads.make(SMALL, seed=seed).rng.seeds.tolist() for seed in range(3)]
+        assert len({seed for seeds in streams for seed in seeds}) == 9
+
     @pytest.mark.parametrize(
         "wrong",
         [
             {"num_requests": 0},
             {"vocab_size": 1},
             {"kind": "probs", "temperature": 0.5},
+            {"kind": "probs", "masked": True},
             {"temperature": 0.5, "filters_draft": False},
             {"kind": "one-hot", "top_k": 5, "filters_draft": False},
         ],
@@ -243,6 +262,19 @@ class TestGate:
         found = [gate._is_rounding(chain, [], 0, weights, weights, token, 1 << 63) for token in range(3)]
         assert found == [True, False, True]
 
+    def test_only_the_edge_of_a_decision_is_rounding(self) -> None:
+        """And of a draw, on either side."""
+        weights = torch.tensor([0.25, 0.5, 0.25])
+        chain = oracle.Chain([0.5], oracle.first_rejection, lambda _tau: weights, weights)
+
+        def rounds(u: float, tau: int, token: int = 1, drawn: float = 0.5) -> bool:
+            return gate._is_rounding(chain, [u], tau, weights, weights, token, int(drawn * 2**64))
+
+        assert [rounds(u, 0) for u in (0.4, 0.5 - 1e-6, 0.5 + 1e-6, 0.6)] == [False, True, True, True]
+        assert [rounds(u, 1) for u in (0.4, 0.5 - 1e-6, 0.5 + 1e-6, 0.6)] == [True, True, True, False]
+        draws = (0.2, 0.25 - 1e-6, 0.75 + 1e-6, 0.8)
+        assert [rounds(0.4, 1, drawn=drawn) for drawn in draws] == [False, True, True, False]
+
     @staticmethod
     def _differs(strategy: Any, batch: Batch, seed: int) -> bool:
         def accepted(subject: Any) -> int:
@@ -302,12 +334,88 @@ class TestMeasuring:
         assert (peer.name, peer.peer, peer.match, peer.read_floor) == ("transformers", True, None, None)
         assert peer.microseconds
 
+    def test_own_verify_may_read_everything(self) -> None:
+        """So does a sum over rows, from probabilities too."""
+
+        class Whole(AcceptanceStrategy):
+            name = "whole"
+            traits = Traits(guarantee="lossy", bound="none")
+
+            def verify(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+                raise NotImplementedError
+
+        class Summed(Rejection):
+            name = "summed"
+            aliases = ()
+
+            @acceptlib.row_sum
+            def squares(p: Value) -> Value:
+                return p * p
+
+            @rule
+            def accept(squares: Value) -> Value:
+                return squares
+
+        batch = workloads.make(replace(SMALL, kind="probs"))
+        assert {timing.Reads.of(strategy, batch) for strategy in (Whole(), Summed())} == {timing.Reads(4, 3)}
+
+    def test_calls_are_timed_as_the_engine_allows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In graphs if it never waits for the device; so are peers' if graphs can hold them."""
+        found: list[str] = []
+        monkeypatch.setattr(measure, "fill_times", lambda *arguments: found.append(arguments[-1]))
+        for backend in ("torch", "triton"):
+            monkeypatch.setattr(measure, "backend_of", lambda *_, backend=backend: backend)
+            assert [row.error for row in measure.run(SMALL, {"rejection": Rejection}, [], CPU)] == [None]
+        for replays in (True, False):
+            peer = Peer(label={"logits": "x"}, module="x.y", bind=accepting, devices=("cpu",), replays=replays)
+            (row,) = measure.run(SMALL, {}, [peer], CPU, "queue")
+            assert (row.error, row.backend, row.mean_emitted) == (None, "x", 4.0)
+        assert found == ["turns", "graph", "queue", "turns"]
+
+    def test_emitted_tokens_are_counted_in_every_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of 3 requests in 22 calls, or of 6 in 11 of each batch: at least 64."""
+        for num_sets in (1, 2):
+            numbers = itertools.count(1)
+            monkeypatch.setattr(
+                measure,
+                "step",
+                lambda _, batch: lambda: batch.out.num_emitted.fill_(next(numbers)),  # noqa: B023
+            )
+            monkeypatch.setattr(timing, "num_sets", lambda _: num_sets)  # noqa: B023
+            batches = measure.batches_of(SMALL, CPU)
+            assert len({str(batch.draft_token_ids) for batch in batches}) == num_sets
+            row = Row.of(SMALL, "rejection")
+            measure.examine(row, Rejection(), batches)
+            assert row.mean_emitted == 11.5
+
     def test_peers_say_what_they_take(self) -> None:
         assert PEERS["transformers"].unsupported(SMALL, CPU) == "takes at most 1 request"
         assert PEERS["transformers"].unsupported(replace(SMALL, kind="probs"), CPU) == "takes logits"
         assert PEERS["vllm"].unsupported(SMALL, CPU) == "runs on cuda"
+        given = replace(FILTERED, min_p=0.1, masked=True)
+        assert PEERS["vllm"].unsupported(given, torch.device("cuda")) == "takes no bitmask, min_p"
+        assert PEERS["vllm"].unsupported(FILTERED, torch.device("cuda")) is None
         absent = Peer(label={}, module="no_such_module", bind=lambda _: (int, lambda _: _), devices=())
         assert absent.missing() == "no_such_module cannot be imported (No module named 'no_such_module')"
+
+    def test_transformers_gets_rows_under_the_temperature(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        utils = pytest.importorskip("transformers.generation.utils")
+        batch = workloads.make(replace(SMALL, num_requests=1, temperature=0.5))
+        assert batch.draft is not None
+        given: list[torch.Tensor] = []
+
+        def sampling(ids: torch.Tensor, draft: torch.Tensor, length: int, target: torch.Tensor, *_: Any) -> Any:
+            given.extend((draft, target))
+            return ids[:, -length:], torch.tensor(length - 1)
+
+        monkeypatch.setattr(utils, "_speculative_sampling", sampling)
+        call, read = PEERS["transformers"].bind(batch)
+        tokens, accepted = read(call())
+        assert all(
+            torch.equal(rows, logits / 0.5) for rows, logits in zip(given, (batch.draft, batch.target), strict=True)
+        )
+        assert tokens.tolist() == [[*batch.draft_token_ids[0].tolist(), -1]]
+        assert accepted.tolist() == [2]
 
     def test_a_peer_of_another_form_is_not_timed(self) -> None:
         wrong = replace(PEERS["transformers"], bind=lambda batch: (int, lambda _: (batch.draft_token_ids + 1, 1)))
@@ -323,7 +431,8 @@ class TestMeasuring:
 
         def rejection_sample(target: torch.Tensor, draft: torch.Tensor, **given: Any) -> Any:
             assert target.shape == (B * (K + 1), V)
-            assert draft.shape == (B, K, V)
+            assert batch.draft is not None
+            assert torch.equal(draft, batch.draft / 0.5)
             assert torch.equal(target.view(B, K + 1, V), batch.target / 0.5)
             assert given["cu_num_logits"].tolist() == [0, 4, 8, 12]
             assert given["draft_sampled"].view(B, K + 1)[:, 1:].equal(batch.draft_token_ids)
@@ -342,6 +451,7 @@ class TestMeasuring:
 
         def softmax(logits: torch.Tensor, temperature: float) -> torch.Tensor:
             assert logits.ndim == 2
+            assert temperature == 0.5
             return (logits / temperature).softmax(-1)
 
         stand_ins = {
@@ -359,6 +469,51 @@ class TestMeasuring:
             tokens, count = read_result(call())
             gate.form(rows, tokens, count)
             assert count.tolist() == [accepted] * B
+
+
+def accepting(batch: Batch) -> Any:
+    """Bind a library that accepts every drafted token."""
+    tokens = torch.nn.functional.pad(batch.draft_token_ids, (0, 1))
+    return lambda: None, lambda _: (tokens, torch.full((len(tokens),), tokens.shape[1] - 1))
+
+
+class TestTiming:
+    GPU = torch.device("cuda")
+
+    def test_spread_is_between_the_quartiles(self) -> None:
+        assert timing.Time.of([9.0, 1.0, 3.0, 2.0, 4.0]) == timing.Time(median=3.0, spread=2.0)
+
+    def test_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(timing, "clock", lambda _: itertools.count(0, 5e-6).__next__)
+        calls = [mock.Mock(), mock.Mock()]
+        for time in timing.in_turns(calls, CPU):
+            assert time.median == pytest.approx(5.0)
+        assert {call.call_count for call in calls} == {1 + timing.MIN_ROUNDS}  # the first is not timed
+
+    def test_each_way_to_time_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Others are timed beside them in graphs, and on a CPU in turns with them."""
+        for name in ("replayed", "queued"):
+            monkeypatch.setattr(timing, name, lambda calls, _, name=name: (name, [call() for call in calls]))
+        monkeypatch.setattr(timing, "in_turns", lambda calls, _: [("turns", call()) for call in calls])
+        calls, others = [lambda: 1, lambda: 2], [lambda: 3, lambda: 4]
+        for how, time in (("graph", ("replayed", [1, 2])), ("queue", ("queued", [1, 2])), ("turns", ("turns", 1))):
+            assert timing.beside(calls, others, self.GPU, how) == (time, ("replayed", [3, 4]))  # type: ignore[arg-type]
+            assert timing.beside(calls, [], self.GPU, how) == (time, None)  # type: ignore[arg-type]
+        assert timing.beside(calls, others, CPU, "graph") == (("turns", 1), ("turns", 3))
+        assert timing.beside(calls, [], CPU, "graph") == (("turns", 1), None)
+
+    def test_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=itertools.count(0, 1e-3).__next__))
+        monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda _: None)
+        assert timing.host(int, self.GPU) == pytest.approx(1e3 / timing.HOST_CALLS)
+        assert timing.host(int, CPU) is None
+
+    @pytest.mark.parametrize(("size", "draft", "number"), [(10**6, False, 50), (1_100_000, False, 46),
+                                                           (10**6, True, 25), (10**8, False, 4)])  # fmt: skip
+    def test_inputs_are_more_than_a_cache_holds(self, size: int, number: int, *, draft: bool) -> None:
+        rows = torch.empty(size, device="meta")
+        batch: Any = SimpleNamespace(device=self.GPU, target=rows, draft=rows if draft else None)
+        assert timing.num_sets(batch) == number
 
 
 class TestCommand:
@@ -449,6 +604,23 @@ class TestCommand:
         monkeypatch.setattr(measure, "run", note)
         run("lenience", "-o", "lenience=0.25", *TINY)
         assert made == ["acceptlib.create('lenience', lenience=0.25)"]
+
+    def test_strategies_run_on_the_engine_that_is_asked_for(self) -> None:
+        made = [make() for make in bench._strategies(["rejection", "block"], [], "torch").values()]
+        assert [(strategy.name, strategy.backend) for strategy in made] == [("rejection", "torch"), ("block", "torch")]
+
+    def test_workloads_are_what_was_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Sampling parameters are those of logits alone: probabilities beside them are processed already."""
+        seen: list[Workload] = []
+        monkeypatch.setattr(measure, "run", lambda workload, *_: seen.append(workload) or [])
+        shape = ["--shapes", "2x3,1x4", "--vocab-size", "50", "--dtype", "bfloat16", "--acceptance", "low"]
+        run("rejection", *shape, "--inputs", "probs,logits", "--top-k", "3", "--temperature", "0.5", "--peers", "none")
+        common: dict[str, Any] = {"vocab_size": 50, "dtype": "bfloat16", "acceptance": "low"}
+        assert seen == [
+            Workload(num_requests=num_requests, num_draft_tokens=num_draft_tokens, kind=kind, **given, **common)
+            for kind, given in (("probs", {}), ("logits", {"top_k": 3, "temperature": 0.5}))
+            for num_requests, num_draft_tokens in ((1, 4), (2, 3))
+        ]
 
     @pytest.mark.parametrize(
         ("error", "asked"),
@@ -611,6 +783,18 @@ def test_queued_calls_are_timed_where_the_device_never_waits(monkeypatch: pytest
     queue.filled_after = math.inf
     with pytest.raises(RuntimeError, match="wait for the device"):
         timing.queued([call], torch.device("cuda"))
+
+
+def test_replayed_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which holds them several times over; the time is that of one."""
+    queue: Any = Queue(filled_after=0.0, call=5e-6)
+    graph, calls = mock.Mock(), [lambda: captured.append(None)] * 3
+    captured: list[None] = []
+    graph.replay.side_effect = lambda: setattr(queue, "calls", queue.calls + len(captured))
+    queue.CUDAGraph, queue.graph = lambda: captured.clear() or graph, lambda _: contextlib.nullcontext()
+    monkeypatch.setattr(timing.torch, "cuda", queue)
+    assert timing.replayed(calls, torch.device("cuda")).median == pytest.approx(5.0)
+    assert len(captured) == 18
 
 
 def test_figure_of_times() -> None:
