@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from cli_support import fails, run
 
 import acceptlib
-from acceptlib import plots, registry
-from acceptlib.cli import compare, comparison
+from acceptlib import VerifyResult, plots, registry
+from acceptlib.cli import compare, comparison, models, report
 from acceptlib.cli import format as tables
+from acceptlib.cli.comparison import Case, Row, Settings
+from acceptlib.cli.console import CommandError
+from acceptlib.cli.format import Format
+from acceptlib.demo import prompts
+from acceptlib.exact.figures import StepFigures
+from acceptlib.integrations.transformers import Step
 from acceptlib.strategies.rejection import Rejection
 
 if TYPE_CHECKING:
@@ -48,6 +58,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> str:
     find: Callable[..., registry.Entry] = registry.find
     monkeypatch.setattr(registry, "find", lambda name, **kw: entry if name == "broken" else find(name, **kw))
     return "broken"
+
+
+def fail() -> Any:
+    msg = "what the test asks for has happened"
+    raise CommandError(msg)
 
 
 class TestCompare:
@@ -224,6 +239,20 @@ class TestCompare:
         assert "cannot be written: Too many levels" in fails("compare", "--output", str(loop))
         assert "cannot be written: File name too long" in fails("compare", "--output", "x" * 300 + ".json")
 
+    def test_a_figure_of_the_shorter_drafts_is_drawn(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Beside longer ones, which have no distance."""
+        reached: list[None] = []
+        monkeypatch.setattr(compare, "_cases", lambda *_: reached.append(None) or fail())
+        fails("compare", "--num-draft-tokens", "2,17", "--plot", str(tmp_path / "a.svg"))
+        assert reached
+
+    def test_lengths_and_prompts(self) -> None:
+        """Each length once, the shortest first; and every bundled prompt may be asked for."""
+        assert compare._lengths("4, 2,4") == [2, 4]
+        known = prompts()
+        assert compare._prompts(2) == known[:2]
+        assert compare._prompts(len(known)) == known
+
     def test_a_strategy_is_compared_once(self) -> None:
         strategies = [case.name for case in compare._cases("rejection,block,speculative", [])]
         assert strategies == ["rejection", "block"]
@@ -301,6 +330,133 @@ class TestFigures:
         row = comparison.measure(pair, case, 8, settings, lambda: None)
         assert row.error is not None
         assert "--max-new-tokens" in row.error
+
+    def test_they_are_those_of_the_steps(self, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All but the speed are of steps that drafted as many tokens as asked for: not the last one of each prompt."""
+        exact = iter([StepFigures(0.1, 0.3, 1.5), StepFigures(0.2, 0.1, 2.5), StepFigures(0.4, 0.3, 1.0)])
+        first = [step(3, 1e-3), step(2, 9e-3), step(1, 1.0, drafted=1)]
+        steps = iter([first, [step(1, 3e-3), step(2, 1.0, drafted=1)]])
+        monkeypatch.setattr(models, "steps", lambda *_, **__: iter(next(steps)))
+        monkeypatch.setattr(comparison.exact, "step_figures", lambda *_: next(exact))
+        monkeypatch.setattr(comparison, "time", SimpleNamespace(perf_counter=itertools.count(0, 0.5).__next__))
+        advanced: list[None] = []
+        settings = Settings(prompts=compare._prompts(2), max_new_tokens=9)
+        row = comparison.measure(pair, Case("rejection", "", Rejection), 2, settings, lambda: advanced.append(None))
+        assert (row.error, row.guarantee, len(advanced)) == (None, "lossless", 2)
+        assert (row.num_steps, row.mean_acceptance_length, row.draft_acceptance_rate) == (3, 2.0, 0.5)
+        assert row.expected_acceptance_length == pytest.approx(5 / 3)
+        assert row.deviation == pytest.approx((6 - 5) / math.sqrt(1.5**2 + 0.5**2))
+        assert row.standard_error == comparison.clustered_error([(2, 5), (1, 1)])
+        assert row.tv == pytest.approx((3 * 0.1 + 2 * 0.2 + 1 * 0.4) / 6)
+        assert row.kl == pytest.approx((3 * 0.3 + 2 * 0.1 + 1 * 0.3) / 6)
+        assert row.verify_microseconds == pytest.approx(3000)
+        assert row.tokens_per_second == pytest.approx(9 / (0.5 * (4 + 3)))  # an end takes a turn too
+
+    @pytest.mark.parametrize(("length", "has_law"), [(comparison.LONGEST_EXACT, True), (17, False)])
+    def test_longer_drafts_have_no_exact_figures(
+        self, pair: Any, length: int, *, has_law: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(models, "steps", lambda *_, **__: iter([step(3, 1e-3, drafted=length)]))
+        monkeypatch.setattr(comparison.exact, "step_figures", lambda *_: StepFigures(0.0, 0.0, 2.0))
+        settings = Settings(prompts=compare._prompts(1), max_new_tokens=20)
+        row = comparison.measure(pair, Case("rejection", "", Rejection), length, settings, lambda: None)
+        assert (row.error, row.mean_acceptance_length) == (None, 3.0)
+        assert (row.tv is not None) == (row.expected_acceptance_length is not None) == has_law
+
+    def test_no_two_prompts_share_a_seed(self, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of one run, or of two."""
+        seeds: list[int] = []
+        monkeypatch.setattr(models, "steps", lambda *_, seed, **__: seeds.append(seed) or iter(()))
+        for seed in range(3):
+            settings = Settings(prompts=compare._prompts(3), max_new_tokens=4, seed=seed)
+            comparison.measure(pair, Case("rejection", "", Rejection), 2, settings, lambda: None)
+        assert len(set(seeds)) == 9
+
+
+def step(emitted: int, seconds: float, drafted: int = 2) -> Step:
+    """Return a step, of which no row matters."""
+    result = VerifyResult.empty(1, drafted, "cpu")
+    for tensor, value in ((result.num_accepted, emitted - 1), (result.num_emitted, emitted), (result.status, 0)):
+        tensor.fill_(value)
+    return Step(
+        token_ids=[0] * emitted,
+        num_accepted=emitted - 1,
+        num_draft_tokens=drafted,
+        draft_token_ids=torch.zeros(drafted, dtype=torch.int64),
+        target_logits=torch.zeros(drafted + 1, 3),
+        draft_probs=torch.full((drafted, 3), 1 / 3),
+        verify_seconds=seconds,
+        result=result,
+        state={},
+    )
+
+
+class TestReport:
+    ROW = Row(
+        strategy="a",
+        num_draft_tokens=2,
+        guarantee="lossy",
+        mean_acceptance_length=2.345,
+        standard_error=0.126,
+        expected_acceptance_length=2.5,
+        deviation=-5.0,
+        draft_acceptance_rate=0.5,
+        tv=0.00123,
+        kl=1e-6,
+        tokens_per_second=99.6,
+        verify_microseconds=321.4,
+        num_prompts=1,
+        max_new_tokens=8,
+    )
+
+    def said(self, *rows: Row, capsys: pytest.CaptureFixture[str]) -> str:
+        """Return what is printed of rows, as one line."""
+        report.print_rows(rows, Format.plain, quiet=False)
+        return " ".join(capsys.readouterr().out.split())
+
+    def test_figures_have_their_units(self) -> None:
+        """A distance that rounding leaves is 0, a small one is not, and what does not exist is a dash."""
+        bare = Row(strategy="b", num_draft_tokens=17, guarantee="lossy", mean_acceptance_length=1.0, tv=1e-15)
+        _, _, *lines = report.render([self.ROW, bare], Format.github).splitlines()
+        found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+        assert found == [
+            ["a", "2", "lossy", "2.35 ± 0.13", "2.50", "50.0%", "0.0012", "1e-06", "100", "321"],
+            ["b", "17", "lossy", "1.00", "-", "-", "0", "-", "-", "-"],
+        ]
+
+    @pytest.mark.parametrize(
+        ("deviations", "remark"),
+        [
+            ((-5.0, 4.5), "5.0 standard errors of their difference (a, K = 2): more than chance explains."),
+            ((-1.0, 3.9), "3.9 standard errors of their difference (b, K = 2)."),
+        ],
+    )
+    def test_the_largest_gap_is_judged(
+        self, deviations: tuple[float, float], remark: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """On either side; where nothing is random there is none."""
+        rows = [replace(self.ROW, strategy=name, deviation=gap) for name, gap in zip("ab", deviations, strict=True)]
+        assert f"Largest gap between tau and expected: {remark}" in self.said(*rows, capsys=capsys)
+        assert "Largest gap" not in self.said(replace(self.ROW, deviation=0.0), capsys=capsys)
+
+    def test_settings_are_said(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Of the filters those that are on, and of exact figures what they are not."""
+        said = self.said(replace(self.ROW, top_k=5, temperature=0.5, seed=3), capsys=capsys)
+        assert "1 prompt, up to 8 tokens each, temperature 0.5, top_k 5, seed 3; the same seeds" in said
+        assert "later rows have a say" not in said
+        longest = replace(self.ROW, num_draft_tokens=comparison.LONGEST_EXACT)
+        assert "No exact figures" not in self.said(longest, capsys=capsys)
+        longer = replace(self.ROW, num_draft_tokens=comparison.LONGEST_EXACT + 1)
+        ahead = replace(self.ROW, strategy="fly", looks_ahead=True)
+        said = self.said(self.ROW, longer, ahead, capsys=capsys)
+        assert "No exact figures beyond K = 16." in said
+        assert "fly: later rows have a say" in said
+
+    def test_a_figure_takes_rows_that_have_a_distance(self) -> None:
+        """Of one prompt there is no standard error."""
+        rows = [replace(self.ROW, standard_error=None), replace(self.ROW, tv=None)]
+        (point,) = report.points_of(rows)
+        assert (point.tau, point.tau_error, point.tv) == (2.345, 0.0, 0.00123)
 
 
 class TestPlots:
