@@ -13,11 +13,11 @@ from conformance_mutants import MUTANTS
 from rule_mutants import RecoversFromTarget
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, rule, testing
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, registry, rule, testing
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.ops import Value
 from acceptlib.strategies.rejection import Rejection
-from acceptlib.testing import Skipped, Subject, check_strategy, checks_for
+from acceptlib.testing import Check, CheckResult, Skipped, Subject, check_strategy, checks_for
 from acceptlib.testing.batches import same
 
 # The function
@@ -281,6 +281,37 @@ def test_command_says_once_that_the_initial_state_is_wrong(monkeypatch: pytest.M
     ]
 
 
+def test_command_counts_checks_before_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of a strategy that could not be created was none of them."""
+
+    class Needy(Rejection):
+        """Need an option."""
+
+        name = "needy"
+
+        class Options(acceptlib.Options):
+            share: float
+
+    entries = {"needy": registry.Entry("needy", Needy, "test 1.0"), "rejection": registry.find("rejection")}
+    monkeypatch.setattr(registry, "available", lambda: [*entries])
+    monkeypatch.setattr(registry, "find", entries.__getitem__)
+    real, seen = testing.run_check, []
+
+    def second_is_interrupted(check: Check, subject: Subject) -> CheckResult:
+        seen.append(check)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        return real(check, subject)
+
+    monkeypatch.setattr(testing, "run_check", second_is_interrupted)
+    result = run("check", "--only", "padding,counts", "--format", "json", code=130)
+    assert [(row["strategy"], row["status"]) for row in json.loads(result.stdout)] == [
+        ("needy", "failed"),
+        ("rejection", "passed"),
+    ]
+    assert "interrupted after 1 of 2 checks" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -289,11 +320,12 @@ def test_command_says_once_that_the_initial_state_is_wrong(monkeypatch: pytest.M
         (["rejection", "--backend", "triton"], "backend='triton' cannot run on cpu"),
         (["rejection", "--only", "paddin"], "Did you mean 'padding'"),
         (["rejection", "-o", "speed=1"], "has no option 'speed'"),
+        (["-o", "speed=1"], "has no option 'speed'"),
         (["rejection", "--device", "abacus"], "--device: expected cpu, cuda or cuda:N, got 'abacus'"),
         (["rejection", "--device", "meta"], "--device: expected cpu, cuda or cuda:N, got 'meta'"),
         (["rejection", "--device", "cuda:99"], "cuda:99 does not exist"),
     ],
-    ids=["name", "backend", "cannot-run", "check", "option", "device", "no-values", "no-such-gpu"],
+    ids=["name", "backend", "cannot-run", "check", "option", "option-of-all", "device", "no-values", "no-such-gpu"],
 )
 def test_command_refuses_what_it_cannot_do(arguments: list[str], message: str) -> None:
     result = run("check", *arguments, code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import logging
 import math
@@ -11,7 +12,9 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,14 +25,17 @@ from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import registry
+from acceptlib.cli import describe, generate, models
 from acceptlib.cli import format as tables
-from acceptlib.cli import generate, models
 from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
-from acceptlib.cli.options import device_of, parse_assignments, parse_value
+from acceptlib.cli.options import device_of, names_of, parse_assignments, parse_value
 from acceptlib.demo import pair
+from acceptlib.integrations.transformers import SpeculativeDecoder
 from acceptlib.sampling import SamplingParams
+from acceptlib.strategies.rejection import Rejection
 
+ORIGINAL = generate.TextStream.add
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
 
 
@@ -52,6 +58,17 @@ def test_an_index_that_torch_would_wrap(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(CommandError, match="does not exist"):
         device_of(name)
+
+
+def test_the_last_gpu_is_one_less_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_of("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(CommandError, match="cuda:2 does not exist; this machine has 2 GPUs"):
+        device_of("cuda:2")
+
+
+def test_names_keep_their_order() -> None:
+    assert names_of("--strategies", "typical, block,typical") == ["typical", "block"]
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000, "{a=" * 5000], ids=["digits", "lists", "tables"])
@@ -139,6 +156,25 @@ class TestLookingUp:
     def test_show_says_which_bound_is_exclusive(self) -> None:
         (option,) = json.loads(run("show", "lenience", "-f", "json").stdout)["options"]
         assert (option["exclusive_minimum"], option["minimum"], option["maximum"]) == (0, None, 1)
+
+    def test_a_docstring_is_taken_apart(self) -> None:
+        """A full stop within a number ends no sentence, notes add up, and a class without a docstring has none."""
+
+        class Described(Rejection):
+            """Accept 1.5 times as much. Not more.
+
+            One note.
+
+            Formula: h = 1.5 p / q
+
+            Another note.
+            """
+
+        assert describe.summary(Described) == "Accept 1.5 times as much"
+        parts = describe.parts(Described)
+        assert (parts["Formula"], parts["Notes"]) == ("h = 1.5 p / q", "One note. Another note.")
+        plain = type("Plain", (Described,), {})
+        assert (describe.summary(plain), describe.parts(plain)) == ("", {})
 
     def test_show_takes_an_alias(self) -> None:
         assert run("show", "standard").stdout.startswith("rejection (also speculative, standard)")
@@ -256,6 +292,44 @@ class TestGenerate:
         assert "512 positions, of which the prompt takes 1: expected a --max-new-tokens of at most 511, got 512" in said
         said = fails("generate", "x" * 5000)
         assert re.search(r"the prompt \(\d+ tokens\) does not fit the models' 512 positions", said)
+
+    def test_a_text_may_fill_the_positions_of_both_models(self, pair: Any) -> None:
+        models.expect_room(pair, 1, 511)
+        sizes = (SimpleNamespace(config=SimpleNamespace(max_position_embeddings=size)) for size in (512, 100))
+        target, draft = sizes
+        for one, other in ((target, draft), (draft, target)):
+            mixed = replace(pair, target=one, draft=other)
+            models.expect_room(mixed, 60, 40)
+            with pytest.raises(CommandError, match="the models have 100 positions"):
+                models.expect_room(mixed, 60, 41)
+
+    @pytest.mark.parametrize(("given", "ends"), [(None, ()), (3, (3,)), ([3, 5], (3, 5))])
+    def test_a_model_may_have_several_ends(
+        self, loaded: Any, given: Any, ends: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loaded.target.generation_config, "eos_token_id", given)
+        seen: list[Any] = []
+        monkeypatch.setattr(
+            SpeculativeDecoder, "steps", lambda *_, eos_token_ids: seen.append(eos_token_ids) or iter(())
+        )
+        run("generate", "x")
+        assert seen == [ends]
+
+    @pytest.mark.usefixtures("loaded")
+    def test_speed_is_that_of_all_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Half a second each here, as long as it takes to find that there are no more."""
+        monkeypatch.setattr(generate, "time", SimpleNamespace(perf_counter=itertools.count(0, 0.5).__next__))
+        text = run("generate", "import os", "--max-new-tokens", "200", "--num-draft-tokens", "1").stdout
+        (steps,) = re.findall(r"emitted tokens a step, (\d+) steps", text)
+        assert re.search(rf"^speed +{200 / (0.5 * (int(steps) + 1)):.0f} ", text, re.MULTILINE)
+        ((share, bar),) = re.findall(r"^  1 +([\d.]+)%  (█+)$", text, re.MULTILINE)
+        assert len(bar) == round(float(share) / 100 * generate.BAR_WIDTH)
+
+    def test_what_is_held_back_ends_the_text(self, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A model may stop within a character."""
+        start, *_ = loaded.tokenizer("🎉").input_ids
+        monkeypatch.setattr(generate.TextStream, "add", lambda stream, _: ORIGINAL(stream, start))
+        assert run("generate", "x", "--max-new-tokens", "1").stdout.startswith("x\ufffd\n")
 
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:
@@ -405,6 +479,13 @@ class TestTables:
         assert len(lines[0]) <= 50
         assert tables.plain(self.COLUMNS, [["x" * 20, "1" * 20, "2" * 20]], None)[1] == []
 
+    def test_columns_stay_where_there_is_just_enough_room(self) -> None:
+        rows = [["x" * 20, "1" * 20, "2" * 6], ["y", "3", "4"]]
+        assert tables.plain(self.COLUMNS, rows, 50)[1] == []
+        lines, left_out = tables.plain(self.COLUMNS, rows, 49)
+        assert left_out == ["b"]
+        assert [line.split() for line in lines[2:]] == [row[:2] for row in rows]
+
     def test_no_rows(self) -> None:
         assert tables.plain(self.COLUMNS, [], 80)[0][0].split() == ["name", "a", "b"]
         assert tables.github(self.COLUMNS, []).startswith("| name")
@@ -426,6 +507,16 @@ class TestTables:
         assert beneath.split() == message.split()
         assert max(map(len, beneath.splitlines())) <= 40
 
+    def test_a_message_stands_where_figures_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also where a column before them is left out."""
+        console = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
+        monkeypatch.setattr(tables, "stdout", lambda: console)
+        columns = [tables.Column("name"), tables.Column("origin", expendable=1), tables.Column("figure", "right")]
+        rows = [["x", "o" * 30, ""], ["y", "o" * 30, "1"]]
+        assert tables.print_figures(columns, rows, {0: "failed: at once"}, 2) == ["origin"]
+        *_, failed, whole = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert (failed.rstrip(), whole) == ("x     failed: at once", "y          1")
+
     def test_the_sources_of_strategies_fit_the_terminal(self) -> None:
         columns = [tables.Column("entry point", expendable=1), tables.Column("distribution")]
         columns += [tables.Column("strategies", wraps=True), tables.Column("problems", wraps=True)]
@@ -438,8 +529,13 @@ class TestTables:
         assert json.loads(tables.to_json([{"a": math.inf, "b": [math.nan, 1.0]}])) == [{"a": None, "b": [None, 1.0]}]
         assert tables.to_csv([{"a": math.inf, "b": [0.5, 1.0], "c": None}]) == "a,b,c\n,0.5 1.0,\n"
 
+    def test_sentences_in_a_cell_are_told_apart(self) -> None:
+        assert tables.to_csv([{"a": ["is not there", "nor this"], "b": ["x"]}]) == "a,b\nis not there; nor this,x\n"
+
     def test_pipes_do_not_break_markdown(self) -> None:
+        """Nor do ends of lines."""
         assert "float \\| None" in tables.github([tables.Column("type")], [["float | None"]])
+        assert "| two lines |" in tables.github([tables.Column("note")], [["two\nlines"]])
 
     def test_a_file_is_written_whole_or_not_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = tmp_path / "rows.json"
@@ -499,6 +595,7 @@ def test_example_shows_rows_acceptance_and_figures() -> None:
     # P_1 = 0.3 / 0.5, Z = (0.6 * 0.5 - 0.2) = 0.1 and h_1 = Z / (Z + 1 - P_1); h_2 = P_2.
     assert by_tokens["ba"]["acceptance"] == pytest.approx([0.2, 0.24])
     assert by_tokens["ba"]["stops"] == pytest.approx([0.608, 0.152, 0.24])
+    assert by_tokens["ba"]["chance"] == pytest.approx(0.5 * 0.5)  # under q
     assert sum(drafted["chance"] for drafted in record["drafted"]) == pytest.approx(1)
     assert record["first_token"] == pytest.approx([0.5, 0.3, 0.2])
     assert record["tv"] == pytest.approx(0, abs=1e-12)
