@@ -343,6 +343,37 @@ def test_a_stage_of_other_warps_is_another_kernel(monkeypatch: pytest.MonkeyPatc
     assert len(launching.KERNELS) == 1  # what is forgotten does not stay
 
 
+@pytest.mark.parametrize(
+    ("first", "overlap", "early"), [(True, True, False), (False, True, True), (True, False, None), (False, False, None)]
+)
+def test_stages_that_wait_start_early(
+    monkeypatch: pytest.MonkeyPatch, *, first: bool, overlap: bool, early: bool | None
+) -> None:
+    """Where devices have it; the first of a call must not start before the call ahead of it ends."""
+    options: list[Any] = []
+    dispatched = mock.MagicMock()
+    dispatched.__getitem__.return_value = lambda *_, **given: options.append(given.get("launch_pdl")) or Compiled()
+    monkeypatch.setattr(launching, "verify_kernel", dispatched)
+    monkeypatch.setattr(launching, "KERNELS", {})
+    key = launching.Key(mock.Mock(), "emit", 0, first=first, late=False, overlap=overlap)
+    launching.launch((launching.launch_of(key, (1, 1, 1), 4, 0, 0),), (torch.zeros(1),), ())
+    assert options == [early]
+
+
+def test_a_call_with_one_new_stage_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is; others of its stages are those of a call that came before."""
+    dispatched = mock.MagicMock()
+    dispatched.__getitem__.return_value = lambda *_, **__: Compiled()
+    monkeypatch.setattr(launching, "verify_kernel", dispatched)
+    key = launching.Key(mock.Mock(), "emit", 0, first=True, late=False, overlap=False)
+    known, new = (launching.launch_of(key, (1, 1, 1), warps, 0, 0) for warps in (4, 8))
+    for stages in ((known, new), (new, known)):
+        monkeypatch.setattr(launching, "KERNELS", {})
+        launching.launch((known,), (torch.zeros(1),), ())
+        launching.launch(stages, (torch.zeros(1),), ())
+        assert launching.KERNELS.keys() == {known.kernel, new.kernel}
+
+
 def shifted(rows: torch.Tensor) -> torch.Tensor:
     """Return the same rows at an address that is no multiple of 16."""
     found = torch.empty(rows.numel() + 1)[1:].view(rows.shape)
