@@ -98,7 +98,7 @@ class Pair(NamedTuple):
 
 @triton.jit
 def store_block(x, entry, model, position, block, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Store what the law of one row needs of one block, [BLOCK] float32; beyond the row it has `reduce.nothing`."""
+    """Store what the law of one row needs of a block x, [BLOCK] float32, which is `reduce.nothing` beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
         maxima = tl.reduce(tl.reduce(in_runs(x, model, CALL), 2, larger), 0, larger)
@@ -151,9 +151,9 @@ def largest_of_block(x):
     Neighbours are compared side by side first, and what threads find is compared as integers, as in `largest_of`.
     """
     pairs = tl.reduce(tl.reshape(x, [x.shape[0] // 2, 2]), 1, larger)
-    fours = tl.reduce(tl.reshape(pairs, [x.shape[0] // 4, 2]), 1, larger)
+    quads = tl.reduce(tl.reshape(pairs, [x.shape[0] // 4, 2]), 1, larger)
     threads: tl.constexpr = min(x.shape[0] // 4, REDUCE_THREADS.value)
-    each = tl.reduce(tl.reshape(fours, [x.shape[0] // 4 // threads, threads]), 0, larger)
+    each = tl.reduce(tl.reshape(quads, [x.shape[0] // 4 // threads, threads]), 0, larger)
     return logit_of(tl.max(key_or_nan(each), 0))
 
 
