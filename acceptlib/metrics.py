@@ -6,14 +6,11 @@ import itertools
 import math
 import operator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 import torch
 
 from acceptlib.errors import InputError, shortened
-
-if TYPE_CHECKING:
-    from acceptlib.result import VerifyResult
+from acceptlib.result import VerifyResult
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
@@ -49,9 +46,12 @@ class AcceptanceMetrics:
             num_draft_tokens: [B] integers, drafted tokens of each request.
 
         Raises:
-            InputError: There is not one number per request, or a number is less than the accepted tokens or more than
-                the result has places for.
+            InputError: `result` is not a `VerifyResult`, there is not one number per request, or a number is less than
+                the accepted tokens or more than the result has places for.
         """
+        if not isinstance(result, VerifyResult):
+            msg = f"result: expected a VerifyResult, as verify returns it, got {type(result).__name__}"
+            raise InputError(msg)
         counts, most = result.num_accepted.tolist(), result.output_token_ids.shape[1] - 1
         fits = (
             isinstance(num_draft_tokens, torch.Tensor)

@@ -112,3 +112,11 @@ def test_merged_counts_are_those_of_one_run() -> None:
     assert merged.standard_error == whole.standard_error
     with pytest.raises(InputError, match="other: expected AcceptanceMetrics, got int"):
         merged.merge(3)  # type: ignore[arg-type]
+
+
+def test_what_is_no_result_is_refused() -> None:
+    """The lists of tokens that a result gives are not one."""
+    metrics = AcceptanceMetrics()
+    with pytest.raises(InputError, match="result: expected a VerifyResult, as verify returns it, got list"):
+        metrics.update(result([1], [2]).to_lists(), torch.tensor([1]))  # type: ignore[arg-type]
+    assert metrics == AcceptanceMetrics()
