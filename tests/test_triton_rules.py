@@ -163,6 +163,15 @@ def repeating(target_prob: Any) -> Any:
     return target_prob / 2
 
 
+@acceptlib.rule
+def summing(target_prob: Any) -> Any:
+    """Begin with a number that a loop changes: written into its body, it would be the same each time."""
+    total = 0.0
+    for weight in (0.5, 0.25):
+        total = total + weight * target_prob
+    return total
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
@@ -177,10 +186,11 @@ def repeating(target_prob: Any) -> Any:
         (of_inner, r"def half\(p: Any\).*"),
         (naming, r"\(half := \(target_prob / 2\)\)"),
         (repeating, "while times:.*"),
+        (summing, r"for weight in \(0\.5, 0\.25\):.*"),
     ],
     ids=[
         *("power", "floor", "torch", "builtin", "method"),
-        *("import", "comprehension", "lambda", "function", "name", "loop"),
+        *("import", "comprehension", "lambda", "function", "name", "while", "for"),
     ],
 )
 def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:

@@ -32,11 +32,11 @@ from acceptlib.rules import Rule
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 """Operators that mean in Triton what they do in torch and NumPy."""
 
-_REFUSED = (
-    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.NamedExpr),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.While, ast.Try, ast.With),
-)
-"""What Triton has not, or what would bring names of its own into a rule."""
+_STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Return, ast.Expr, ast.Pass)
+"""Statements that a rule may have. In a loop, say, a variable would not be the number that it is before."""
+
+_REFUSED = (ast.Lambda, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+"""Expressions that Triton has not, or that bring names of their own."""
 
 
 def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
@@ -120,7 +120,7 @@ class _Specialise(ast.NodeTransformer):
                 value = eval(code, {**self.scope, **self.numbers})  # noqa: S307 - the rule itself
                 if isinstance(value, int | float):
                     return ast.Constant(value)
-        if isinstance(node, _REFUSED):
+        if isinstance(node, _REFUSED) or (isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS)):
             msg = (
                 f"rule {self.name!r}: expected assignments, `if` and `return` of expressions, which is what the fused "
                 f"kernels have, got {shortened(ast.unparse(node))}. Write it with these, with imports and helper "
