@@ -71,7 +71,7 @@ def test_numbers_keep_float64(results: Callable[[str], dict[str, Any]]) -> None:
     """Compared, returned or held by a variable, no number is rounded to float32 on its way."""
     constants = set(re.findall(r"0d[0-9A-F]{16}", results("cuda:80")["acme-accept"]["ptx"]))
     rounded = {text for text in constants if int(text.removeprefix("0d"), base=16) & 0x1FFFFFFF == 0}
-    assert {as_ptx(0.1), as_ptx(0.3), as_ptx(1.0 - 0.7 - 0.1), as_ptx(0.9)} <= constants
+    assert {as_ptx(0.1), as_ptx(0.3), as_ptx(1.0 - 0.7 - 0.1), as_ptx(0.7 / 7), as_ptx(0.9)} <= constants
     assert rounded <= {as_ptx(0.0), as_ptx(1.0), as_ptx(3.0)}
 
 
@@ -172,6 +172,32 @@ def summing(target_prob: Any) -> Any:
     return total
 
 
+def halves(p: Any) -> Any:
+    """Return two values."""
+    return p / 2, p / 4
+
+
+@acceptlib.rule
+def unpacking(target_prob: Any) -> Any:
+    """Take two values from a function."""
+    first, second = halves(target_prob)
+    return first + second
+
+
+@acceptlib.rule
+def twice(target_prob: Any) -> Any:
+    """Assign a value and a number to one name."""
+    x, x = target_prob, 0.1  # noqa: PLW0128 - what is refused
+    return x
+
+
+@acceptlib.rule
+def listing(target_prob: Any) -> Any:
+    """Hold values in a list, where a kernel would round numbers."""
+    both = [target_prob, 0.1]
+    return both[0] * both[1]
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
@@ -186,11 +212,14 @@ def summing(target_prob: Any) -> Any:
         (of_inner, r"def half\(p: Any\).*"),
         (naming, r"\(half := \(target_prob / 2\)\)"),
         (repeating, "while times:.*"),
+        (unpacking, r"first, second = halves\(target_prob\)"),
+        (twice, r"x, x = \(target_prob, 0\.1\)"),
+        (listing, r"\[target_prob, 0\.1\]"),
         (summing, r"for weight in \(0\.5, 0\.25\):.*"),
     ],
     ids=[
         *("power", "floor", "torch", "builtin", "method"),
-        *("import", "comprehension", "lambda", "function", "name", "while", "for"),
+        *("import", "comprehension", "lambda", "function", "name", "while", "unpacking", "twice", "list", "for"),
     ],
 )
 def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:

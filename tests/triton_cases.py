@@ -82,8 +82,10 @@ class Acme(acceptlib.AcceptanceStrategy):
         threshold = 1.0 - strength - 0.1
         if harsh:
             return 0.0
-        h = acceptlib.ops.where(target_prob > 0.1, 0.3, blend(target_prob, overlap))
-        return vocabulary.where(target_prob >= threshold, 0.9, h) / steps + blend(target_prob, FLOOR, weight=0.1)
+        (tenth, share), p = (0.1, strength / 7), target_prob
+        h = acceptlib.ops.where(p > tenth, 0.3, blend(target_prob, overlap))
+        h, p = p * share, h
+        return vocabulary.where(target_prob >= threshold, 0.9, p) / steps + blend(h, FLOOR, weight=0.1)
 
     @acceptlib.rule
     def forgive(target_top_entropy: "Value", cap: "Value", is_last: "Value") -> "Value":

@@ -12,14 +12,15 @@ A rule's own source is compiled, with what Triton would read differently from to
 """
 
 import ast
+import copy
 import functools
 import hashlib
 import inspect
 import linecache
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import triton
 import triton.language as tl
@@ -35,8 +36,11 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 _STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Return, ast.Expr, ast.Pass)
 """Statements that a rule may have. In a loop, say, a variable would not be the number that it is before."""
 
-_REFUSED = (ast.Lambda, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-"""Expressions that Triton has not, or that bring names of their own."""
+_REFUSED = (
+    *(ast.Lambda, ast.NamedExpr, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript, ast.Starred),
+)
+"""Expressions that Triton has not, that bring names of their own, or that hold numbers, which Triton would round."""
 
 
 def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
@@ -121,13 +125,16 @@ class _Specialise(ast.NodeTransformer):
                 if isinstance(value, int | float):
                     return ast.Constant(value)
         if isinstance(node, _REFUSED) or (isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS)):
-            msg = (
-                f"rule {self.name!r}: expected assignments, `if` and `return` of expressions, which is what the fused "
-                f"kernels have, got {shortened(ast.unparse(node))}. Write it with these, with imports and helper "
-                "functions at the top of the module, or use backend='torch'."
-            )
-            raise StrategyDefinitionError(msg)
+            self._refuse(node)
         return super().visit(node)
+
+    def _refuse(self, node: ast.AST) -> NoReturn:
+        msg = (
+            f"rule {self.name!r}: expected assignments, `if` and `return` of expressions, which is what the fused "
+            f"kernels have, got {shortened(ast.unparse(ast.fix_missing_locations(node)))}. Write it with these, with "
+            "imports and helper functions at the top of the module, or use backend='torch'."
+        )
+        raise StrategyDefinitionError(msg)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         node.decorator_list, node.returns = [], None
@@ -156,20 +163,25 @@ class _Specialise(ast.NodeTransformer):
         """Drop docstrings."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
-        node.value = self.visit(node.value)
-        targets = {part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-        if isinstance(node.value, ast.Constant):
-            self.tensors -= targets
-            self.numbers |= dict.fromkeys(targets, node.value.value)
-            return None
-        self.tensors |= targets
-        return node
+        pairs = [pair for target in node.targets for pair in _unpacked(target, node.value)]
+        names = {target.id for target, _ in pairs if isinstance(target, ast.Name)}
+        if len(names) < len(pairs):  # what is no name, or a name twice
+            self._refuse(node)
+        pairs = [(target, self.visit(copy.deepcopy(value))) for target, value in pairs]
+        numbers = {target.id: value.value for target, value in pairs if isinstance(value, ast.Constant)}
+        pairs = [(target, value) for target, value in pairs if not isinstance(value, ast.Constant)]
+        self.tensors = self.tensors - numbers.keys() | {target.id for target, _ in pairs}
+        self.numbers |= numbers
+        if len(pairs) <= 1:
+            return ast.Assign([pairs[0][0]], pairs[0][1]) if pairs else None
+        targets, values = (list(each) for each in zip(*pairs, strict=True))
+        return ast.Assign([ast.Tuple(targets, ast.Store())], ast.Tuple(values, ast.Load()))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
         return self.visit_Assign(ast.Assign([node.target], node.value)) if node.value else None
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign | None:
-        before = ast.Name(node.target.id, ast.Load())
+        before = ast.parse(ast.unparse(node.target), mode="eval").body
         return self.visit_Assign(ast.Assign([node.target], ast.BinOp(before, node.op, node.value)))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
@@ -236,6 +248,16 @@ class _Specialise(ast.NodeTransformer):
                 f"{written!r}. Write it with these, or use backend='torch'."
             )
             raise StrategyDefinitionError(msg)
+
+
+def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield each name of an assignment with what it is assigned."""
+    both = ast.Tuple | ast.List
+    if isinstance(target, both) and isinstance(value, both) and len(target.elts) == len(value.elts):
+        for one, part in zip(target.elts, value.elts, strict=True):
+            yield from _unpacked(one, part)
+    else:
+        yield target, value
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
