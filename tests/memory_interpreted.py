@@ -24,6 +24,7 @@ from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, tunings
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.errors import InputError
+from acceptlib.inputs import Inputs
 
 SIZES = (3, 2, 40)
 FORMS = ("padded", "ragged-logits")
@@ -44,12 +45,23 @@ STRIDES = {
 
 FAR = ("rows-apart/padded", "rows-apart/ragged", "rows-in-sum/padded", "rows-in-sum/ragged", "entries-apart/padded")
 
+EXACT = (
+    "rejection/padded",
+    "rejection/ragged-top-p",
+    "block/padded",
+    "typical/ragged-logits",
+    "entropy-scaled/ragged-logits",
+    "relaxed/ragged-top-p",
+)
+"""Calls that between them write to the end of every part of the memory that they ask for, or need state behind it."""
+
 UNFIT = ("unfit/counters", "unfit/words", "unfit/device", "unfit/address")
 LISTS = "lists/bad-counts"
 LEFT_OUT = "left-out/rows"
 REMEMBERED = "remembered/values"
 ONCE = [LISTS, LEFT_OUT, REMEMBERED]
-CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS] + [*UNFIT, *FAR, *ONCE]
+CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS]
+CASES += [*(f"exact/{case}" for case in EXACT), *UNFIT, *FAR, *ONCE]
 
 
 def guarded(workspace: Workspace) -> tuple[Workspace, Callable[[], str]]:
@@ -84,6 +96,29 @@ def in_workspace(strategy: AcceptanceStrategy, form: str) -> str:
         if wrong or misuse():
             return f"different {wrong} {misuse()}"
     return ""
+
+
+def in_exact_memory(strategy: AcceptanceStrategy, form: str) -> str:
+    """Return what is wrong with a call without a workspace, in as much memory as it asks for and no more."""
+    forms = triton_calls.calls(SIZES)
+    top_p = {**forms["ragged-logits"], "sampling": acceptlib.SamplingParams(top_p=0.9)}
+    arguments = {**forms, "ragged-top-p": top_p}[form]
+    expected = cases.run(torch_engine.verify, strategy, arguments)
+    lent: list[Callable[[], str]] = []
+
+    def exactly(_: Inputs, num_counters: int, num_words: int) -> Workspace:
+        workspace, misuse = guarded(Workspace.allocate(num_counters, num_words, "cpu"))
+        lent.append(misuse)
+        return workspace
+
+    _, tunings.SIZES, _ = cases.EVERY_SIZE
+    with mock.patch.object(engine, "memory_for", exactly):
+        found = cases.run(engine.verify, strategy, arguments)
+    if isinstance(found, str) or isinstance(expected, str):
+        return f"{found} and {expected}"
+    wrong = [name for name in cases.FIELDS if not torch.equal(getattr(found, name), getattr(expected, name))]
+    (misuse,) = lent
+    return f"different {wrong} {misuse()}" if wrong or misuse() else ""
 
 
 def unfit(strategy: AcceptanceStrategy, part: str) -> str:
@@ -218,6 +253,9 @@ def main(_mode: str, path: str) -> None:
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=32) for tuning in tunings.TUNINGS))
     strategies = triton_calls.strategies()
     found = {f"workspace/{name}/{form}": in_workspace(strategies[name], form) for name in STAGES for form in FORMS}
+    for case in EXACT:
+        name, form = case.split("/")
+        found[f"exact/{case}"] = in_exact_memory(strategies[name], form)
     found[LISTS] = lists_of_others(strategies["rejection"])
     found[LEFT_OUT] = left_out(strategies["rejection"])
     found[REMEMBERED] = remembered("rejection")
