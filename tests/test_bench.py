@@ -23,7 +23,7 @@ import torch
 from typer.testing import CliRunner
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, plots, registry, rule
+from acceptlib import AcceptanceStrategy, Status, Traits, plots, registry, rule
 from acceptlib.benchmarks import environment as environments
 from acceptlib.benchmarks import gate, measure, timing, workloads
 from acceptlib.benchmarks.measure import Row
@@ -31,7 +31,7 @@ from acceptlib.benchmarks.peers import PEERS, Peer
 from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
 from acceptlib.cli import bench
 from acceptlib.cli.app import app
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, StatusError
 from acceptlib.exact import oracle
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.strategies.typical import Typical
@@ -180,6 +180,28 @@ class TestGate:
     )
     def test_right_results_pass(self, name: str, workload: Workload) -> None:
         assert gate.check(acceptlib.create(name), workloads.make(workload)) is True
+
+    def test_a_checked_batch_is_as_it_was(self) -> None:
+        """So what is measured afterwards does not depend on how often a batch was checked."""
+        batch = workloads.make(SMALL)
+        before = batch.rng.offsets.clone()
+        gate.check(Rejection(), batch)
+        assert torch.equal(batch.rng.offsets, before)
+
+    def test_a_request_without_a_law_is_not_timed(self) -> None:
+        """However well formed its tokens are."""
+
+        class Unlawful(AcceptanceStrategy):
+            name = "unlawful"
+            traits = Traits(guarantee="lossy", bound="none")
+
+            def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> Any:  # type: ignore[override]
+                result = Rejection().verify(draft_token_ids, **arguments)
+                result.status[1] = Status.INVALID_ROW
+                return result
+
+        with pytest.raises(StatusError, match="request 1"):
+            gate.check(Unlawful(), workloads.make(SMALL))
 
     def test_a_plugin_is_checked_against_its_rules(self) -> None:
         """Outside the package, the oracle knows no rule; the exact evaluation stands in."""
@@ -371,6 +393,17 @@ class TestMeasuring:
             (row,) = measure.run(SMALL, {}, [peer], CPU, "queue")
             assert (row.error, row.backend, row.mean_emitted) == (None, "x", 4.0)
         assert found == ["turns", "graph", "queue", "turns"]
+
+    @pytest.mark.parametrize(("device", "how"), [("cuda", "queue"), ("cpu", None)])
+    def test_times_of_a_row(self, device: str, how: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Calls on a CPU are timed in turns, however those on a GPU would be."""
+        times = timing.Time(median=5.0, spread=2.0), timing.Time(median=3.0, spread=1.0)
+        monkeypatch.setattr(timing, "beside", lambda *_: times)
+        monkeypatch.setattr(timing, "host", lambda *_: 4.0)
+        row = Row.of(SMALL, "rejection")
+        measure.fill_times(row, [int], [int], torch.device(device), "queue")
+        assert (row.microseconds, row.spread, row.read_floor, row.host_microseconds) == (5.0, 2.0, 3.0, 4.0)
+        assert row.how == how
 
     def test_emitted_tokens_are_counted_in_every_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of 3 requests in 22 calls, or of 6 in 11 of each batch: at least 64."""
