@@ -364,7 +364,7 @@ class TestMeasuring:
             traits = Traits(guarantee="lossy", bound="none")
 
             def verify(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
-                raise NotImplementedError
+                raise NotImplementedError  # it is asked what it reads, not run
 
         class Summed(Rejection):
             name = "summed"
