@@ -272,27 +272,23 @@ def collect_row(laid_out, position, first, step, model, CALL: tl.constexpr, MODE
 @triton.jit
 def finish_row(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find the law of a row if it is not known yet."""
-    record = record_of(model, position)
+    record, bins = record_of(model, position), list_of(model, position, CALL)
+    each = tl.arange(0, BINS)
+    # All is on its way before any of it is looked at.
     cut = tl.load(record.cut_ptr, cache_modifier=".cg")
+    maximum = tl.load(record.maximum_ptr, cache_modifier=".cg")
+    above = tl.load(record.above_ptr, cache_modifier=".cg")
+    total = tl.load(record.total_ptr, cache_modifier=".cg")
+    top_p = tl.load(model.top_p_ptr).to(tl.float64)
+    masses = tl.load(bins.sums_ptr + each, cache_modifier=".cg")
+    counts = tl.load(bins.counts_ptr + each, cache_modifier=".cg")
+    tl.debug_barrier()  # loads stay ahead of it, also of what another warp stores below
     if cut != cut:
-        row = Reduced(
-            position,
-            model,
-            tl.load(record.maximum_ptr, cache_modifier=".cg"),
-            rows.factor_of(model, CALL, MODEL),
-        )
-        above = tl.load(record.above_ptr, cache_modifier=".cg")
-        total = tl.load(record.total_ptr, cache_modifier=".cg")
-        top_p = tl.load(model.top_p_ptr).to(tl.float64)
+        row = Reduced(position, model, maximum, rows.factor_of(model, CALL, MODEL))
         to_keep = mass_to_keep(top_p, total)
-        bins = list_of(model, position, CALL)
-        each = tl.arange(0, BINS)
-        masses = tl.load(bins.sums_ptr + each, cache_modifier=".cg")
-        counts = tl.load(bins.counts_ptr + each, cache_modifier=".cg")
         number = tl.sum((above + tl.cumsum(masses, 0) < to_keep).to(tl.int32), 0)
         above += tl.sum(tl.where(each < number, masses, 0), 0)
         count = tl.sum(tl.where(each == number, counts, 0), 0)
-        tl.debug_barrier()  # every warp has seen that the law is not known
         filters = Filters(tl.full((), 0, tl.int64), top_p, to_keep, tl.full((), 0.0, tl.float32))
         if (above < to_keep) & (number < BINS) & (count <= CALL.tile):
             words_ptr = bins.words_ptr + number * CALL.tile

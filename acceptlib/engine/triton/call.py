@@ -377,6 +377,14 @@ class Call(Rules):
         return decides and (self.mass_scalar >= 0 or (has_room and self.stop in {"first_rejection", "window"}))
 
     @property
+    def finds_faults(self) -> bool:
+        """Whether that decision also tells what is wrong with the token at the stop, which is not loaded again then.
+
+        Programs that hold weights take longer for it.
+        """
+        return self.keeps_laws and self.stop == "first_rejection" and self.mass_scalar < 0 and not self.holds
+
+    @property
     def lanes(self) -> int:
         """Positions that `decide.first_rejection` and `decide.window` decide at a time."""
         return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
@@ -404,6 +412,11 @@ class Call(Rules):
         """
         bonus_alone = self.draws and self.residual is None and self.recovered == "argmax" and self.mass_scalar < 0
         return bonus_alone and not (self.logits[0] or self.loops)
+
+    @property
+    def counts_programs(self) -> bool:
+        """Whether programs of the last stage count who has arrived, or read a stop that was stored for them."""
+        return self.decided or self.mass_scalar >= 0 or (self.weighs and not self.awaits)
 
     @property
     def counts_rows(self) -> bool:

@@ -17,6 +17,7 @@ import triton.language as tl
 from acceptlib.engine.triton import call, counters, laws, random, rows, scalars
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.result import Status
 
 LANES = tl.constexpr(call.LANES)
 
@@ -34,6 +35,12 @@ QUANTITIES = (
 """What `values` begins with; then come the plan's scalars of rows, its tables and the caller's state."""
 
 DRAFTED = tl.constexpr(QUANTITIES.index("draft_token_id"))
+
+FAULT_BITS = tl.constexpr(int(Status.INVALID_TOKEN_ID).bit_length())
+"""What `token_fault` returns fits in as many."""
+
+FAULT_MASK = tl.constexpr((1 << FAULT_BITS.value) - 1)
+"""Mask of these."""
 
 FIRST_SCALAR = tl.constexpr(len(QUANTITIES))
 """The place of the plan's scalars among these values."""
@@ -97,10 +104,14 @@ class Foreseen(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What is known of positions [n]: u, whether their tokens could be accepted, the scalars, and their rows' laws."""
+    """What is known of positions [n]: u, whether their tokens could be accepted, the scalars, and their rows' laws.
+
+    `fault` is the `Status` of tokens by themselves.
+    """
 
     u: tl.tensor
     sound: tl.tensor
+    fault: tl.tensor
     scalars: tl.tuple
     laws: laws.Pair
 
@@ -108,12 +119,14 @@ class Seen(NamedTuple):
 class Kept(NamedTuple):
     """The laws of both models' rows at `CALL.lanes` positions from `first` on, among which the stop is or may be.
 
-    If `unsound` is the stop, the token there could not be accepted whatever its random number.
+    If `unsound` is the stop, the token there could not be accepted whatever its random number. Where
+    `CALL.finds_faults`, `fault` is its `Status` by itself.
     """
 
     first: tl.tensor
     laws: laws.Pair
     unsound: tl.tensor
+    fault: tl.tensor
 
 
 @triton.jit
@@ -328,8 +341,8 @@ def look(position, fetched, parts, length, request, CALL: tl.constexpr):
     pair = laws.both(request.target, parts[0], request.draft, parts[1], CALL)
     drafted = (fetched.x_target, fetched.x_draft)
     found = values(position, ids, inside, drafted, length, request, pair, CALL)
-    sound = inside & (token_fault(ids, found[0], pair.target, request.vocab_size, CALL) == 0)
-    return Seen(fetched.u, sound, found, pair)
+    fault = token_fault(ids, found[0], pair.target, request.vocab_size, CALL)
+    return Seen(fetched.u, inside & (fault == 0), fault, found, pair)
 
 
 @triton.jit
@@ -375,13 +388,14 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
     num_rows = length
     kept = ()
     if KEEPS:
-        kept = Kept(length * 0, laws.no_pair(NUM, CALL), length)
+        kept = Kept(length * 0, laws.no_pair(NUM, CALL), length, length * 0)
         num_rows += 1  # what is emitted behind the last token has a law too
     for base in range(0, num_rows, NUM):
         # Positions behind a rejection are left out, unless what passes is counted: some of them may.
         goes_on = stop >= base if KEEPS and not CALL.counts_passed else True
         if goes_on:
-            position = base + tl.arange(0, NUM)
+            lane = tl.arange(0, NUM)
+            position = base + lane
             parts = load_parts(position, length, request, CALL)
             following = fetched
             if NUM < LANES:  # on its way meanwhile; with all LANES, so many tokens are rare
@@ -389,22 +403,29 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
                     following = fetch(position + NUM, length, request, CALL)
             accepted, seen = judge(position, fetched, parts, length, request, CALL)
             # A placeholder is neither sound nor accepted.
-            placeholder = tl.where(seen.scalars[DRAFTED] < 0, position, length)
+            is_placeholder = seen.scalars[DRAFTED] < 0
+            placeholder = tl.where(is_placeholder, position, length)
             unsound = tl.where(seen.sound, length, position)
+            faults = length * 0
             if CALL.holds:
                 firsts = (tl.where(accepted, length, position), placeholder, unsound)
                 first, first_placeholder, first_unsound = tl.reduce(firsts, 0, _smaller_three)
             else:
+                # As bits of one sum, for threads take long to exchange numbers; programs that hold weights lose by it.
+                bits = ((accepted == 0).to(tl.int32) | (is_placeholder.to(tl.int32) << NUM)) << lane
+                bits = tl.sum(bits | (seen.fault << (2 * NUM + FAULT_BITS * lane)), 0)
+                first = first_bit(bits & ((1 << NUM) - 1), base, length)
+                first_placeholder = first_bit((bits >> NUM) & ((1 << NUM) - 1), base, length)
                 first_unsound = tl.min(unsound, 0)
-                firsts = (tl.where(accepted, length, position), placeholder)
-                first, first_placeholder = tl.reduce(firsts, 0, _smaller_two)
+                faults = bits >> (2 * NUM)
             sound_length = tl.minimum(sound_length, first_unsound)
             stop = tl.minimum(stop, first)
             end = tl.minimum(end, first_placeholder)
             passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
             if KEEPS:
                 if (stop >= base) & (stop < base + NUM):
-                    kept = Kept(length * 0 + base, seen.laws, sound_length)
+                    fault = (faults >> (FAULT_BITS * (stop - base))) & FAULT_MASK
+                    kept = Kept(length * 0 + base, seen.laws, sound_length, fault)
             if NUM == LANES:
                 if base + NUM < num_rows:
                     following = fetch(position + NUM, length, request, CALL)
@@ -413,15 +434,21 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def _smaller_two(a, b, c, d):
-    """Return the smaller ones of two pairs."""
-    return tl.minimum(a, c), tl.minimum(b, d)
-
-
-@triton.jit
 def _smaller_three(a, b, c, d, e, f):
     """Return the smaller ones of two triples."""
     return tl.minimum(a, d), tl.minimum(b, e), tl.minimum(c, f)
+
+
+@triton.jit
+def first_bit(bits, base, none):
+    """Return the place of the lowest bit that is set, from `base` on, or `none`."""
+    return tl.where(bits != 0, base + bit_length(bits & -bits) - 1, none)
+
+
+@triton.jit
+def bit_length(bits):
+    """Return the bit length of a number of few bits, by the exponent of a float."""
+    return tl.maximum((bits.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
 
 
 @triton.jit
@@ -454,7 +481,7 @@ def window(count, fetched, request, CALL: tl.constexpr):
     lane = tl.arange(0, NUM)
     kept = ()
     if KEEPS:
-        kept = Kept(length * 0, laws.no_pair(NUM, CALL), length)
+        kept = Kept(length * 0, laws.no_pair(NUM, CALL), length, length * 0)
     for base in range(0, tl.maximum(length, 1) if KEEPS else length, NUM):
         position = base + lane
         accepted, seen = judge(position, fetched, load_parts(position, length, request, CALL), length, request, CALL)
@@ -463,9 +490,9 @@ def window(count, fetched, request, CALL: tl.constexpr):
         tl.store(flags_ptr + position, flags, mask=position < length)
         if KEEPS:
             unsound = tl.minimum(kept.unsound, tl.min(tl.where(seen.sound, length, position), 0))
-            kept = Kept(kept.first, kept.laws, unsound)
+            kept = Kept(kept.first, kept.laws, unsound, kept.fault)
             if base == 0:
-                kept = Kept(kept.first, seen.laws, unsound)
+                kept = Kept(kept.first, seen.laws, unsound, kept.fault)
         if base + NUM < length:
             fetched = fetch(position + NUM, length, request, CALL)
     tl.debug_barrier()

@@ -93,6 +93,8 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         else:
             stop, passed, kept = decide.find_stop(count, fetched, request, CALL)
             length = decide.length_of(request, count)
+    if CALL.finds_faults:
+        fault = tl.where((fault == 0) & (stop < length), kept.fault, fault)
     if not CALL.weighs:
         row = kept_row(stop, length, kept, request, CALL)
         finish(stop, length, passed, row, grid, count, fault, request, partials_ptr, (), out, CALL)

@@ -377,25 +377,31 @@ def pair_at(pair, chosen, CALL: tl.constexpr):
     each other.
     """
     target, draft = pair
-    words = (_word_of(target.maximum, target.normaliser, chosen),)
-    if CALL.has_draft:
-        words = words + (_word_of(draft.maximum, draft.normaliser, chosen),)
-    if CALL.has_argmax:
-        words = words + (_word_of(target.argmax, draft.argmax, chosen),)
-    if len(words) == 1:
-        words = (tl.sum(words[0], 0),)
-    elif len(words) == 2:
-        words = tl.reduce(words, 0, add_two)
+    if CALL.has_argmax and not (CALL.has_draft or CALL.masses or CALL.normalises[TARGET]):
+        word = tl.sum(_word_of(target.maximum, target.argmax, chosen), 0)  # there is nothing else
+        maximum, _ = _halves_of(word, tl.float32)
+        law = Law(maximum, maximum * 0.0, word.to(tl.int32))
+        return Pair(law, law)
     else:
-        words = tl.reduce(words, 0, add_three)
-    argmax, draft_argmax = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-    if CALL.has_argmax:
-        argmax, draft_argmax = _halves_of(words[len(words) - 1], tl.int32)
-    target_law = _law_at(words[0], argmax, target, chosen, CALL, TARGET)
-    draft_law = target_law
-    if CALL.has_draft:
-        draft_law = _law_at(words[1], draft_argmax, draft, chosen, CALL, DRAFT)
-    return Pair(target_law, draft_law)
+        words = (_word_of(target.maximum, target.normaliser, chosen),)
+        if CALL.has_draft:
+            words = words + (_word_of(draft.maximum, draft.normaliser, chosen),)
+        if CALL.has_argmax:
+            words = words + (_word_of(target.argmax, draft.argmax, chosen),)
+        if len(words) == 1:
+            words = (tl.sum(words[0], 0),)
+        elif len(words) == 2:
+            words = tl.reduce(words, 0, add_two)
+        else:
+            words = tl.reduce(words, 0, add_three)
+        argmax, draft_argmax = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
+        if CALL.has_argmax:
+            argmax, draft_argmax = _halves_of(words[len(words) - 1], tl.int32)
+        target_law = _law_at(words[0], argmax, target, chosen, CALL, TARGET)
+        draft_law = target_law
+        if CALL.has_draft:
+            draft_law = _law_at(words[1], draft_argmax, draft, chosen, CALL, DRAFT)
+        return Pair(target_law, draft_law)
 
 
 @triton.jit

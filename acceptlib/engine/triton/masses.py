@@ -141,8 +141,8 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             all_sound = all_sound & (unsound == 0)
             least_bits &= before_unsound
             wanted_bits &= before_unsound
-            first = tl.where(least_bits != 0, base + bit_length(least_bits), first)
-            last = tl.where(wanted_bits != 0, base + bit_length(wanted_bits), last)
+            first = tl.where(least_bits != 0, base + decide.bit_length(least_bits), first)
+            last = tl.where(wanted_bits != 0, base + decide.bit_length(wanted_bits), last)
             if base + 1 < NUM_BITS:
                 bits |= (wanted_bits.to(tl.int64) << (base + 1)) & ALL_BITS
         if base + decide.LANES < length:
@@ -182,12 +182,6 @@ def look(base, fetched, parts, length, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def bit_length(bits):
-    """Return the bit length of a number of few bits, by the exponent of a float."""
-    return tl.maximum((bits.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 126, 0)
-
-
-@triton.jit
 def in_each_warp(first, later):
     """Return what was found of two halves of LANES positions, [TWICE], laid out so that every warp has all of it.
 
@@ -220,8 +214,8 @@ def accepts(position, mass, length, known, request, CALL: tl.constexpr):
     if not is_known:
         here = tl.zeros((1,), tl.int32) + position
         parts = decide.load_parts(here, length, request, CALL)
-        u, _, found, _ = decide.look(here, decide.fetch(here, length, request, CALL), parts, length, request, CALL)
-        accepted = tl.sum(passes(u, found, here * 0.0 + mass, CALL).to(tl.int32), 0) != 0
+        seen = decide.look(here, decide.fetch(here, length, request, CALL), parts, length, request, CALL)
+        accepted = tl.sum(passes(seen.u, seen.scalars, here * 0.0 + mass, CALL).to(tl.int32), 0) != 0
     return accepted
 
 

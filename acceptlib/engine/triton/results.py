@@ -63,7 +63,7 @@ def kind_of(stop, length, CALL: tl.constexpr):
 @triton.jit
 def fault_of(kind, row, row_fault, fault, request, CALL: tl.constexpr):
     """Return a request's `Status`: that of the whole, else of the drafted token at the stop, else of the row."""
-    if not kind.is_bonus:
+    if not (kind.is_bonus or CALL.finds_faults):
         own = decide.token_fault(row.token, row.scalars[0], row.target_law, request.vocab_size, CALL)
         row_fault = tl.where(own == 0, row_fault, own)
     return tl.where(fault == 0, row_fault, fault)
@@ -124,7 +124,7 @@ def close(stop, passed, fault, request, out, CALL: tl.constexpr):
     if CALL.advances:
         # A stage that still runs may decide rows beyond the stop by the new offset: nothing hangs on them.
         tl.store(out.offset_ptr, request.stream.offset + 1)
-    if not CALL.awaits:  # else nobody counts
+    if CALL.counts_programs:
         tl.debug_barrier()  # every warp has read them
         if CALL.settles:
             if CALL.overlaps:
