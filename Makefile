@@ -43,4 +43,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist site
+	rm -rf $(VENV) dist site .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -21,7 +21,7 @@ def sample(
 
     A rule is lossless only if the drafted tokens are drawn from the rows that `verify` is given. This function ensures
     it: the law is the engine's own, and the random numbers come from a part of each stream that verification does not
-    use. It runs in torch, and waits for nothing.
+    use. It runs in torch, and after a first call, which brings constants to the device, it waits for nothing.
 
     Args:
         logits: [B, V] float32, float16 or bfloat16, the draft model's.

@@ -2,17 +2,18 @@
 
 AcceptlibError
 ├── InputError               a shape, dtype, device or combination of arguments
+│   └── StrictModeError      what vLLM V0's strict mode refuses (`acceptlib.compat.vllm_v0`)
 ├── ConfigError              a config file or mapping
 │   ├── UnknownStrategyError a name that no strategy has
 │   └── OptionError          an option that does not exist or is out of range
 ├── StrategyDefinitionError  a strategy class whose rules or traits do not fit the interface
 ├── PluginError              a third-party package that could not be used
 ├── BackendError             a backend that cannot run this call
+├── MissingPackageError      a package that an extra installs, and that is not there
 ├── StatusError              bad values inside tensors, found by `VerifyResult.raise_for_status`
 ├── EnumerationError         an exact law too large to enumerate
 ├── ConformanceError         a strategy that fails a property that `acceptlib.testing` checks
 ├── MismatchError            a wrong result, which is not timed (`acceptlib.benchmarks.gate`)
-├── StrictModeError          what vLLM V0's strict mode refuses (`acceptlib.compat.vllm_v0`)
 └── CommandError             a command line that cannot be carried out (`acceptlib.cli`)
 
 Errors that replace a builtin also derive from it, so that `except ValueError` keeps working.
@@ -60,6 +61,10 @@ class PluginError(AcceptlibError):
 
 class BackendError(AcceptlibError, RuntimeError):
     """The requested backend cannot run this call."""
+
+
+class MissingPackageError(AcceptlibError, ImportError):
+    """A package that an extra installs cannot be imported."""
 
 
 class StatusError(AcceptlibError, ValueError):
@@ -115,6 +120,12 @@ def problems_of(error: pydantic.ValidationError, say: Callable[[str, ErrorDetail
     if len(found) > MOST_PROBLEMS:
         lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
     return " ".join(lines)
+
+
+def not_there(package: str, extra: str, error: ImportError) -> MissingPackageError:
+    """Return the error that names the extra which installs a package."""
+    msg = f"{package} cannot be imported ({error}). Install it: pip install 'acceptlib[{extra}]'"
+    return MissingPackageError(msg)
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

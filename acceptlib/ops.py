@@ -65,7 +65,10 @@ def log(a: Value) -> Value:
 
 
 def log2(a: Value, guard: float = 0.0) -> Value:
-    """Return the base-2 logarithm of `a + guard`; on a CPU by the quicker library, in the memory of the sum."""
+    """Return the base-2 logarithm of `a + guard`; a guard above 0 keeps that of 0 finite.
+
+    On a CPU the sum's memory is written, so that a guard takes no tensor more than the sum.
+    """
     total = a + guard if guard else a
     return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _function("log2", total)
 

@@ -160,6 +160,7 @@ def create(name: str, /, *, backend: Choice = "auto", **options: Any) -> Accepta
         PluginError: Two packages, or one twice, provide it.
         OptionError: An option does not exist or is out of range.
         BackendError: There is no such backend.
+        StrategyDefinitionError: The strategy's class does not fit the interface under these options.
     """
     return find(name).strategy(backend=backend, **options)
 

@@ -25,8 +25,9 @@ class Status(IntEnum):
             (a mask may forbid them all).
         UNNORMALIZED_ROW: 2, a row does not sum to 1 (within 1/64), or the rule's residual is NaN or sums to over 4.
         INVALID_TOKEN_ID: 3, a drafted or bonus token id is outside the vocabulary.
-        INVALID_COUNT: 4, `cu_num_draft_tokens` does not begin at 0, decreases, leaves [0, T], or exceeds K.
-        INVALID_PARAMETER: 5, a sampling parameter is out of range.
+        INVALID_COUNT: 4, `cu_num_draft_tokens` does not begin at 0, decreases, leaves [0, T], or exceeds
+            `max_num_draft_tokens`.
+        INVALID_PARAMETER: 5, a sampling parameter is out of range; `EXPLANATIONS` has the ranges.
     """
 
     OK = 0
@@ -50,7 +51,10 @@ EXPLANATIONS: Final[dict[Status, str]] = {
     Status.INVALID_COUNT: (
         "cu_num_draft_tokens does not begin at 0, decreases, leaves [0, T], or exceeds max_num_draft_tokens"
     ),
-    Status.INVALID_PARAMETER: "a sampling parameter is out of range",
+    Status.INVALID_PARAMETER: (
+        "a sampling parameter is out of range: expected a finite temperature >= 0, top-k >= 0 (0 is off), top-p above "
+        "0 and up to 1, min-p from 0 to 1, and ids of a bias below V"
+    ),
 }
 
 ROW_FAULTS: Final = {Status.INVALID_ROW, Status.UNNORMALIZED_ROW}

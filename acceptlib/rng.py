@@ -147,7 +147,7 @@ class Rng:
         Raises:
             InputError: The position is not an int in [0, 2^32).
         """
-        if not isinstance(position, Integral) or not 0 <= position <= MASK:
+        if not isinstance(position, Integral) or isinstance(position, bool) or not 0 <= position <= MASK:
             msg = f"position: expected an int in [0, 2^32), got {shortened(position)}"
             raise InputError(msg)
         return as_tensor(join(philox(counters(position, Purpose.DRAFT, as_words(self.offsets)), as_words(self.seeds))))

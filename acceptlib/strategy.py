@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from numbers import Integral
+from numbers import Integral, Number
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
@@ -50,6 +49,10 @@ NAME: Final = re.compile(r"[A-Za-z0-9]+([-_.]+[A-Za-z0-9]+)*")
 """What a strategy or an alias may be called: a word of a command line and of its lists, which commas separate."""
 
 
+NO_NUMBERS: Final = {bool: "a flag", str: "a text", bytes: "bytes"}
+"""What pydantic would turn into a number, in words."""
+
+
 class Options(pydantic.BaseModel):
     """Base class of a strategy's options: unknown names are errors, values are validated and frozen."""
 
@@ -59,13 +62,14 @@ class Options(pydantic.BaseModel):
     @classmethod
     def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """Where numbers are expected, refuse NaN, and a flag or text that pydantic would turn into a number."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        is_nan = isinstance(value, float) and math.isnan(value)  # in a tuple it may say that a position has no number
         several = isinstance(value, list | tuple)
-        kinds = _kinds(annotation, several=several)
+        kinds = _kinds(cls.model_fields[info.field_name or ""].annotation, several=several)
         for entry in value if several else (value,):
-            if kinds & {int, float} and (is_nan or type(entry) in {bool, str} - kinds):
-                given = "NaN" if is_nan else {bool: "a flag", str: "a text"}[type(entry)]
+            plain = entry.item() if getattr(entry, "ndim", None) == 0 else entry  # a scalar of NumPy or torch
+            given = next((NO_NUMBERS[kind] for kind in {*NO_NUMBERS} - kinds if isinstance(plain, kind)), "")
+            if not several and isinstance(plain, Number) and plain != plain:  # noqa: PLR0124 - of any type
+                given = "NaN"  # in a tuple it may say that a position has no number
+            if kinds & {int, float} and given:
                 msg = f"expected {'a number' if float in kinds else 'an integer'}, not {given}"
                 raise ValueError(msg)
         return value
@@ -302,8 +306,10 @@ class AcceptanceStrategy:
     ) -> VerifyResult:
         """Verify one step of drafted tokens for a batch of B requests.
 
-        Request b has n_b drafted tokens, K is the largest n_b, T their sum, V the target's vocabulary size. A request's
-        drafted token i is tested against its row i; the row after the last drafted token is its bonus row.
+        Request b has n_b drafted tokens, K is the largest n_b or more, T their sum. V is the target's vocabulary size,
+        and V' the draft's, which may differ: entries that the draft lacks have probability 0, and those that it has
+        beyond V are left out. A request's drafted token i is tested against its row i; the row after the last drafted
+        token is its bonus row.
 
         Args:
             draft_token_ids: [T] (ragged) or [B, K] (padded), int32 or int64. The first negative id ends a request's
@@ -313,7 +319,7 @@ class AcceptanceStrategy:
             target_probs: The same rows as probabilities, already processed. Give exactly one of the two. With
                 `bonus_token_ids`, and without `logprobs`, either may leave out the bonus rows: [T, V] or [B, K, V], row
                 i of request b at `cu_num_draft_tokens[b] + i`.
-            draft_logits: [T, V] or [B, K, V], the rows that the drafted tokens were drawn from.
+            draft_logits: [T, V'] or [B, K, V'], the rows that the drafted tokens were drawn from.
             draft_probs: The same rows as probabilities. With neither, each draft is one-hot at its token (n-gram).
             cu_num_draft_tokens: [B+1] int32 or int64 with a leading 0, or [B] without it if there are as many
                 `bonus_token_ids`. If given, the layout is ragged.
@@ -400,7 +406,7 @@ class AcceptanceStrategy:
         """
         device = as_device(device)
         sizes = (num_requests, max_num_draft_tokens, vocab_size)
-        if not all(isinstance(size, Integral) and size >= 0 for size in sizes):
+        if not all(isinstance(size, Integral) and not isinstance(size, bool) and size >= 0 for size in sizes):
             msg = f"workspace: expected num_requests, max_num_draft_tokens and vocab_size to be ints >= 0, got {sizes}"
             raise InputError(msg)
         if self.plan is None:
@@ -454,9 +460,10 @@ class AcceptanceStrategy:
         return {name: value for name in names if isinstance(value := getattr(cls, name), RowSum)}
 
     def __repr__(self) -> str:
-        """Show the call that makes this strategy."""
+        """Show the call that makes this strategy, as it would be if registered under its name."""
         options = "".join(f", {name}={value!r}" for name, value in self.options.model_dump().items())
-        return f"acceptlib.create({self.name!r}{options})"
+        backend = "" if self.backend == "auto" else f", backend={self.backend!r}"
+        return f"acceptlib.create({self.name!r}{options}{backend})"
 
 
 def expect_strategy(strategy: object, expected: str = "what acceptlib.create returns") -> AcceptanceStrategy:

@@ -93,6 +93,11 @@ class TestWorkloads:
         with pytest.raises(InputError, match="3072"):
             workloads.make(Workload(num_draft_tokens=3, vocab_size=100, source="pair"))
 
+    @pytest.mark.parametrize("name", ["kind", "dtype", "acceptance", "source"])
+    def test_a_word_that_says_nothing_is_refused(self, name: str) -> None:
+        with pytest.raises(InputError, match=f"{name}: expected '.*', got 'more'"):
+            replace(SMALL, **{name: "more"})
+
     @pytest.mark.parametrize("kind", ["logits", "probs", "one-hot"])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_equal_arguments_make_equal_rows(self, kind: Any, dtype: str) -> None:

@@ -30,7 +30,6 @@ from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.options import device_of, names_of, parse_assignments, parse_value
-from acceptlib.demo import pair
 from acceptlib.integrations.transformers import SpeculativeDecoder
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategies.rejection import Rejection
@@ -83,7 +82,7 @@ def test_the_bundled_pair_runs_on_one_thread(
     """More would wait for each other wherever another process has a core; models of the user's may need them."""
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    monkeypatch.setattr(pair, "load_pair", lambda target=None, draft=None, *, device: (target, draft, device))
+    monkeypatch.setattr(models, "load_pair", lambda target=None, draft=None, *, device: (target, draft, device))
     assert models.load(*given, torch.device("cpu")) == (*given, torch.device("cpu"))
     assert threads == ([1] if given == (None, None) else [])
 

@@ -30,6 +30,7 @@ from acceptlib.cli.format import Format
 from acceptlib.demo import prompts
 from acceptlib.exact.figures import StepFigures
 from acceptlib.integrations.transformers import Step
+from acceptlib.strategies.block import Block
 from acceptlib.strategies.rejection import Rejection
 
 if TYPE_CHECKING:
@@ -351,6 +352,15 @@ class TestFigures:
         assert row.kl == pytest.approx((3 * 0.3 + 2 * 0.1 + 1 * 0.3) / 6)
         assert row.verify_microseconds == pytest.approx(3000)
         assert row.tokens_per_second == pytest.approx(9 / (0.5 * (4 + 3)))  # an end takes a turn too
+
+    def test_figures_of_one_row_a_step_count_once_a_step(self, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where later rows have a say, figures are of a step's first token, however many tokens it emits."""
+        figures = iter([StepFigures(0.1, 0.3, 1.5), StepFigures(0.4, 0.1, 2.5)])
+        monkeypatch.setattr(models, "steps", lambda *_, **__: iter([step(3, 1e-3), step(1, 1e-3)]))
+        monkeypatch.setattr(comparison.exact, "step_figures", lambda *_: next(figures))
+        settings = Settings(prompts=compare._prompts(1), max_new_tokens=9)
+        row = comparison.measure(pair, Case("block", "", Block), 2, settings, lambda: None)
+        assert (row.tv, row.kl) == (pytest.approx(0.25), pytest.approx(0.2))
 
     @pytest.mark.parametrize(("length", "has_law"), [(comparison.LONGEST_EXACT, True), (17, False)])
     def test_longer_drafts_have_no_exact_figures(

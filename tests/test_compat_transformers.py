@@ -9,6 +9,7 @@ import pytest
 import support
 import torch
 import transformers
+from acceptlib_relaxed import Relaxed
 from transformers.generation import utils
 from transformers_support import PROMPT
 
@@ -116,6 +117,8 @@ def test_restored_after_an_error_and_when_nested() -> None:
         raise_inside("rejecton")
     assert utils._speculative_sampling is ORIGINAL
     with pytest.raises(InputError, match="returns, got 5"), patch(5):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(InputError, match=r"without state, .* got 'relaxed'"), patch(Relaxed()):
         pass
     assert utils._speculative_sampling is ORIGINAL
     with patch("block"):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 import pytest
 import torch
@@ -67,8 +69,8 @@ def test_every_format_gives_the_same_strategy(tmp_path: Path, name: str, text: s
     path = written(tmp_path, name, text)
     for source in (path, str(path), TABLE):
         strategy = acceptlib.from_config(source)
-        assert repr(strategy) == repr(acceptlib.create("typical", posterior_threshold=0.2, posterior_alpha=0.4))
-        assert strategy.backend == "torch"
+        options = {"posterior_threshold": 0.2, "posterior_alpha": 0.4}
+        assert repr(strategy) == repr(acceptlib.create("typical", backend="torch", **options))
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -141,6 +143,21 @@ def test_source_mapping_is_left_as_it_is() -> None:
             ["got True", "number, not a flag"],
         ),
         ({"strategy": "lenience", "options": {"lenience": math.nan}}, OptionError, ["got nan", "number, not NaN"]),
+        (
+            {"strategy": "typical", "options": {"posterior_alpha": np.bool_(True)}},  # noqa: FBT003
+            OptionError,
+            ["number, not a flag"],
+        ),
+        (
+            {"strategy": "typical", "options": {"posterior_alpha": torch.ones((), dtype=torch.bool)}},
+            OptionError,
+            ["number, not a flag"],
+        ),
+        ({"strategy": "lenience", "options": {"lenience": np.float32("nan")}}, OptionError, ["number, not NaN"]),
+        ({"strategy": "lenience", "options": {"lenience": torch.tensor(math.nan)}}, OptionError, ["number, not NaN"]),
+        ({"strategy": "lenience", "options": {"lenience": Decimal("nan")}}, OptionError, ["number, not NaN"]),
+        ({"strategy": "lenience", "options": {"lenience": b"1"}}, OptionError, ["got b'1'", "number, not bytes"]),
+        ({"strategy": "lenience", "options": {"lenience": np.str_("1")}}, OptionError, ["number, not a text"]),
         ({"strategy": "typical", "options": {"posterior_alpha": "1"}}, OptionError, ["got '1'", "number, not a text"]),
         (
             {"strategy": "synthetic", "options": {"synthetic_acceptance_length": "2"}},

@@ -449,6 +449,16 @@ def test_compiled_equals_eager(name: str, backend: str) -> None:
         assert rng.offsets.tolist() == [offset + rng.advances for offset in range(4)]
 
 
+def test_a_compiled_ragged_call_takes_its_length_from_its_result() -> None:
+    """Off the CPU it could not be found without waiting."""
+    strategy = acceptlib.create("rejection")
+    arguments = {"rng": streams(4)} | lay_out(requests(4), "ragged", "probs")
+    most = arguments.pop("max_num_draft_tokens")
+    expected = strategy.verify(**copy.deepcopy(arguments), max_num_draft_tokens=most + 2)
+    out = VerifyResult.empty(4, most + 2, "cpu")
+    assert_same(compiled(strategy, backend="eager")(arguments | {"out": out}), expected)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_compiled_by_inductor() -> None:

@@ -178,6 +178,13 @@ def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
+def test_a_step_without_drafted_tokens_has_the_targets_law(name: str) -> None:
+    p = torch.tensor([[0.25, 0.75]])
+    figures = exact.step_figures(acceptlib.create(name), torch.zeros(0, dtype=torch.int64), p, p[:0], 1)
+    assert (figures.tv, figures.kl, figures.expected_tokens) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
 def test_figures_of_a_step_from_rows_of_float32_show_no_distance(name: str) -> None:
     """Nor where every likely entry is one model's alone, so that the other's truncated rows would be empty."""
     generator = torch.Generator().manual_seed(5)
@@ -231,10 +238,28 @@ def test_too_much_to_enumerate_is_a_clear_error() -> None:
         exact.tv(rejection, rows, draft_token_ids=(1, 2, 3, 4))
 
 
+@pytest.mark.parametrize(
+    ("length", "message"), [(3, r"target: expected at least \[3, V\]"), (-1, "got -1"), (2.0, "2.0")]
+)
+def test_a_joint_law_of_what_does_not_fit_is_a_clear_error(length: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        exact.complete({(): 1.0}, HALF, length)
+
+
+def test_a_fixed_draft_may_be_a_list_or_a_tensor() -> None:
+    strategy = acceptlib.create("rejection")
+    law = exact.law(strategy, HALF, draft_token_ids=(1,))
+    for ids in ([1], torch.tensor([1])):
+        assert exact.law(strategy, HALF, draft_token_ids=ids) == law  # type: ignore[arg-type]
+
+
 HALF = torch.full((2, 2), 0.5)
 BAD_LAWS: dict[str, tuple[dict[str, Any], str]] = {
     "no-draft": ({"target": HALF}, "got neither"),
     "no-length": ({"target": lambda _: HALF[0], "draft": HALF}, "num_draft_tokens: expected an int"),
+    "flag-as-length": ({"target": HALF, "draft": HALF, "num_draft_tokens": True}, "num_draft_tokens: .* got True"),
+    "length-no-int": ({"target": HALF, "draft": HALF, "num_draft_tokens": 1.0}, r"num_draft_tokens: .* got 1\.0"),
+    "length-below-0": ({"target": lambda _: HALF[0], "num_draft_tokens": -1}, "num_draft_tokens: .* got -1"),
     "too-few-target-rows": (
         {"target": HALF, "draft": HALF, "num_draft_tokens": 2},
         r"target: expected at least \[3, V\] for 2 drafted tokens, got",

@@ -123,6 +123,7 @@ def test_strategy_of_ones_own() -> None:
             stood += 1
         assert int(result.num_accepted[b]) == stood
     assert repr(Lenient()) == "acceptlib.create('lenient', bonus=1.5)"
+    assert repr(Lenient(backend="torch")) == "acceptlib.create('lenient', bonus=1.5, backend='torch')"
     with pytest.raises(OptionError, match="Did you mean 'bonus'"):
         Lenient(bonsu=2)
 

@@ -20,7 +20,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy
 from acceptlib.demo import DRAFT, TARGET
 from acceptlib.demo.pair import load_pair
-from acceptlib.errors import InputError, StatusError, UnknownStrategyError
+from acceptlib.errors import InputError, MissingPackageError, StatusError, UnknownStrategyError
 from acceptlib.integrations import transformers as integration
 from acceptlib.integrations.transformers import SpeculativeDecoder, custom_generate
 from acceptlib.rng import Rng
@@ -408,7 +408,7 @@ def test_different_vocabularies(tmp_path: Path) -> None:
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InputError, match=r"pip install acceptlib\[hf\]"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'acceptlib\[hf\]'"):
         load_pair()
 
 

@@ -112,7 +112,7 @@ def test_auto_says_once_why_it_takes_torch_on_a_gpu(
     assert record.name == "acceptlib"
     assert record.getMessage() == (
         "The torch engine runs a call whose rows are on a GPU: "
-        "the package triton is not installed (pip install acceptlib[triton])."
+        "the package triton is not installed (pip install 'acceptlib[triton]')."
     )
 
 

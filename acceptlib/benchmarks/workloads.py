@@ -7,14 +7,16 @@ import itertools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
 from torch.nn import functional
 
-from acceptlib import exact
+from acceptlib import demo, exact
+from acceptlib.demo.pair import load_pair
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
+from acceptlib.integrations.transformers import SpeculativeDecoder
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.sampling import OFF, SamplingParams, pack_bitmask
@@ -77,8 +79,14 @@ class Workload:
         """Check the values.
 
         Raises:
-            InputError: A size is too small, a parameter is out of range, or one is given for probabilities.
+            InputError: A size is too small, a word is none of those it may be, a parameter is out of range, or one is
+                given for probabilities.
         """
+        words = {"kind": get_args(Kind), "dtype": DTYPES, "acceptance": get_args(Level), "source": get_args(Source)}
+        for name, known in words.items():
+            if getattr(self, name) not in known:
+                msg = f"{name}: expected {' or '.join(map(repr, known))}, got {getattr(self, name)!r}"
+                raise InputError(msg)
         for name, least in (("num_requests", 1), ("num_draft_tokens", 1), ("vocab_size", 2)):
             if getattr(self, name) < least:
                 msg = f"{name}: expected at least {least}, got {getattr(self, name)}"
@@ -204,7 +212,8 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
 
     Raises:
         InputError: Rows of the bundled pair are wanted, but its vocabulary is larger than V, its texts have too few
-            steps of K tokens, or transformers is missing.
+            steps of K tokens.
+        MissingPackageError: Rows of the bundled pair are wanted, and transformers is not installed.
     """
     device = torch.device(device)
     make_logits = _pair_logits if workload.source == "pair" else _synthetic_logits
@@ -306,10 +315,6 @@ def _pair_logits(
 @functools.lru_cache(maxsize=4)
 def _pair_steps(num_draft_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Return steps of the bundled pair as (target logits, draft logits, ids), least accepted first."""
-    from acceptlib import demo  # noqa: PLC0415 - transformers is an extra, and slow to import
-    from acceptlib.demo.pair import load_pair  # noqa: PLC0415
-    from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415
-
     pair = load_pair()
     found = []
     for number, prompt in enumerate(demo.prompts()[:PAIR_PROMPTS]):

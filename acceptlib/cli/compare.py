@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from acceptlib import config as configs
-from acceptlib import registry
+from acceptlib import demo, registry
 from acceptlib.cli import comparison, console, models, report
 from acceptlib.cli.comparison import Case, Row, Settings
 from acceptlib.cli.console import FAILED, CommandError
@@ -164,8 +164,6 @@ def _lengths(text: str) -> list[int]:
 
 
 def _prompts(count: int) -> list[str]:
-    from acceptlib import demo  # noqa: PLC0415 - as above
-
     known = demo.prompts()
     if count > len(known):
         msg = f"--prompts: expected at most {len(known)}, the bundled ones, got {count}"

@@ -237,10 +237,11 @@ def _add_exact(tally: _Tally, step: Step, sampling: SamplingParams, strategy: Ac
     )
     tally.expected += figures.expected_tokens
     tally.squared_difference += (emitted - figures.expected_tokens) ** 2
-    # Means over a step's rows, weighted by their number: the mean over all visited rows.
-    tally.tv += figures.tv * emitted
-    tally.kl += figures.kl * emitted
-    tally.visited += emitted
+    # A step's figures are means over the rows that it visits, or of its first token alone.
+    num_rows = 1 if plan_of(strategy).looks_ahead else emitted
+    tally.tv += figures.tv * num_rows
+    tally.kl += figures.kl * num_rows
+    tally.visited += num_rows
 
 
 def _fill(row: Row, tally: _Tally, *, has_law: bool) -> None:

@@ -6,7 +6,8 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic_core import to_jsonable_python
 
@@ -106,7 +107,7 @@ def options(strategy: type[AcceptanceStrategy]) -> list[Option]:
     return [
         Option(
             name,
-            _type(field),
+            _type(field.annotation),
             field.is_required(),
             None if field.is_required() else field.get_default(call_default_factory=True),
             _constraints(field.metadata),
@@ -174,13 +175,20 @@ def _paragraphs(strategy: type[AcceptanceStrategy]) -> list[str]:
     return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
-def _type(field: FieldInfo) -> str:
-    if isinstance(field.annotation, type) and not getattr(field.annotation, "__args__", ()):
-        return field.annotation.__name__
-    text = str(field.annotation).replace("typing.", "")
-    # Annotated[float, FieldInfo(...)] says its bounds elsewhere.
-    text = re.sub(r"Annotated\[(\w+), .*?\)\]\)?\]", r"\1", text)
-    return text.replace("NoneType", "None")
+def _type(annotation: Any) -> str:
+    """Return a type in words, without what `Annotated` adds to it: bounds are said elsewhere."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(parts[0])
+    if origin in {Union, UnionType}:
+        return " | ".join(map(_type, parts))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, parts))}]"
+    if annotation is NoneType:
+        return "None"
+    name = getattr(origin or annotation, "__name__", str(annotation))
+    within = ", ".join("..." if part is ... else _type(part) for part in parts)
+    return f"{name}[{within}]" if parts else name
 
 
 def _entry_constraints(field: FieldInfo) -> dict[str, float]:

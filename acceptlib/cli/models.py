@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from acceptlib.cli.console import CommandError, require, stderr, use_one_thread
+from acceptlib.demo.pair import load_pair
+from acceptlib.integrations.transformers import SpeculativeDecoder
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +27,11 @@ def load(target: str | None, draft: str | None, device: torch.device) -> ModelPa
         InputError: A model cannot be loaded, or the two do not go together.
     """
     prepare()
-    from acceptlib.demo import pair  # noqa: PLC0415 - as below
-
     if target is None and draft is None:
         use_one_thread()  # the bundled models are tiny
-        return pair.load_pair(device=device)
+        return load_pair(device=device)
     with stderr().status("loading the models"):  # the hub may take a minute, to fail too
-        return pair.load_pair(target, draft, device=device)
+        return load_pair(target, draft, device=device)
 
 
 def prepare() -> None:
@@ -82,8 +82,6 @@ def steps(  # noqa: PLR0913 - what one run is made of
         CommandError: The text would be longer than what a model was made for.
     """
     expect_room(pair, input_ids.shape[1], max_new_tokens)
-    from acceptlib.integrations.transformers import SpeculativeDecoder  # noqa: PLC0415 - as above
-
     decoder = SpeculativeDecoder(
         target=pair.target,
         draft=pair.draft,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import acceptlib
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, not_there
 
 __all__ = ["patch"]
 
@@ -38,12 +38,19 @@ def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterato
         strategy: A name for `acceptlib.create`, or a strategy.
 
     Raises:
-        InputError: transformers is not installed, this version has no function to replace, or `strategy` is none.
+        InputError: This version of transformers has no function to replace, or `strategy` is none or keeps state.
+        MissingPackageError: transformers is not installed.
         UnknownStrategyError: No strategy has this name.
     """
     chosen = acceptlib.create(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(chosen, acceptlib.AcceptanceStrategy):
         msg = f"strategy: expected a name or what acceptlib.create returns, got {strategy!r}"
+        raise InputError(msg)
+    if chosen.resolve_traits().state:
+        msg = (
+            f"strategy: expected one without state, which transformers does not pass on, got {chosen.name!r}. Use "
+            "acceptlib.integrations.transformers.custom_generate."
+        )
         raise InputError(msg)
     utils = _generation_utils()
 
@@ -93,8 +100,8 @@ def _generation_utils() -> Any:
         from transformers import __version__  # noqa: PLC0415 - an extra, needed only here
         from transformers.generation import utils  # noqa: PLC0415
     except ImportError as error:
-        msg = f"transformers cannot be imported ({error}). Install it: pip install acceptlib[hf]"
-        raise InputError(msg) from error
+        missing = not_there("transformers", "hf", error)
+        raise missing from error
     if not hasattr(utils, REPLACED):
         msg = (
             f"transformers {__version__}: expected a function {REPLACED} in transformers.generation.utils, which "

@@ -256,7 +256,7 @@ class RejectionSampler(_SpecDecodeSampler):
 class _GuardedTypical(AcceptanceStrategy):
     """`typical` with vLLM's guard of the logarithm, which lowers the entropy of flat rows."""
 
-    name = "typical"
+    name = "vllm-typical"
     # Bonus tokens are given: with `bonus` an argmax, nothing is drawn and no row is weighed.
     traits = Traits(guarantee="lossy", bound="none", recovered="argmax", bonus="argmax")
 

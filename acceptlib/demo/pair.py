@@ -45,8 +45,9 @@ def load_pair(
         device: Where both go. On the CPU they are float32, elsewhere of the dtype they were saved in.
 
     Raises:
-        InputError: transformers is missing, there is no such device, a model is not there or cannot be loaded, or the
-            two tokenizers' vocabularies differ.
+        InputError: There is no such device, a model is not there or cannot be loaded, or the two tokenizers'
+            vocabularies differ.
+        MissingPackageError: transformers is not installed.
     """
     transformers = import_transformers()
     device = as_device(device)

@@ -136,7 +136,7 @@ def _missing(device: torch.device) -> str | None:
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton runs on GPUs, and the rows are not on one"
     if not _has_triton():
-        return "the package triton is not installed (pip install acceptlib[triton])"
+        return "the package triton is not installed (pip install 'acceptlib[triton]')"
     return None
 
 

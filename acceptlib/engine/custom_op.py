@@ -91,7 +91,10 @@ def verify(strategy: str, arguments: Arguments) -> VerifyResult:
         msg = f"rng: expected acceptlib.Rng, int or None in a compiled function, got {type(rng).__name__}"
         raise InputError(msg)
     out = arguments.out
-    if out is None:
+    if out is not None:
+        if counts is not None and most is None:
+            most = out.output_token_ids.shape[1] - 1  # off the CPU, finding it would wait for the device
+    else:
         if counts is None:
             num_requests, most = ids.shape[0], ids.shape[-1]
         elif most is not None:
@@ -110,7 +113,7 @@ def verify(strategy: str, arguments: Arguments) -> VerifyResult:
         draft_logits=arguments.draft_logits,
         draft_probs=arguments.draft_probs,
         cu_num_draft_tokens=counts,
-        max_num_draft_tokens=arguments.max_num_draft_tokens,
+        max_num_draft_tokens=most if counts is not None else arguments.max_num_draft_tokens,
         bonus_token_ids=arguments.bonus_token_ids,
         wants_logprobs=arguments.logprobs,
         **_take_apart("sampling", arguments.sampling),

@@ -217,21 +217,21 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     if rows.top_p is not None:  # of equal logits the highest id first
         order = np.lexsort((-ids, -values))
         values, ids = values[row, order], ids[row, order]
-    terms = values - top
+    weights = values - top
     if rows.temperature is not None:
         temperature = rows.temperature.detach().numpy()[:, None]
-        terms /= temperature + (temperature == 0)
-    weights = torch.from_numpy(terms).exp_()  # in place; torch's own: NumPy's differs in the last bit
+        weights /= temperature + (temperature == 0)
+    torch.from_numpy(weights).exp_()  # in place; torch's own: NumPy's differs in the last bit
     if top_k is not None:
         last = values[row, np.minimum(np.maximum(top_k - 1, 0), count - 1)[:, None]]
-        terms *= (values >= last) | (top_k <= 0)[:, None]
+        weights *= (values >= last) | (top_k <= 0)[:, None]
         if count < vocab_size:
             few &= ((values[:, -1:] < last) | (last == -np.inf))[:, 0]  # else more may equal the k-th
     if rows.top_p is not None:
-        mass = (terms * np.float32(MASS_SCALE)).astype(np.int64)
+        mass = (weights * np.float32(MASS_SCALE)).astype(np.int64)
         target = _target(torch.from_numpy(mass.sum(1)), rows.top_p).numpy()
-        terms *= (mass.cumsum(1) - mass < target[:, None]) | (rows.top_p >= 1).numpy()[:, None]
-    probs.zero_().scatter_(1, torch.from_numpy(ids), _normalize(weights, rows.min_p))
+        weights *= (mass.cumsum(1) - mass < target[:, None]) | (rows.top_p >= 1).numpy()[:, None]
+    probs.zero_().scatter_(1, torch.from_numpy(ids), _normalize(torch.from_numpy(weights), rows.min_p))
     return few
 
 

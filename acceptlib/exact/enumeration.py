@@ -112,6 +112,8 @@ def law(
     ):
         msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {list(draft.shape)}"
         raise InputError(msg)
+    if draft_token_ids is not None:
+        draft_token_ids = tuple(map(int, draft_token_ids))  # a list or tensor too
     if draft_token_ids is not None and (
         len(draft_token_ids) != num_draft_tokens or not all(0 <= token < vocab_size for token in draft_token_ids)
     ):
@@ -158,8 +160,14 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
 
     Raises:
         EnumerationError: There are too many sequences of that length.
-        InputError: A row is no law.
+        InputError: A row is no law, there are too few rows, or the length is not an int >= 0.
     """
+    if not isinstance(length, Integral) or isinstance(length, bool) or length < 0:
+        msg = f"length: expected an int >= 0, got {shortened(length)}"
+        raise InputError(msg)
+    if isinstance(target, torch.Tensor) and len(target) < length:
+        msg = f"target: expected at least [{length}, V] for {length} tokens, got {list(target.shape)}"
+        raise InputError(msg)
     target_at = as_model(target, "target")
     vocab_size = len(target_at(()))
     if vocab_size**length > MAX_OUTCOMES:
@@ -381,17 +389,18 @@ def length_of(target: torch.Tensor | Model, num_draft_tokens: int | None) -> int
     Raises:
         InputError: Neither says it, or there are too few rows.
     """
+    given = num_draft_tokens
+    if isinstance(given, bool) or not (given is None or (isinstance(given, Integral) and given >= 0)):
+        msg = f"num_draft_tokens: expected an int >= 0, got {shortened(given)}"
+        raise InputError(msg)
     if not isinstance(target, torch.Tensor):
-        if num_draft_tokens is None:
+        if given is None:
             msg = "num_draft_tokens: expected an int where the target is a function, got None"
             raise InputError(msg)
-        if not isinstance(num_draft_tokens, Integral) or num_draft_tokens < 0:
-            msg = f"num_draft_tokens: expected an int >= 0, got {shortened(num_draft_tokens)}"
-            raise InputError(msg)
-        return int(num_draft_tokens)
-    length = len(target) - 1 if num_draft_tokens is None else num_draft_tokens
+        return int(given)  # NumPy's too
+    length = len(target) - 1 if given is None else int(given)
     if target.ndim != 2 or not 0 <= length < len(target):  # noqa: PLR2004 - rows of entries
-        rows = "[K+1, V]" if num_draft_tokens is None else f"at least [{length + 1}, V] for {length} drafted tokens"
+        rows = "[K+1, V]" if given is None else f"at least [{length + 1}, V] for {length} drafted tokens"
         msg = f"target: expected {rows}, got {list(target.shape)}"
         raise InputError(msg)
     return length

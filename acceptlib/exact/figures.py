@@ -126,7 +126,7 @@ def step_figures(
     tensors = as_state(strategy, state)
     stops = verify_exactly(plan, ids[None], p[None], q[None], tensors).stops[0]
     expected = 1 + float((stops * torch.arange(length + 1)).sum())
-    if not plan.looks_ahead:
+    if not plan.looks_ahead or not length:
         grid, numbers = decide.positional(plan, torch.tensor([length]), length, tensors)
         scalars = row_scalars(plan, ids[None], p[None, :-1], q[None], grid, numbers)
         grid["carry"] = decide.run_carry(plan, {**grid, **scalars}, numbers, ids[None])[:, :-1]

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib.drafting import sample
-from acceptlib.errors import InputError, StatusError
+from acceptlib.errors import InputError, StatusError, not_there
 from acceptlib.registry import as_strategy
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
@@ -30,13 +30,13 @@ def import_transformers() -> Any:
     """Return the `transformers` module.
 
     Raises:
-        InputError: It is not installed.
+        MissingPackageError: It is not installed.
     """
     try:
         import transformers  # noqa: PLC0415 - an extra, needed only here
     except ImportError as error:
-        msg = f"transformers cannot be imported ({error}). Install it: pip install acceptlib[hf]"
-        raise InputError(msg) from error
+        missing = not_there("transformers", "hf", error)
+        raise missing from error
     return transformers
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from acceptlib import exact
 from acceptlib.engine.draw import draw
 from acceptlib.rng import Rng
 from acceptlib.testing.subject import Subject
@@ -44,10 +44,7 @@ class World:
 
     def joint(self, length: int) -> torch.Tensor:
         """Return the target's law of the first tokens, [V] * length."""
-        law = torch.zeros((self.vocab_size,) * length, dtype=torch.float64)
-        for sequence in itertools.product(range(self.vocab_size), repeat=length):
-            law[sequence] = math.prod(float(self.target(sequence[:i])[sequence[i]]) for i in range(length))
-        return law
+        return exact.complete({(): 1.0}, self.target, length)
 
 
 def world(seed: int) -> World:

@@ -14,7 +14,7 @@ from acceptlib.engine.triton import rows
 from acceptlib.engine.triton.counters import THREADS
 from acceptlib.engine.triton.keys import BEHIND_ALL, NOTHING, logit_of
 from acceptlib.engine.triton.records import LISTED, WIDTH, list_of, sub_maxima
-from acceptlib.engine.triton.sums import inverse_of, mass_of
+from acceptlib.engine.triton.sums import mass_of, normaliser_of
 
 COMPARED = tl.constexpr(32)
 """Entries that are compared each with each in one turn, at most: most bins have no more."""
@@ -149,7 +149,7 @@ def rank_few(
     if CALL.min_ps[MODEL]:
         kept = kept & (tl.exp2((x - maximum) * factor) >= least)
     least_word, total = tl.reduce((tl.where(kept, word, BEHIND_ALL), tl.where(kept, mass, 0)), 0, _least_and_sum)
-    return logit_of((least_word >> 32).to(tl.int32)), least_word.to(tl.int32).to(tl.int64), inverse_of(above + total)
+    return logit_of((least_word >> 32).to(tl.int32)), least_word.to(tl.int32).to(tl.int64), normaliser_of(above + total)
 
 
 @triton.jit

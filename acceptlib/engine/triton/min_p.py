@@ -17,7 +17,7 @@ from acceptlib.engine.triton import keys, laws, rows
 from acceptlib.engine.triton.lists import Reduced, a_row_each
 from acceptlib.engine.triton.records import HELD, RUN, block_list, list_of, record_of
 from acceptlib.engine.triton.rows import TARGET
-from acceptlib.engine.triton.sums import inverse_of, mass_of, sum_exp
+from acceptlib.engine.triton.sums import mass_of, normaliser_of, sum_exp
 
 LEVELS = tl.constexpr(12)
 """Levels at which `before` pairs the numbers of a row, of which there are at most 2^12."""
@@ -140,7 +140,7 @@ def store_law(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
         held = (place % HELD < number) & (number <= HELD)
         keeps = held & (tl.exp2((logit_in(word) - maximum) * factor) >= least)
         cut, kept, count = weigh(row, logit_in(word), word.to(tl.int32), keeps, count * 0, CALL, MODEL)
-        normaliser = inverse_of(kept)
+        normaliser = normaliser_of(kept)
     tl.store(record.maximum_ptr, maximum)
     tl.store(record.argmax_ptr, tl.sum(law.argmax, 0))
     tl.store(record.first_kept_ptr, 0)
@@ -181,7 +181,7 @@ def weigh_again(row, parts, word, keeps, least, count, record, CALL: tl.constexp
             run = block * each + start + place
             wanted = (start + place < each) & (block < row.model.num_blocks)
             start += CALL.max_blocks * HELD
-        store_kept(record, cut, inverse_of(kept), count, CALL)
+        store_kept(record, cut, normaliser_of(kept), count, CALL)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from acceptlib.engine.triton import rows
 from acceptlib.engine.triton.keys import LOWEST, NOTHING, key_of, logit_of, word_of
 from acceptlib.engine.triton.lists import mass_to_keep, places_of
 from acceptlib.engine.triton.records import WIDTH, list_of
-from acceptlib.engine.triton.sums import inverse_of, mass_of
+from acceptlib.engine.triton.sums import mass_of, normaliser_of
 
 TRIES = tl.constexpr(4)
 """Passes over a row at most in search of a pool."""
@@ -191,7 +191,7 @@ def cut_row(row, tile, low, high, filters, WHOLE: tl.constexpr, CALL: tl.constex
     kept = measure(row, tile, cut + 1, cut, MASS, WHOLE, CALL, MODEL)
     ties = measure(row, tile, first, cut, TIES, WHOLE, CALL, MODEL)
     kept += ties * mass_of(logit_of(cut), maximum, factor)
-    return logit_of(cut), first, inverse_of(kept)
+    return logit_of(cut), first, normaliser_of(kept)
 
 
 @triton.jit

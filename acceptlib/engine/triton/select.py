@@ -32,7 +32,7 @@ from acceptlib.engine.triton.lists import (
 from acceptlib.engine.triton.records import LISTED, WIDTH, entries_in, list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, LARGEST_INT32, TARGET
 from acceptlib.engine.triton.search import search_row
-from acceptlib.engine.triton.sums import SUM_SHIFT, inverse_of
+from acceptlib.engine.triton.sums import SUM_SHIFT, normaliser_of
 
 SPARE = tl.constexpr(8)
 """Sub-blocks that a bound may let through beyond those that it has to, so that it is found sooner."""
@@ -237,4 +237,4 @@ def weigh_kept(row, num_sub_blocks, least, CALL: tl.constexpr, MODEL: tl.constex
         smallest, mass, count = min_p.weigh(row, x, word_of(key_of(x), entry), keeps, count, CALL, MODEL)
         cut = tl.minimum(cut, smallest)
         kept += mass
-    return cut, inverse_of(kept), count
+    return cut, normaliser_of(kept), count

@@ -152,7 +152,7 @@ def mass_of(x, maximum, factor):
 
 
 @triton.jit
-def inverse_of(mass):
+def normaliser_of(mass):
     """Return the normaliser of rows, given the mass that is kept of them."""
     return tl.div_rn(tl.full((), MASS_SCALE, tl.float32), mass.to(tl.float32))
 
