@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import registry
-from acceptlib.cli import describe, generate, models
+from acceptlib.cli import console, describe, generate, models
 from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
@@ -66,6 +66,27 @@ def test_the_last_gpu_is_one_less_than_there_are(monkeypatch: pytest.MonkeyPatch
         device_of("cuda:2")
 
 
+def test_an_error_is_one_line_whatever_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    console.complain("first,\n  second:\tthird\n" + 40 * "and more ")
+    assert capsys.readouterr().err == f"Error: first, second: third{40 * ' and more'}\n"
+
+
+@pytest.mark.parametrize(
+    ("quiet", "is_terminal", "shown"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_a_bar_is_shown_in_a_terminal_unless_quiet(
+    monkeypatch: pytest.MonkeyPatch, *, quiet: bool, is_terminal: bool, shown: bool
+) -> None:
+    """It ends with a blank line in its place, and in a pipe nothing is written at all."""
+    written = io.StringIO()
+    monkeypatch.setattr(console, "stderr", lambda: Console(file=written, force_terminal=is_terminal, width=20))
+    with console.progress("rows", quiet=quiet) as bar:
+        bar.add_task("a label that is cut", total=2)
+        assert bar.live.is_started == shown
+    assert bool(written.getvalue()) == shown
+    assert bar.live.transient
+
+
 def test_names_keep_their_order() -> None:
     assert names_of("--strategies", "typical, block,typical") == ["typical", "block"]
 
@@ -104,6 +125,13 @@ class TestLookingUp:
         assert rejection["aliases"] == ["speculative", "standard"]
         assert rejection["guarantee"] == "lossless"
         assert rejection["summary"].startswith("Speculative sampling")
+
+    def test_list_begins_with_what_promises_most(self) -> None:
+        """And what promises the same follows by name."""
+        rows = [(row["guarantee"], row["name"]) for row in json.loads(run("list", "--format", "json").stdout)]
+        order = ["lossless", "greedy", "lossy"]
+        assert {guarantee for guarantee, _ in rows} == {*order}
+        assert rows == sorted(rows, key=lambda row: (order.index(row[0]), row[1]))
 
     def test_list_fits_the_terminal(self) -> None:
         columns = [tables.Column("name"), tables.Column("summary", wraps=True)]
@@ -607,6 +635,32 @@ def test_example_of_every_strategy(name: str) -> None:
         page = run("show", name, "--example", "--format", form).stdout
         assert "expected tokens a step" in page
         assert "drafted" in page
+
+
+class Demanding(Rejection):
+    """A third party's strategy that is nothing without an option."""
+
+    name = "demanding"
+    aliases = ()
+
+    class Options(acceptlib.Options):
+        """One without a default."""
+
+        share: float
+
+
+def test_an_example_takes_options_that_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else of a strategy is shown without them too, but it says what is missing."""
+    monkeypatch.setattr(registry, "find", lambda _: registry.Entry("demanding", Demanding, "third-party"))
+    assert "share" in fails("show", "demanding", "--example")
+    assert "share" in fails("show", "demanding", "-o", "shares=0.5")
+    assert "Example" in run("show", "demanding", "--example", "-o", "share=0.5").stdout
+    record = json.loads(run("show", "demanding", "-f", "json").stdout)
+    assert "share" in record["problem"]
+    assert (record["traits"], record["reads"], "example" in record) == ({}, [], False)
+    (option,) = record["options"]
+    assert (option["required"], option["default"]) == (True, None)
+    assert re.search(r"share +float +required", run("show", "demanding").stdout)
 
 
 def test_example_takes_options() -> None:

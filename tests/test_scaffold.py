@@ -63,8 +63,9 @@ def test_refuses_a_name(name: str, tmp_path: Path) -> None:
 
 
 def test_refuses_a_name_that_is_too_long(tmp_path: Path) -> None:
-    said = new_plugin("a" * 300, "--path", str(tmp_path), code=2)
-    assert said == "Error: NAME: expected at most 100 letters, since files are named after it, got 300\n"
+    for length in (101, 300):
+        said = new_plugin("a" * length, "--path", str(tmp_path), code=2)
+        assert said == f"Error: NAME: expected at most 100 letters, since files are named after it, got {length}\n"
     assert len(new_plugin("A" * 300, "--path", str(tmp_path), code=2)) < 300
     new_plugin("a" * 100, "--path", str(tmp_path))
 
@@ -90,7 +91,10 @@ def test_never_overwrites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("failure", "code", "message"),
-    [(OSError(28, "No space left on device"), 2, "cannot be written: No space left"), (KeyboardInterrupt(), 130, "")],
+    [
+        (OSError(28, "No space left on device"), 2, "cannot be written: No space left"),
+        (KeyboardInterrupt(), 130, "Error: interrupted\n"),
+    ],
     ids=["full-disk", "ctrl-c"],
 )
 def test_writes_all_or_nothing(
