@@ -15,17 +15,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
 from cli_support import fails, run
+from pydantic import Field
 from rich.console import Console
 from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import registry
-from acceptlib.cli import console, describe, generate, models
+from acceptlib.cli import console, describe, example, generate, models
 from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
@@ -77,13 +78,14 @@ def test_an_error_is_one_line_whatever_its_message(capsys: pytest.CaptureFixture
 def test_a_bar_is_shown_in_a_terminal_unless_quiet(
     monkeypatch: pytest.MonkeyPatch, *, quiet: bool, is_terminal: bool, shown: bool
 ) -> None:
-    """It ends with a blank line in its place, and in a pipe nothing is written at all."""
+    """Its label is cut where it would leave no room for the rest. In a pipe nothing is written at all."""
     written = io.StringIO()
-    monkeypatch.setattr(console, "stderr", lambda: Console(file=written, force_terminal=is_terminal, width=20))
+    monkeypatch.setattr(console, "stderr", lambda: Console(file=written, force_terminal=is_terminal, width=60))
     with console.progress("rows", quiet=quiet) as bar:
-        bar.add_task("a label that is cut", total=2)
-        assert bar.live.is_started == shown
+        bar.add_task("a label that is cut" + 40 * "!", total=2)
     assert bool(written.getvalue()) == shown
+    assert ("0/2" in written.getvalue()) == shown
+    assert ("rows 0:00:00" in re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())) == shown
     assert bar.live.transient
 
 
@@ -112,6 +114,32 @@ def test_the_hub_says_nothing_of_each_retry(caplog: pytest.LogCaptureFixture) ->
     models.prepare()
     logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
     assert not caplog.records
+
+
+class Optional(Rejection):
+    """A third party's strategy, with options of every kind."""
+
+    name = "optional"
+    aliases = ()
+
+    class Options(acceptlib.Options):
+        """Those with defaults."""
+
+        even: int = Field(4, multiple_of=2)
+        rates: list[Annotated[float, Field(ge=0), Field(le=1)]] = Field(default_factory=lambda: [0.5], min_length=1)
+        nothing: int | None = None
+        dtype: Any = torch.float32
+
+
+class Whole(acceptlib.AcceptanceStrategy):
+    """A strategy that overrides `verify`, written where there are no files."""
+
+    __module__ = "nowhere"
+    name = "whole"
+    traits = acceptlib.Traits(guarantee="lossy", bound="none")
+
+    def verify(self, draft_token_ids: torch.Tensor, **_: Any) -> acceptlib.VerifyResult:  # type: ignore[override]
+        return acceptlib.VerifyResult.empty(len(draft_token_ids), 0, draft_token_ids.device)
 
 
 class TestLookingUp:
@@ -203,6 +231,41 @@ class TestLookingUp:
         plain = type("Plain", (Described,), {})
         assert (describe.summary(plain), describe.parts(plain)) == ("", {})
 
+    def test_a_summary_is_without_its_full_stop(self) -> None:
+        one = type("One", (Rejection,), {"__doc__": "Accept 1.5 times as much."})
+        assert describe.summary(one) == "Accept 1.5 times as much"
+
+    def test_options_are_described_whatever_they_are(self) -> None:
+        """Defaults may be made anew, bounds be of any kind, and values be what JSON has not."""
+        even, rates, nothing, dtype = describe.options(Optional)
+        assert even.cells == ["even", "int", "multiple of 2", "4", ""]
+        assert rates.cells == ["rates", "list[float]", "length >= 1, each >= 0 and <= 1", "[0.5]", ""]
+        assert (rates.record()["min_length"], rates.record()["default"]) == (1, [0.5])
+        assert (nothing.default, nothing.required) == (None, False)
+        assert dtype.record()["default"] == "torch.float32"
+        assert json.loads(tables.to_json(replace(dtype, default={1}).record()))["default"] == [1]
+
+    def test_traits_are_those_under_the_options(self) -> None:
+        """Without those that say nothing."""
+        typical, sampled = (
+            describe.traits(acceptlib.create("typical", **given)) for given in ({}, {"recovery": "sample"})
+        )
+        assert (typical["recovered token"], typical["bonus token"]) == ("argmax", "sample")
+        assert sampled["recovered token"] == "sample"
+        assert "window" not in typical
+        assert describe.traits(acceptlib.create("fly"))["window"] == "6"
+        assert describe.traits(acceptlib.create("lenience"))["neutral"] == "lenience = 1, then equal to rejection"
+
+    def test_what_is_read_is_sorted(self) -> None:
+        assert describe.reads(acceptlib.create("lenience")) == ["draft_prob", "lenience", "p", "q", "target_prob"]
+
+    def test_a_strategy_of_its_own_verify_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of no file, too."""
+        monkeypatch.setattr(registry, "find", lambda _: registry.Entry("whole", Whole, "third-party"))
+        page = run("show", "whole").stdout
+        assert "\nReads\nWhatever its own verify reads.\n" in page
+        assert re.search(r"^file +unknown$", page, re.MULTILINE)
+
     def test_show_takes_an_alias(self) -> None:
         assert run("show", "standard").stdout.startswith("rejection (also speculative, standard)")
 
@@ -245,12 +308,13 @@ class TestLookingUp:
         assert done.returncode == 1
         assert done.stderr == "Error: cannot write the output: No space left on device\n"
 
-    def test_unexpected_errors_keep_their_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("error", [RuntimeError(), FileNotFoundError(2, "No such file or directory", "a file")])
+    def test_unexpected_errors_keep_their_traceback(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         def explode() -> None:
-            raise RuntimeError
+            raise error
 
         monkeypatch.setattr(registry, "loaded_plugins", explode)
-        assert isinstance(CliRunner().invoke(app, ["plugins"]).exception, RuntimeError)
+        assert CliRunner().invoke(app, ["plugins"]).exception is error
 
 
 class TestAssignments:
@@ -627,6 +691,32 @@ def test_example_shows_rows_acceptance_and_figures() -> None:
     assert record["first_token"] == pytest.approx([0.5, 0.3, 0.2])
     assert record["tv"] == pytest.approx(0, abs=1e-12)
     assert record["expected_tokens"] == pytest.approx(2.4)
+
+
+def test_an_example_is_a_page_of_tables() -> None:
+    lines = [line.split() for line in run("show", "lenience", "--example", "-o", "lenience=0.8").stdout.splitlines()]
+    rows, drafted = (
+        lines.index(["row", "a", "b", "c"]),
+        lines.index(["drafted", "chance", "h1", "h2", "0", "stand", "1", "stand", "2", "stand"]),
+    )
+    assert lines[rows + 2 : rows + 8] == [
+        ["p1", "0.5", "0.3", "0.2"],
+        ["p2", "0.2", "0.5", "0.3"],
+        ["p3", "0.4", "0.4", "0.2"],
+        ["q1", "0.3", "0.5", "0.2"],
+        ["q2", "0.5", "0.2", "0.3"],
+        ["first", "token", "0.4083", "0.375", "0.2167"],
+    ]
+    assert lines[drafted + 2] == ["aa", "0.15", "1", "0.5", "0", "0.5", "0.5"]
+    assert lines[drafted + 5] == ["ba", "0.25", "0.75", "0.5", "0.25", "0.375", "0.375"]
+    assert [line[-1] for line in lines[-3:]] == ["0.1008", "0.03095", "2.531"]
+
+
+def test_rounding_leaves_0_in_an_example() -> None:
+    """On either side of it."""
+    shown = example.Example([], [1e-17, -1e-17, 1e-11], tv=1e-16, kl=-0.00123456, expected_tokens=2.0)
+    assert shown.rows()[-1] == ["first token", "0", "0", "1e-11"]
+    assert [*shown.figures().values()] == ["0", "-0.001235", "2"]
 
 
 @pytest.mark.parametrize("name", acceptlib.available())

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
+import acceptlib
+from acceptlib import registry
 from acceptlib.cli import scaffold
 from acceptlib.cli.app import app
+from acceptlib.errors import PluginError
 from acceptlib.strategy import INTERFACE_VERSION
 
 if sys.version_info >= (3, 11):
@@ -29,7 +33,12 @@ def new_plugin(*arguments: str, code: int = 0) -> str:
 def test_writes_a_package(tmp_path: Path) -> None:
     said = new_plugin("my-rule2", "--path", str(tmp_path))
     folder = tmp_path / "acceptlib-my-rule2"
-    assert f"pip install {folder}" in said
+    assert said == (
+        f"Wrote {folder}. The rule is in acceptlib_my_rule2.py. Next:\n\n"
+        f"  pip install {folder}\n"
+        "  acceptlib check my-rule2\n"
+        "  acceptlib compare --strategies rejection,my-rule2\n"
+    )
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {
         "pyproject.toml",
@@ -40,6 +49,7 @@ def test_writes_a_package(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == folder.name
+    assert project["dependencies"] == [f"acceptlib>={acceptlib.__version__}"]
     assert project["optional-dependencies"] == {"test": ["pytest"]}
     assert project["entry-points"] == {"acceptlib": {"my-rule2": "acceptlib_my_rule2"}}
     code = (folder / "acceptlib_my_rule2.py").read_text(encoding="utf-8")
@@ -47,6 +57,11 @@ def test_writes_a_package(tmp_path: Path) -> None:
     module = ast.parse(code)
     assert "MyRule2" in [node.name for node in module.body if isinstance(node, ast.ClassDef)]
     assert not [path for path in folder.rglob("*") if "$" in path.name or (path.is_file() and "$" in path.read_text())]
+
+
+def test_only_the_first_word_must_begin_with_a_letter(tmp_path: Path) -> None:
+    new_plugin("my-2nd-rule", "--path", str(tmp_path))
+    assert "\nclass My2ndRule(" in (tmp_path / "acceptlib-my-2nd-rule" / "acceptlib_my_2nd_rule.py").read_text()
 
 
 def test_suggests_a_path_that_pip_takes_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +92,12 @@ def test_refuses_a_folder_that_is_too_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rejection", "standard"])
 def test_refuses_a_name_that_is_taken(name: str, tmp_path: Path) -> None:
     assert f"has a strategy {name!r} already" in new_plugin(name, "--path", str(tmp_path), code=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_refuses_a_name_that_a_broken_plugin_has_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find", mock.Mock(side_effect=PluginError("demo: cannot be loaded")))
+    assert new_plugin("demo", "--path", str(tmp_path), code=2) == "Error: demo: cannot be loaded\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -112,6 +133,8 @@ def test_writes_all_or_nothing(
     monkeypatch.setattr(Path, "write_text", fail_second)
     assert message in new_plugin("demo", "--path", str(tmp_path), code=code)
     assert len(written) == 2
+    # Hidden, and in the file system of its place.
+    assert all(path.relative_to(tmp_path).parts[0].startswith(".acceptlib-demo.") for path in written)
     assert not list(tmp_path.iterdir())
 
 
