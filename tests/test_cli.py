@@ -32,6 +32,7 @@ from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.options import device_of, names_of, parse_assignments, parse_value
 from acceptlib.integrations.transformers import SpeculativeDecoder
+from acceptlib.metrics import AcceptanceMetrics
 from acceptlib.sampling import SamplingParams
 from acceptlib.strategies.rejection import Rejection
 
@@ -363,6 +364,7 @@ class TestGenerate:
         assert re.search(r"^tau +\d\.\d\d", text, re.MULTILINE)
         assert "acceptance by position" in text
         assert "\x1b" not in text
+        assert "recovered" not in text  # no legend where there are no colours
 
     def test_more_than_any_machine_holds(self) -> None:
         many = "9" * 20
@@ -425,6 +427,30 @@ class TestGenerate:
     @pytest.mark.usefixtures("loaded")
     def test_tabs_stay(self) -> None:
         assert run("generate", "a\tb", "--max-new-tokens", "1").stdout.startswith("a\tb")
+
+    @pytest.mark.usefixtures("loaded")
+    def test_a_prompt_gives_a_terminal_no_orders(self) -> None:
+        assert run("generate", "a\x1b[31mb", "--max-new-tokens", "1").stdout.startswith("a[31mb")
+
+    @pytest.mark.usefixtures("loaded")
+    def test_no_acceptance_is_told_of_where_nothing_is_drafted(self) -> None:
+        assert "accept" not in run("generate", "a", "--max-new-tokens", "1").stdout.replace("acceptlib", "")
+
+    def test_figures_in_a_terminal(self) -> None:
+        """Bars are rounded, and blanks before a piece have no style: an underlined one would look like a character."""
+        terminal = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80)
+        metrics = AcceptanceMetrics(num_steps=20, num_draft_tokens=20, num_accepted_tokens=13)
+        metrics.accepted_at, metrics.drafted_at = [13], [20]
+        generate._print_piece(terminal, "  x  ", "recovered")
+        generate._print_figures(terminal, "a call", metrics, 33, 3.0)
+        written = terminal.file.getvalue()
+        assert written.startswith("  \x1b[4;")
+        plain = re.sub(r"\x1b\[[\d;]*m", "", written)
+        assert plain.startswith("  x  accepted  recovered  bonus\na call\n")
+        assert re.search(r"^tau +1\.65 +emitted tokens a step, 20 steps", plain, re.MULTILINE)
+        assert re.search(r"^accepted +65\.0% +13 of 20 drafted tokens", plain, re.MULTILINE)
+        assert re.search(r"^speed +11 ", plain, re.MULTILINE)
+        assert plain.endswith(f"  1   65.0%  {16 * '█'}\n")
 
     def test_tau_is_of_the_text(self, loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a step emitted behind the end of the text is not in it."""
@@ -521,7 +547,7 @@ class TestGenerate:
 
         monkeypatch.setattr(models, "steps", interrupted)
         result = run("generate", "import os", "--max-new-tokens", "50", code=130)
-        assert "1 step" in result.stdout
+        assert re.search(r"emitted tokens a step, 1 step\b", result.stdout)
         assert "interrupted" in result.stderr
 
     def test_kinds(self, loaded: Any) -> None:
@@ -537,7 +563,7 @@ class TestGenerate:
 
 
 class TestTextStream:
-    @pytest.mark.parametrize("text", ["def größe(): 'π ≈ 3' # 日本語 🎉🏳️‍🌈 fin", "\n\n    x = 1\n", "🎉"])
+    @pytest.mark.parametrize("text", ["def größe(): 'π ≈ 3' # 日本語 🎉🏳️‍🌈 fin", "\n\n    x = 1\n", "🎉", "it 's , ."])
     def test_pieces_add_up_and_no_character_is_cut(self, pair: Any, text: str) -> None:
         prompt = pair.tokenizer("s = ").input_ids
         stream = generate.TextStream(pair.tokenizer, prompt)
@@ -552,6 +578,14 @@ class TestTextStream:
         stream = generate.TextStream(pair.tokenizer, pair.tokenizer("x").input_ids)
         assert [stream.add(token_id) for token_id in ids[:-1]] == [""] * (len(ids) - 1)
         assert set(stream.finish()) == {"\ufffd"}
+
+    def test_what_is_no_text_is_left_out(self, pair: Any) -> None:
+        """Control characters, and tokens that stand for none."""
+        stream = generate.TextStream(pair.tokenizer, [])
+        pieces = [
+            stream.add(token_id) for token_id in [*pair.tokenizer("a\x1bb").input_ids, pair.tokenizer.eos_token_id]
+        ]
+        assert "".join(pieces) == "ab"
 
     def test_control_characters_do_not_reach_the_terminal(self) -> None:
         assert generate.printable("a\x1b[31mb\r\x07\n\tc\x9b") == "a[31mb\n\tc"
