@@ -360,6 +360,41 @@ def test_stages_that_wait_start_early(
     assert options == [early]
 
 
+@pytest.mark.parametrize(
+    ("registers", "hip", "bound"), [(0, None, None), (96, None, 96), (96, "6.4", None)], ids=["none", "cuda", "hip"]
+)
+def test_registers_are_bounded_where_compilers_take_a_bound(
+    registers: int, hip: str | None, bound: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nowhere may a compiler contract products and sums, whose bits are part of the specification."""
+    options: list[dict[str, Any]] = []
+    dispatched = mock.MagicMock()
+    dispatched.__getitem__.return_value = lambda *_, **given: options.append(given)
+    monkeypatch.setattr(launching, "verify_kernel", dispatched)
+    monkeypatch.setattr(launching, "KERNELS", {})
+    monkeypatch.setattr(torch.version, "hip", hip)
+    key = launching.Key(mock.Mock(), "emit", 0, first=True, late=False, overlap=False)
+    launching.dispatch(launching.launch_of(key, (1, 1, 1), 4, registers, 0), (torch.zeros(1),), ())
+    assert (options[0].get("maxnreg"), options[0]["enable_fp_fusion"]) == (bound, False)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_stage_is_told_its_first_position(monkeypatch: pytest.MonkeyPatch, *, direct: bool) -> None:
+    """When it is compiled, where a tensor stands in for one that a call has not, and later."""
+    rows, compiled, dispatched = torch.zeros(1), Compiled(), mock.MagicMock()
+    dispatched.__getitem__.return_value = mock.Mock(return_value=compiled)
+    monkeypatch.setattr(launching, "verify_kernel", dispatched)
+    monkeypatch.setattr(launching, "current_stream", lambda _: 5)
+    monkeypatch.setattr(launching, "KERNELS", {})
+    monkeypatch.setattr(launching, "DIRECT", direct)
+    key = launching.Key(mock.Mock(), "reduce", 0, first=True, late=False, overlap=False)
+    stage = launching.launch_of(key, (1, 1, 1), 4, 0, 3)
+    for _ in range(2):
+        launching.launch((stage,), (rows, None), (11,))
+    assert dispatched.__getitem__.return_value.call_args.args == (rows, rows, 11, 3, *key)
+    assert compiled.launched[0][-1] == (rows.data_ptr(), None, 11, 3, *key)
+
+
 def test_a_call_with_one_new_stage_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever it is; others of its stages are those of a call that came before."""
     dispatched = mock.MagicMock()

@@ -441,6 +441,17 @@ class Again(Odds):
         return ops.where(is_drafted, 0.5, p) - q
 
 
+class Elsewhere(Odds):
+    """Another, whose weights are wherever the drafted token is not."""
+
+    name = "elsewhere"
+
+    @acceptlib.rule
+    def residual(p: Value, q: Value, is_drafted: Value) -> Value:
+        """Return the weight of each entry."""
+        return ops.where(is_drafted, p, 0.5) - q
+
+
 class Passed(Odds):
     """Another, whose weights are all there is of what passes from one position to the next."""
 
@@ -464,7 +475,18 @@ def test_a_residual_that_takes_from_the_target_alone_is_known() -> None:
 
 
 def test_a_residual_that_cannot_be_tried_is_weighed() -> None:
-    for strategy in (Odds(), Distance(), Swapped(), Added(), Beside(), Absent(), Empty(), Again(), Passed()):
+    for strategy in (
+        Odds(),
+        Distance(),
+        Swapped(),
+        Added(),
+        Beside(),
+        Absent(),
+        Empty(),
+        Again(),
+        Elsewhere(),
+        Passed(),
+    ):
         rules, _ = plans.bound(strategy.plan, torch.device("cpu"))
         assert rules.keeps_target == (strategy.name == "again")  # where the draft is certain of that token
         assert not rules.within_target
@@ -610,6 +632,29 @@ def test_programs_that_wait_are_not_all_that_run(form: str, monkeypatch: pytest.
         engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **given))
         waits.append(launched[-1].call.awaits)
     assert waits == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("warps", "parts", "hip", "waits"),
+    [(8, 8, None, True), (4, 8, None, True), (16, 8, None, False), (8, 16, None, False), (8, 8, "6.4", False)],
+)
+def test_programs_wait_where_all_threads_see_the_same(
+    warps: int, parts: int, hip: str | None, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    """Not where warps would share a part, nor where a sum of doubts would overflow, whatever sizes are tried."""
+    tuning = tunings.SMALL._replace(emit_warps=warps, emit_parts=parts)
+    monkeypatch.setattr(tunings, "TUNINGS", tunings.Tunings(*[tuning] * len(tunings.TUNINGS)))
+    monkeypatch.setattr(engine, "resident_programs", lambda *_: 64)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(engine, "compiled_for", engine.compiled_for.__wrapped__)  # which remembers no other compiler
+    launched: list[Any] = []
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: launched.append(key)))
+    rows = torch.empty(1, 2, 70000, device="meta")
+    ids = torch.empty(1, 1, dtype=torch.int64, device="meta")
+    engine.verify(
+        acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, target_logits=rows, draft_logits=rows[:, 1:])
+    )
+    assert launched[-1].call.awaits == waits
 
 
 def test_a_large_batch_starts_the_programs_that_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
