@@ -341,6 +341,31 @@ class TestMeasuring:
         batch = workloads.make(replace(SMALL, kind="probs", dtype="bfloat16"))
         assert timing.Reads(1, 1).bytes(batch) == 2 * 3 * 1200 * 2
 
+    @pytest.mark.parametrize(("target", "draft"), [(4, 3), (1, 1), (4, 0)])
+    def test_the_floor_sums_what_has_to_be_read(self, target: int, draft: int) -> None:
+        batch = workloads.make(replace(SMALL, kind="probs"))
+        assert batch.draft is not None
+        sums = timing.Reads(target, draft).floor(batch)()
+        expected = [batch.target[:, :target].sum(-1), *([batch.draft[:, :draft].sum(-1)] if draft else [])]
+        assert len(sums) == len(expected)
+        assert all(torch.equal(found, rows) for found, rows in zip(sums, expected, strict=True))
+
+    def test_the_floor_of_a_gpu_takes_every_block_of_a_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of rows that lie apart, too; the last block is a part."""
+        pytest.importorskip("triton")
+        from acceptlib.benchmarks import floor  # noqa: PLC0415 - Triton is slow to import
+
+        kernel = mock.MagicMock()
+        monkeypatch.setattr(floor, "sum_blocks", kernel)
+        rows = torch.empty(3, 5, 2 * floor.BLOCK + 1, device="meta")[:, :2]
+        floor.read(rows)()
+        kernel.__getitem__.assert_called_once_with((3, 2, 3))
+        (given, sums, *numbers), constants = kernel.__getitem__.return_value.call_args
+        assert given is rows
+        assert (sums.shape, sums.dtype) == ((3, 2, 3), torch.float32)
+        assert numbers == [5 * rows.shape[2], rows.shape[2], rows.shape[2]]
+        assert constants["BLOCK"] == floor.BLOCK
+
     def test_rows(self) -> None:
         """Strategies, one that raises, and a peer: each has its row."""
 
