@@ -44,6 +44,16 @@ def test_a_processor_derived_from_one_with_a_state(target: Any, draft: Any) -> N
         generate(target, draft, logits_processor=[Guided(1.5, target)], do_sample=False, max_new_tokens=4)
 
 
+@pytest.mark.parametrize(("kind", "remedy"), integration.STATEFUL.items())
+def test_processors_with_a_state_are_refused(kind: str, remedy: str) -> None:
+    assert {"UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"} <= {
+        *integration.STATEFUL
+    }
+    assert hasattr(transformers, kind)
+    with pytest.raises(InputError, match=f"^{remedy.partition('=')[0]} is not supported .* set {remedy} in"):
+        integration._split([type(kind, (), {})()])
+
+
 def filled_cache() -> Any:
     """Return a cache with one token in it."""
     cache = transformers.DynamicCache()
@@ -109,6 +119,8 @@ def test_processes_in_step_are_refused_where_generate_chooses_them(
         generate(sharded, draft, **options)
     expected = generate(target, draft, **options)
     assert torch.equal(generate(sharded, draft, synced_gpus=False, **options), expected)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)  # a process alone waits for none
+    assert torch.equal(generate(sharded, draft, **options), expected)
 
 
 def test_assistant_model_is_required(target: Any) -> None:
@@ -122,6 +134,13 @@ def test_drafts_without_a_model_are_refused_as_such(target: Any) -> None:
         generate(target, None, do_sample=False, max_new_tokens=4, prompt_lookup_num_tokens=2)
 
 
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention", "chunked_attention"])
+def test_every_kind_of_attention_can_be_rolled_back(target: Any, draft: Any, kind: str) -> None:
+    layered = copy.deepcopy(target)
+    layered.config.layer_types = [kind] * 2
+    SpeculativeDecoder(target=layered, draft=draft)  # or raises
+
+
 def test_default_mask_of_ones_is_fine(target: Any, draft: Any) -> None:
     mask = torch.ones_like(PROMPT)
     assert generate(target, draft, attention_mask=mask, do_sample=False, max_new_tokens=4).shape == (1, 9)
@@ -133,7 +152,7 @@ def test_what_is_no_strategy_shows_at_once(strategy: Any) -> None:
         custom_generate(strategy)
 
 
-@pytest.mark.parametrize("length", [-1, 0, 2.5, None])
+@pytest.mark.parametrize("length", [-1, 0, 2.5, None, True])
 def test_what_is_no_length_shows_at_once(length: Any) -> None:
     with pytest.raises(InputError, match="num_draft_tokens: expected an int >= 1, got"):
         custom_generate(num_draft_tokens=length)
@@ -162,8 +181,10 @@ def test_unknown_strategy_shows_at_once() -> None:
         (PROMPT.tolist(), 4, "input_ids: expected a torch.Tensor, got list"),
         (PROMPT + 97, 4, r"expected ids in \[0, 97\), the target's vocabulary, got 100 to"),
         (PROMPT - 97, 4, r"expected ids in \[0, 97\), the target's vocabulary, got -94 to"),
+        (PROMPT + 9, 4, r"expected ids in \[0, 97\), the target's vocabulary, got 12 to 97"),
         (PROMPT, -1, "max_new_tokens"),
         (PROMPT, 4.0, "max_new_tokens"),
+        (PROMPT, True, "max_new_tokens"),
     ],
 )
 def test_steps_refuses(target: Any, draft: Any, ids: Any, max_new_tokens: Any, message: str) -> None:
