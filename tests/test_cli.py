@@ -563,7 +563,7 @@ class TestGenerate:
 
 
 class TestTextStream:
-    @pytest.mark.parametrize("text", ["def größe(): 'π ≈ 3' # 日本語 🎉🏳️‍🌈 fin", "\n\n    x = 1\n", "🎉", "it 's , ."])
+    @pytest.mark.parametrize("text", ["def größe(): 'π ≈ 3' # 日本語 🎉🏳️‍🌈 fin", "\n\n    x = 1\n", "🎉"])
     def test_pieces_add_up_and_no_character_is_cut(self, pair: Any, text: str) -> None:
         prompt = pair.tokenizer("s = ").input_ids
         stream = generate.TextStream(pair.tokenizer, prompt)
