@@ -22,6 +22,7 @@ import torch
 from cli_support import fails, run
 from pydantic import Field
 from rich.console import Console
+from typer import Exit
 from typer.testing import CliRunner
 
 import acceptlib
@@ -71,6 +72,19 @@ def test_the_last_gpu_is_one_less_than_there_are(monkeypatch: pytest.MonkeyPatch
 def test_an_error_is_one_line_whatever_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     console.complain("first,\n  second:\tthird\n" + 40 * "and more ")
     assert capsys.readouterr().err == f"Error: first, second: third{40 * ' and more'}\n"
+
+
+def test_files_that_are_not_written_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exit) as caught:
+        console.cut_short("out of memory", 1, Path("a.json"), None, Path("b.csv"))
+    assert caught.value.exit_code == 1
+    assert capsys.readouterr().err == "Error: out of memory; a.json not written; b.csv not written\n"
+
+
+@pytest.mark.parametrize(("name", "said"), [("matplotlib", "matplotlib is"), (None, "a message is")])
+def test_what_is_missing_is_named_with_its_extra(name: str | None, said: str) -> None:
+    with pytest.raises(CommandError, match=rf"^{said} not installed: pip install 'acceptlib\[plot\]'$"):
+        console.require("plot", ImportError("a message", name=name))
 
 
 @pytest.mark.parametrize(
