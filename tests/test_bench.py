@@ -341,6 +341,32 @@ class TestMeasuring:
         batch = workloads.make(replace(SMALL, kind="probs", dtype="bfloat16"))
         assert timing.Reads(1, 1).bytes(batch) == 2 * 3 * 1200 * 2
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "target_max_prob",
+            "draft_max_prob",
+            "is_target_argmax",
+            "target_entropy",
+            "target_top_entropy",
+            "next_residual_mass",
+        ],
+    )
+    def test_what_is_found_of_whole_rows_has_every_row_read(self, name: str) -> None:
+        """From probabilities too; entries of drafted tokens alone have not."""
+        batch = workloads.make(replace(SMALL, kind="probs"))
+        for reads, expected in (({"target_prob", name}, (4, 3)), ({"target_prob", "draft_prob"}, (1, 1))):
+            plan = SimpleNamespace(reads=reads, reads_draft=True, used_row_sums={})
+            found = timing.Reads.of(SimpleNamespace(plan=plan), batch)  # type: ignore[arg-type]
+            assert (found.target, found.draft) == expected
+
+    def test_the_floor_reads_every_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As the calls do, so that a cache spares neither."""
+        monkeypatch.setattr(timing.Reads, "floor", lambda _, batch: batch)
+        batches = [workloads.make(SMALL, seed=seed) for seed in (0, 1)]
+        _, floor = measure.examine(Row.of(SMALL, "rejection"), Rejection(), batches)
+        assert [*map(id, floor)] == [*map(id, batches)]
+
     @pytest.mark.parametrize(("target", "draft"), [(4, 3), (1, 1), (4, 0)])
     def test_the_floor_sums_what_has_to_be_read(self, target: int, draft: int) -> None:
         batch = workloads.make(replace(SMALL, kind="probs"))

@@ -31,7 +31,7 @@ from acceptlib.engine.triton import call as calls
 from acceptlib.engine.triton import engine, launching, memory, plans
 from acceptlib.engine.triton.kernel import verify_kernel
 from acceptlib.engine.triton.layout import num_counts
-from acceptlib.errors import BackendError
+from acceptlib.errors import BackendError, InputError
 from acceptlib.inputs import Inputs
 from acceptlib.rng import Root
 
@@ -266,6 +266,16 @@ def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size
         engine.verify(plan, inputs)  # or raises
         engine.verify(plan, too)
     assert len(workspace.counters) < 30000  # as of few requests, not of 100 that wait
+
+
+def test_a_workspace_of_just_enough_is_taken() -> None:
+    workspace = acceptlib.Workspace(counters=torch.zeros(4, dtype=torch.int32), words=torch.empty(5, dtype=torch.int64))
+    call = {"target_logits": torch.rand(1, 2, 9), "workspace": workspace}
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, **call)
+    assert memory.memory_for(inputs, 4, 5) is workspace
+    for needed in ((5, 5), (4, 6)):
+        with pytest.raises(InputError, match="expected at least {} counters and {} words".format(*needed)):
+            memory.memory_for(inputs, *needed)
 
 
 class Compiled:
