@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import triton_calls
+import triton_engine_cases  # noqa: F401 - schedules are not remembered: tests change what they depend on
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, VerifyResult
 

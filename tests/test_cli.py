@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
@@ -259,6 +259,16 @@ class TestLookingUp:
         assert (nothing.default, nothing.required) == (None, False)
         assert dtype.record()["default"] == "torch.float32"
         assert json.loads(tables.to_json(replace(dtype, default={1}).record()))["default"] == [1]
+
+    def test_types_are_said_without_what_annotations_add(self) -> None:
+        class Annotating(Rejection):
+            class Options(acceptlib.Options):
+                rates: list[Annotated[float, Field(description="a rate")]] = Field(default_factory=list)
+                pairs: tuple[Annotated[float | None, Field(ge=0)], ...] = ()
+                word: Literal["a", "b"] | None = None
+
+        types = [option.type for option in describe.options(Annotating)]
+        assert types == ["list[float]", "tuple[float | None, ...]", "Literal['a', 'b'] | None"]
 
     def test_traits_are_those_under_the_options(self) -> None:
         """Without those that say nothing."""
