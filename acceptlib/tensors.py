@@ -67,7 +67,7 @@ def expect(
         msg = f"{name}: expected dtype {expected}, got {got}; pass `.to({(alike or dtypes)[0]})`"
         raise InputError(msg)
     if value.device != device:
-        msg = f"{name}: expected device {device}, that of the target's rows, got {value.device}"
+        msg = f"{name}: expected device {device}, that of the rows, got {value.device}"
         raise InputError(msg)
     assert shape is not None  # noqa: S101 - for the type checker
     expected = ", ".join(map(str, shape))

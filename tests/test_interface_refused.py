@@ -179,6 +179,13 @@ def test_a_neutral_setting_says_what_it_equals(given: dict[str, Any]) -> None:
         Traits(guarantee="lossy", **given)
 
 
+@pytest.mark.parametrize("given", [{"bound": None}, {"neutral": [1]}, {"neutral_equals": 1}], ids=str)
+def test_traits_of_another_type(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(StrategyDefinitionError, match=rf"Traits\.{name}: expected a (str|Mapping), got"):
+        Traits(guarantee="lossy", **given)
+
+
 # Rules that do not fit
 
 

@@ -176,6 +176,10 @@ def test_nothing_drafted_passes() -> None:
         ({"draft_logits": SHARED * float("nan")}, "the token drafted as number 0: expected probabilities, got NaN"),
         ({"draft_probs": SHARED.tolist()}, "draft_probs: expected a torch.Tensor, got list"),
         ({"draft_token_ids": [1], "draft_probs": SHARED}, "draft_token_ids: expected a torch.Tensor, got list"),
+        ({"draft_token_ids": SHARED.argmax(-1) * 1.0, "draft_probs": SHARED}, "expected integers, got torch.float32"),
+        ({"draft_logits": SHARED.double()}, "draft_logits: expected dtype float32"),
+        ({"draft_logits": SHARED[0]}, r"draft_logits: expected \[B, V\] or \[B, n, V\], got"),
+        ({"draft_logits": SHARED, "sampling": 5}, r"sampling: expected an acceptlib\.SamplingParams, got int"),
         ({"draft_probs": SHARED[:5]}, r"expected \[5\], a token a row, got \[400\]"),
     ],
 )

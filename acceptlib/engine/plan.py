@@ -69,6 +69,11 @@ class Traits:
             if get_origin(annotation) is Literal and getattr(self, name) not in choices:
                 msg = f"Traits.{name}: expected {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}"
                 raise StrategyDefinitionError(msg)
+        kinds = {"bound": str, "neutral": Mapping, "neutral_equals": str}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                msg = f"Traits.{name}: expected a {kind.__name__}, got {shortened(getattr(self, name))}"
+                raise StrategyDefinitionError(msg)
         if bool(self.neutral) != bool(self.neutral_equals):
             msg = (
                 f"Traits: expected neutral and neutral_equals together, got {self.neutral} and {self.neutral_equals!r}"

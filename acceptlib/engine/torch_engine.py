@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,9 @@ class _Step:
         self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
+        # Found by `run`, as far as positions have been read: what passes between them, and which are accepted.
+        self.carry: Any = None
+        self.accepted: Any = None
         self.walks = self._walks()
         # Whether rows of some requests are held at a time: those that stop there draw before the next take their place.
         self.holds = self.walks and inputs.num_requests > 1

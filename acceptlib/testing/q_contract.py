@@ -19,6 +19,7 @@ import torch
 from acceptlib.engine.process import law
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.sampling import SamplingParams
+from acceptlib.tensors import FLOAT_DTYPES, expect
 
 FALSE_ALARM_RATE: Final = 1e-9
 """Probability, at most, with which honest drafts fail the check."""
@@ -62,20 +63,7 @@ def check_draft_contract(
             `FALSE_ALARM_RATE`.
         InputError: The arguments do not fit together.
     """
-    for name, tensor in (
-        ("draft_token_ids", draft_token_ids),
-        ("draft_probs", draft_probs),
-        ("draft_logits", draft_logits),
-    ):
-        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name == "draft_token_ids"):
-            msg = f"{name}: expected a torch.Tensor, got {type(tensor).__name__}"
-            raise InputError(msg)
-    if draft_probs is not None and draft_logits is not None:
-        msg = "expected at most one of draft_probs and draft_logits, got both"
-        raise InputError(msg)
-    if sampling is not None and draft_logits is None:
-        msg = "sampling acts on draft_logits, which were not given"
-        raise InputError(msg)
+    _check_arguments(draft_token_ids, draft_probs, draft_logits, sampling)
     rows = law(draft_logits, sampling) if draft_logits is not None else draft_probs
     if rows is None:
         if draft_token_ids.ndim == 0:
@@ -96,6 +84,39 @@ def check_draft_contract(
         some = slice(start, start + step)
         bets.place(rows[some].to("cpu", torch.float64), ids[some].cpu())
     bets.settle()
+
+
+def _check_arguments(
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor | None,
+    draft_logits: torch.Tensor | None,
+    sampling: SamplingParams | None,
+) -> None:
+    for name, tensor in (
+        ("draft_token_ids", draft_token_ids),
+        ("draft_probs", draft_probs),
+        ("draft_logits", draft_logits),
+    ):
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name == "draft_token_ids"):
+            msg = f"{name}: expected a torch.Tensor, got {type(tensor).__name__}"
+            raise InputError(msg)
+    if draft_token_ids.is_floating_point() or draft_token_ids.dtype == torch.bool:
+        msg = f"draft_token_ids: expected integers, got {draft_token_ids.dtype}"
+        raise InputError(msg)
+    if draft_logits is not None:
+        expect("draft_logits", draft_logits, None, FLOAT_DTYPES, draft_logits.device)
+        if draft_logits.ndim not in {2, 3}:
+            msg = f"draft_logits: expected [B, V] or [B, n, V], got {list(draft_logits.shape)}"
+            raise InputError(msg)
+    if not isinstance(sampling, SamplingParams | None):
+        msg = f"sampling: expected an acceptlib.SamplingParams, got {type(sampling).__name__}"
+        raise InputError(msg)
+    if draft_probs is not None and draft_logits is not None:
+        msg = "expected at most one of draft_probs and draft_logits, got both"
+        raise InputError(msg)
+    if sampling is not None and draft_logits is None:
+        msg = "sampling acts on draft_logits, which were not given"
+        raise InputError(msg)
 
 
 def _check_repeats(draft_token_ids: torch.Tensor) -> None:
