@@ -211,7 +211,7 @@ def test_create_binds_options_and_shows_them() -> None:
     strategy = acceptlib.create("lenience", lenience=0.5, backend="torch")
     assert strategy.backend == "torch"
     assert strategy.options.model_dump() == {"lenience": 0.5}
-    assert repr(strategy) == "acceptlib.create('lenience', lenience=0.5)"
+    assert repr(strategy) == "acceptlib.create('lenience', lenience=0.5, backend='torch')"
 
 
 def test_unknown_name_suggests_and_lists() -> None:

@@ -91,10 +91,7 @@ def verify(strategy: str, arguments: Arguments) -> VerifyResult:
         msg = f"rng: expected acceptlib.Rng, int or None in a compiled function, got {type(rng).__name__}"
         raise InputError(msg)
     out = arguments.out
-    if out is not None:
-        if counts is not None and most is None:
-            most = out.output_token_ids.shape[1] - 1  # off the CPU, finding it would wait for the device
-    else:
+    if out is None:
         if counts is None:
             num_requests, most = ids.shape[0], ids.shape[-1]
         elif most is not None:
@@ -104,6 +101,8 @@ def verify(strategy: str, arguments: Arguments) -> VerifyResult:
             msg = "max_num_draft_tokens: expected an int in the ragged layout of a compiled function, got None"
             raise InputError(msg)
         out = VerifyResult.empty(num_requests, most, ids.device, logprobs=arguments.logprobs)
+    elif counts is not None and most is None:
+        most = out.output_token_ids.shape[1] - 1  # off the CPU, finding it would wait for the device
     torch.ops.acceptlib.verify(
         strategy=strategy,
         **{name: getattr(out, name) for name in RESULTS},
