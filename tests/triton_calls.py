@@ -325,6 +325,7 @@ def outside(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> dict[str, di
     return {
         "outside": {"ids": ids, "target_probs": p, "draft_probs": q},
         "outside-one-hot": {"ids": last, "target_probs": heavy},
+        "outside-logits": {"ids": last, "target_logits": heavy.log()},
     }
 
 

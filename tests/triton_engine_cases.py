@@ -98,6 +98,7 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
 )
 # That go through "by-mass", "every-length", "many", "passed" and "outside", whose ids are too large behind others.
 MASSES = ("block",)
+FOUND_WITH_STOPS = ("typical", "greedy")  # that go through "outside-logits": a stop tells what is wrong with its token
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through a bad entry, for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 WIDE = ("likeliest", "cascade")  # that go through "wide-draft", for they read a row's largest entry
@@ -384,6 +385,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         "cut-short": LENGTHS,
     }
     more |= dict.fromkeys(("by-mass", "every-length", "many", "outside", "outside-one-hot"), MASSES)
+    more["outside-logits"] = FOUND_WITH_STOPS
     more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())
 

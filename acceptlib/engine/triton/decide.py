@@ -413,7 +413,7 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
             else:
                 # As bits of one sum, for threads take long to exchange numbers; programs that hold weights lose by it.
                 bits = ((accepted == 0).to(tl.int32) | (is_placeholder.to(tl.int32) << NUM)) << lane
-                bits = tl.sum(bits | (seen.fault << (2 * NUM + FAULT_BITS * lane)), 0)
+                bits = tl.sum(bits | (seen.fault << (lane * FAULT_BITS + 2 * NUM)), 0)
                 first = first_bit(bits & ((1 << NUM) - 1), base, length)
                 first_placeholder = first_bit((bits >> NUM) & ((1 << NUM) - 1), base, length)
                 first_unsound = tl.min(unsound, 0)
@@ -424,7 +424,7 @@ def first_rejection(count, fetched, request, CALL: tl.constexpr):
             passed += tl.sum((accepted & (position < sound_length)).to(tl.int32), 0)
             if KEEPS:
                 if (stop >= base) & (stop < base + NUM):
-                    fault = (faults >> (FAULT_BITS * (stop - base))) & FAULT_MASK
+                    fault = (faults >> ((stop - base) * FAULT_BITS)) & FAULT_MASK
                     kept = Kept(length * 0 + base, seen.laws, sound_length, fault)
             if NUM == LANES:
                 if base + NUM < num_rows:
