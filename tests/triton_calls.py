@@ -10,7 +10,7 @@ from triton_cases import Cactus, Cascade, EntropyScaled, Relaxed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, ops, rule
-from acceptlib.engine.triton import decide
+from acceptlib.engine.triton import positions
 from acceptlib.ops import Value
 
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
@@ -273,9 +273,9 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
     early = (torch.arange(most) < most * 2 // 3).expand_as(ids)
     accept = torch.where(early, 0.001, 0.999).double()
     drafted = torch.where(early | (torch.arange(len(ids)) > 0)[:, None], ids, -1)
-    if most > decide.LANES.value:  # and before tokens that are looked at later, and would stand
+    if most > positions.LANES.value:  # and before tokens that are looked at later, and would stand
         drafted[1:, 2] = p.shape[-1]
-    lengths = torch.arange(min(most, decide.LANES.value + 1) + 1)
+    lengths = torch.arange(min(most, positions.LANES.value + 1) + 1)
     if most == MOST_SETTLED[1]:
         lengths = torch.cat((lengths, torch.tensor([15, 16, 30, 31])))
     each = lengths % len(ids)

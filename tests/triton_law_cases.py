@@ -30,6 +30,7 @@ from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, row_sum, ru
 from acceptlib.engine import process, torch_engine
 from acceptlib.engine.triton import bins, engine, held, listed, lists, min_p, partials, records, select, sums, tunings
 from acceptlib.engine.triton import laws as kernel_laws
+from acceptlib.engine.triton import pairs as kernel_pairs
 from acceptlib.engine.triton import rows as kernel_rows
 from acceptlib.ops import Value
 
@@ -334,7 +335,7 @@ def law_kernel(
     one = tl.zeros((1,), tl.int32)
     parts = kernel_laws.load_parts(model, one + zero, one == 0, CALL, kernel_rows.TARGET)
     found = kernel_laws.one(model, parts, CALL, kernel_rows.TARGET)
-    found = kernel_laws.pair_at(kernel_laws.Pair(found, found), one == 0, CALL).target
+    found = kernel_pairs.pair_at(kernel_pairs.Pair(found, found), one == 0, CALL).target
     for block in range(num_blocks):
         entry = block * CALL.block + tl.arange(0, CALL.block)
         x = kernel_rows.load(model, zero, entry, zero == 0, float("-inf"), CALL, kernel_rows.TARGET)

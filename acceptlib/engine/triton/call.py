@@ -41,8 +41,8 @@ class Rules:
         vanishing: Which of `sums` have terms of 0 where the target's probability is 0.
         draws: Whether any token is drawn, or taken from a residual.
         top_k, window, stop, recovered, bonus: The strategy's traits.
-        reads_*: Which of `decide.QUANTITIES` some rule reads.
-        scalars, tables: Names of what rules read beside `decide.QUANTITIES`: of rows, and of each position.
+        reads_*: Which of `positions.QUANTITIES` some rule reads.
+        scalars, tables: Names of what rules read beside `positions.QUANTITIES`: of rows, and of each position.
         carry_scalar, mass_scalar, flags_scalar, entropy_scalar, top_scalar: Places among `scalars`, -1 for none.
     """
 

@@ -24,7 +24,9 @@ from acceptlib.engine.triton import (
     laws,
     listed,
     masses,
+    pairs,
     partials,
+    positions,
     random,
     reduce,
     results,
@@ -48,7 +50,7 @@ from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, f
 def emit(
     grid,
     count,
-    fetched,  # what `decide.fetch_first` or `masses.fetch` returned, if the decision is made here; or the stop
+    fetched,  # what `positions.fetch_first` or `masses.fetch` returned, if the decision is made here; or the stop
     fault,
     request,
     prepared_ptr,
@@ -76,7 +78,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
         stop, length, passed = fetched.stop, fetched.length, fetched.passed
         kept, ahead = (), ()
     elif CALL.decided:
-        length = decide.length_of(request, count)
+        length = positions.length_of(request, count)
         if CALL.settles:
             stop = tl.minimum(fetched, length)
         else:
@@ -92,7 +94,7 @@ def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: 
             stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
         else:
             stop, passed, kept = decide.find_stop(count, fetched, request, CALL)
-            length = decide.length_of(request, count)
+            length = positions.length_of(request, count)
     if CALL.finds_faults:
         fault = tl.where((fault == 0) & (stop < length), kept.fault, fault)
     if not CALL.weighs:
@@ -141,7 +143,7 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
         drawn = (status == 0) & (kind.known == 0)
         if CALL.draws_held:
             lane = tl.arange(0, results.WRITTEN)
-            ids = decide.tokens_at(request, lane, lane < stop, -1)
+            ids = positions.tokens_at(request, lane, lane < stop, -1)
             results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
         writes, sure = held.watch(grid, request, CALL)
         if writes & drawn & CALL.draws_held:
@@ -155,7 +157,7 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
 def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_ptr, out, CALL: tl.constexpr):
     """Weigh the rows that may be stopped at, whose masses decide; finish the request if the last to do so."""
     if CALL.decided:
-        length = decide.length_of(request, count)
+        length = positions.length_of(request, count)
         first = tl.load(prepared_ptr, cache_modifier=".cg").to(tl.int32)
         last = tl.load(prepared_ptr + 1, cache_modifier=".cg").to(tl.int32)
         wanted = masses.Wanted(first, last, tl.load(prepared_ptr + 2, cache_modifier=".cg"))
@@ -176,7 +178,7 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
             stop, sums = stop_by_mass(wanted, length, grid, known, request, partials_ptr, CALL)
         if not CALL.spares_masses:
             tl.debug_barrier()  # every mass is stored
-            again = decide.fetch_first(count, request, CALL)
+            again = positions.fetch_first(count, request, CALL)
             stop, passed, _ = decide.find_stop(count, again, request, CALL)
         partials_ptr = partials.row_partials(stop, partials_ptr, grid, CALL)
         if CALL.decided or not CALL.spares_masses:
@@ -326,14 +328,14 @@ def kept_row(stop, length, kept, request, CALL: tl.constexpr):
     """Return a position's rows, by what is kept of the decision: `masses.Known`, `decide.Kept`, or nothing."""
     if CALL.keeps_laws and CALL.mass_scalar >= 0:
         scalars = masses.lane_of(kept.scalars, tl.arange(0, masses.TWICE) == stop)
-        token = tl.where(stop < length, scalars[decide.DRAFTED].to(tl.int64), -1)
-        pair = laws.pair_at(kept.laws, tl.arange(0, decide.LANES) == stop, CALL)
+        token = tl.where(stop < length, scalars[positions.DRAFTED].to(tl.int64), -1)
+        pair = pairs.pair_at(kept.laws, tl.arange(0, positions.LANES) == stop, CALL)
         row = reduce.Row(token, scalars, pair.target, pair.draft)
-        if stop >= decide.LANES:
+        if stop >= positions.LANES:
             row = reduce.open_row(stop, length, request, CALL)
         return row
     elif CALL.keeps_laws:  # noqa: RET505 - a branch on what is known when compiling
-        pair = laws.pair_at(kept.laws, kept.first + tl.arange(0, CALL.lanes) == stop, CALL)
+        pair = pairs.pair_at(kept.laws, kept.first + tl.arange(0, CALL.lanes) == stop, CALL)
         row = reduce.row_of(stop, length, pair, request, CALL)
         if CALL.stop == "window":
             if stop >= CALL.lanes:  # laws of the first positions are kept
@@ -377,7 +379,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     kind = results.kind_of(stop, length, CALL)
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
-    ids = decide.tokens_at(request, lane, lane < stop, -1)
+    ids = positions.tokens_at(request, lane, lane < stop, -1)
     if not CALL.weighs:
         token = row.target_law.argmax.to(tl.int64)
         row_fault = laws.status_of(row.target_law, CALL)

@@ -27,6 +27,7 @@ from acceptlib.engine.triton import (
     emit,
     masses,
     partials,
+    positions,
     random,
     reduce,
     results,
@@ -250,7 +251,7 @@ def verify_kernel(
     if CALL.settles:  # [B]
         awaited_ptr += number
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
-    request = decide.Request(
+    request = positions.Request(
         number=number,
         vocab_size=vocab_size,
         most=max_num_draft_tokens,
@@ -258,7 +259,7 @@ def verify_kernel(
         ids_stride=ids_stride,
         target=target,
         draft=draft,
-        stream=decide.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset, bits),
+        stream=positions.Stream(accept_ptr, accept_stride, emit_ptr + number, seed, offset, bits),
         bonus_ptr=bonus_ptr + number,
         scalars_ptr=scalars_ptr + slot,
         num_positions=num_positions,
@@ -280,7 +281,7 @@ def verify_kernel(
     fetched = ()
     if decides and not CALL.foreseen:
         # On its way before parameters are looked at, and while the stage before ends.
-        fetched = masses.fetch(0, count, request, CALL) if carries else decide.fetch_first(count, request, CALL)
+        fetched = masses.fetch(0, count, request, CALL) if carries else positions.fetch_first(count, request, CALL)
     # Bad counts leave no rows to go through; bad parameters leave them as they are.
     num_read = tl.where(fault == 0, count, -1)
     own_fault = tl.maximum(

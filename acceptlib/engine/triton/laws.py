@@ -7,7 +7,7 @@ integers, of fours added up in one order, so neither the layout of a program nor
 Where its model is filtered, a row's law has a cut too: `select` or `min_p` finds the law once a row, and stores it.
 """
 
-# ruff: noqa: N803, N806, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803, N806, RET505 - jit functions; constants in capitals, branches known when compiling
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,6 @@ from acceptlib.engine.triton import ops
 from acceptlib.engine.triton.keys import key_or_nan, larger, logit_of
 from acceptlib.engine.triton.records import WIDTH, in_runs, record_of, sub_maxima
 from acceptlib.engine.triton.rows import (
-    DRAFT,
     INVALID_ROW,
     KEEP,
     LARGEST_INT32,
@@ -35,8 +34,6 @@ from acceptlib.engine.triton.rows import (
 from acceptlib.engine.triton.sums import (
     NEGLIGIBLE,
     SUM_SCALE,
-    add_three,
-    add_two,
     fixed,
     fours,
     in_thirds,
@@ -45,6 +42,7 @@ from acceptlib.engine.triton.sums import (
 )
 
 LN_2 = tl.constexpr(math.log(2.0))
+
 
 BEYOND = tl.constexpr(2 * MASS_LIMIT.value)
 """Stands for the mass of a row that no draw takes."""
@@ -87,13 +85,6 @@ class CutLaw(NamedTuple):
     argmax: tl.tensor
     cut: tl.tensor
     first_kept: tl.tensor
-
-
-class Pair(NamedTuple):
-    """The laws of the target's rows and of the draft's; without a draft the second is the first."""
-
-    target: Law
-    draft: Law
 
 
 @triton.jit
@@ -140,7 +131,7 @@ def store_masses(p, at, model, mask, CALL: tl.constexpr):
     """Store the sum of one block of a row of probabilities, and of its weights, the latter as an integer too."""
     weights = tl.where(p <= 0, 0.0, p)  # NaN stays
     masses = tl.split(tl.sum(tl.join(fours(p), fours(weights)), 0))
-    tl.store(model.extra_ptr + at * CALL.extra_words, _word(masses[0], masses[1]), mask=mask)
+    tl.store(model.extra_ptr + at * CALL.extra_words, packed(masses[0], masses[1]), mask=mask)
     tl.store(model.sums_ptr + at, tl.sum(fixed(weights), 0), mask=mask)
 
 
@@ -208,28 +199,6 @@ def load_parts(model, position, wanted, CALL: tl.constexpr, MODEL: tl.constexpr)
         )
     else:
         return load_blocks(model, position, wanted, CALL, MODEL)
-
-
-@triton.jit
-def both(target, target_parts, draft, draft_parts, CALL: tl.constexpr):
-    """Return the laws of both models' rows from `load_parts`, each number [n]; a maximum of NaN where a row has none.
-
-    Where both models need the same, their sums go through each step together. That takes as long as one model's, but
-    more registers, which programs that read rows do not have. Sums in thirds have no such steps.
-    """
-    if CALL.logits[TARGET] and CALL.logits[DRAFT] and not (CALL.filters or CALL.lazy or CALL.thirds):
-        maximum, draft_maximum = largest_of(target_parts.maxima), largest_of(draft_parts.maxima)
-        terms = rescaled(target_parts.maxima, target_parts.sums, maximum, factor_of(target, CALL, TARGET))
-        draft_terms = rescaled(draft_parts.maxima, draft_parts.sums, draft_maximum, factor_of(draft, CALL, DRAFT))
-        total, draft_total = tl.reduce((terms, draft_terms), 1, add_two)
-        target_law = law_of(target, target_parts, maximum, total, CALL, TARGET)
-        return Pair(target_law, law_of(draft, draft_parts, draft_maximum, draft_total, CALL, DRAFT))
-    else:
-        target_law = one(target, target_parts, CALL, TARGET)
-        draft_law = target_law
-        if CALL.has_draft:
-            draft_law = one(draft, draft_parts, CALL, DRAFT)
-        return Pair(target_law, draft_law)
 
 
 @triton.jit
@@ -346,7 +315,7 @@ def mass_in(parts):
 
     A mass is `BEYOND` where weights sum to more than a draw takes, which negative entries may conceal.
     """
-    masses = _halves_of(parts.bits, tl.float32)
+    masses = unpacked(parts.bits, tl.float32)
     mass, weights = tl.split(tl.sum(tl.join(masses[0], masses[1]), 1))
     return tl.where((tl.abs(mass) < float("inf")) & (weights > MASS_LIMIT), BEYOND, mass)
 
@@ -370,110 +339,16 @@ def status_of(law, CALL: tl.constexpr):
 
 
 @triton.jit
-def pair_at(pair, chosen, CALL: tl.constexpr):
-    """Return the laws of both models' rows at the chosen one of several positions, as scalars.
-
-    What every kind of law has is added up in one go, two numbers in 64 bits each: what takes long is warps waiting for
-    each other.
-    """
-    target, draft = pair
-    if CALL.has_argmax and not (CALL.has_draft or CALL.masses or CALL.normalises[TARGET]):
-        word = tl.sum(_word_of(target.maximum, target.argmax, chosen), 0)  # there is nothing else
-        maximum, _ = _halves_of(word, tl.float32)
-        law = Law(maximum, maximum * 0.0, word.to(tl.int32))
-        return Pair(law, law)
-    else:
-        words = (_word_of(target.maximum, target.normaliser, chosen),)
-        if CALL.has_draft:
-            words = words + (_word_of(draft.maximum, draft.normaliser, chosen),)
-        if CALL.has_argmax:
-            words = words + (_word_of(target.argmax, draft.argmax, chosen),)
-        if len(words) == 1:
-            words = (tl.sum(words[0], 0),)
-        elif len(words) == 2:
-            words = tl.reduce(words, 0, add_two)
-        else:
-            words = tl.reduce(words, 0, add_three)
-        argmax, draft_argmax = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-        if CALL.has_argmax:
-            argmax, draft_argmax = _halves_of(words[len(words) - 1], tl.int32)
-        target_law = _law_at(words[0], argmax, target, chosen, CALL, TARGET)
-        draft_law = target_law
-        if CALL.has_draft:
-            draft_law = _law_at(words[1], draft_argmax, draft, chosen, CALL, DRAFT)
-        return Pair(target_law, draft_law)
-
-
-@triton.jit
-def _word_of(high, low, chosen):
-    """Return two numbers of 32 bits as an int64 for the chosen one of several rows, and 0 for the others."""
-    return tl.where(chosen, _word(high, low), 0)
-
-
-@triton.jit
-def _word(high, low):
+def packed(high, low):
     """Return two numbers of 32 bits as an int64."""
     high_bits, low_bits = high.to(tl.int32, bitcast=True), low.to(tl.int32, bitcast=True)
     return (high_bits.to(tl.int64) << 32) | (low_bits.to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
-def _halves_of(word, TYPE: tl.constexpr):
-    """Return the two numbers of 32 bits that `_word` made words of."""
+def unpacked(word, TYPE: tl.constexpr):
+    """Return the two numbers of 32 bits that `packed` made words of."""
     return (word >> 32).to(tl.int32).to(TYPE, bitcast=True), word.to(tl.int32).to(TYPE, bitcast=True)
-
-
-@triton.jit
-def _law_at(word, argmax, law, chosen, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the chosen one of several laws, given the word of its maximum and normaliser, and its argmax."""
-    maximum, normaliser = _halves_of(word, tl.float32)
-    if CALL.filtered[MODEL]:
-        cut, first_kept = tl.where(chosen, law.cut, 0.0), tl.where(chosen, law.first_kept, 0)
-        return CutLaw(maximum, normaliser, argmax, tl.sum(cut, 0), tl.sum(first_kept, 0))
-    elif CALL.entropy and MODEL == TARGET:
-        return EntropyLaw(maximum, normaliser, argmax, tl.sum(tl.where(chosen, law.entropy, 0.0), 0))
-    else:
-        return Law(maximum, normaliser, argmax)
-
-
-@triton.jit
-def joined(first, later, CALL: tl.constexpr):
-    """Return the laws of both models' rows at positions, given those at the first half of them and at the later one."""
-    target = _joined(first.target, later.target, CALL, TARGET)
-    draft = target
-    if CALL.has_draft:
-        draft = _joined(first.draft, later.draft, CALL, DRAFT)
-    return Pair(target, draft)
-
-
-@triton.jit
-def _joined(first, later, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return the laws of one model's rows."""
-    maximum = end_to_end(first.maximum, later.maximum)
-    normaliser = end_to_end(first.normaliser, later.normaliser)
-    argmax = end_to_end(first.argmax, later.argmax)
-    if CALL.filtered[MODEL]:
-        first_kept = end_to_end(first.first_kept, later.first_kept)
-        return CutLaw(maximum, normaliser, argmax, end_to_end(first.cut, later.cut), first_kept)
-    elif CALL.entropy and MODEL == TARGET:
-        return EntropyLaw(maximum, normaliser, argmax, end_to_end(first.entropy, later.entropy))
-    else:
-        return Law(maximum, normaliser, argmax)
-
-
-@triton.jit
-def end_to_end(first, later):
-    """Return the numbers of two tensors [n] as one [2n]."""
-    return tl.reshape(tl.trans(tl.join(first, later)), [2 * first.shape[0]])
-
-
-@triton.jit
-def no_pair(NUM: tl.constexpr, CALL: tl.constexpr):
-    """Return what stands for the laws of rows at NUM positions before any is known, of rows without a filter."""
-    zero, token = tl.zeros((NUM,), tl.float32), tl.zeros((NUM,), tl.int32)
-    draft_law = Law(zero, zero, token)
-    target_law = EntropyLaw(zero, zero, token, tl.zeros((NUM,), tl.float64)) if CALL.entropy else draft_law
-    return Pair(target_law, draft_law if CALL.has_draft else target_law)
 
 
 @triton.jit

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import draw, keys, reduce, rows
-from acceptlib.engine.triton.decide import LANES
 from acceptlib.engine.triton.lists import ABREAST
+from acceptlib.engine.triton.positions import LANES
 from acceptlib.engine.triton.records import list_of, record_of
 from acceptlib.engine.triton.rows import DRAFT, INVALID_ROW, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.sums import add_two, fixed

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import decide, laws, rows
+from acceptlib.engine.triton import decide, pairs, positions, rows
 from acceptlib.engine.triton.binding import evaluate
 
 NUM_BITS = tl.constexpr(63)
@@ -20,21 +20,21 @@ NUM_BITS = tl.constexpr(63)
 ALL_BITS = tl.constexpr((1 << NUM_BITS.value) - 1)
 """One for each of these."""
 
-LANE_BITS = tl.constexpr((1 << decide.LANES.value) - 1)
+LANE_BITS = tl.constexpr((1 << positions.LANES.value) - 1)
 """One for each position that is looked at at a time."""
 
-HALF = tl.constexpr(decide.LANES.value // 2)
+HALF = tl.constexpr(positions.LANES.value // 2)
 """Positions that are looked at together: later ones only where a request has as many, for most draft few tokens."""
 
-TWICE = tl.constexpr(2 * decide.LANES.value)
+TWICE = tl.constexpr(2 * positions.LANES.value)
 """Lanes for each position twice: whether it is accepted at no mass, and at the largest, is found at once."""
 
 
 class Fetched(NamedTuple):
-    """What `decide.fetch` finds of LANES positions, in two halves, and u [TWICE]."""
+    """What `positions.fetch` finds of LANES positions, in two halves, and u [TWICE]."""
 
-    first: decide.Fetched
-    later: decide.Fetched
+    first: positions.Fetched
+    later: positions.Fetched
     u: tl.tensor
 
 
@@ -43,7 +43,7 @@ class Known(NamedTuple):
 
     u: tl.tensor
     scalars: tl.tuple
-    laws: laws.Pair
+    laws: pairs.Pair
 
 
 class Wanted(NamedTuple):
@@ -58,10 +58,10 @@ class Wanted(NamedTuple):
 def fetch(base, count, request, CALL: tl.constexpr):
     """Return what LANES positions need that no stage finds."""
     half = base + tl.arange(0, HALF)
-    first = decide.fetch(half, count, request, CALL)
-    later = decide.fetch(half + HALF, count, request, CALL)
-    position = base + tl.arange(0, TWICE) % decide.LANES
-    return Fetched(first, later, decide.uniforms(position, position < count, request, CALL))
+    first = positions.fetch(half, count, request, CALL)
+    later = positions.fetch(half + HALF, count, request, CALL)
+    position = base + tl.arange(0, TWICE) % positions.LANES
+    return Fetched(first, later, positions.uniforms(position, position < count, request, CALL))
 
 
 @triton.jit
@@ -72,14 +72,14 @@ def after_wait(fetched, count, request, CALL: tl.constexpr):
 
 @triton.jit
 def joined(fetched, count, request, CALL: tl.constexpr):
-    """Return what `fetch` found of the first positions as `decide.fetch_first` does."""
+    """Return what `fetch` found of the first positions as `positions.fetch_first` does."""
     first, later = fetched.first, fetched.later
-    position = tl.arange(0, decide.LANES)
-    return decide.Fetched(
-        laws.end_to_end(first.ids, later.ids),
-        laws.end_to_end(first.x_target, later.x_target),
-        laws.end_to_end(first.x_draft, later.x_draft),
-        decide.uniforms(position, position < count, request, CALL),
+    position = tl.arange(0, positions.LANES)
+    return positions.Fetched(
+        pairs.end_to_end(first.ids, later.ids),
+        pairs.end_to_end(first.x_target, later.x_target),
+        pairs.end_to_end(first.x_draft, later.x_draft),
+        positions.uniforms(position, position < count, request, CALL),
     )
 
 
@@ -102,15 +102,15 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
     known = ()
     if CALL.keeps_laws:
         zero = tl.zeros((TWICE,), tl.float64)
-        known = Known(zero, decide.no_values(zero, CALL), laws.no_pair(decide.LANES, CALL))
-    for base in range(0, tl.maximum(length, 1), decide.LANES):
-        position = base + lane % decide.LANES
+        known = Known(zero, positions.no_values(zero, CALL), pairs.no_pair(positions.LANES, CALL))
+    for base in range(0, tl.maximum(length, 1), positions.LANES):
+        position = base + lane % positions.LANES
         sound, found, pair = look(base, fetched, parts, length, request, CALL)
         u = fetched.u
         before = running
         after = before
         if CALL.carry is not None:
-            for i in range(base, tl.minimum(base + decide.LANES, length)):
+            for i in range(base, tl.minimum(base + positions.LANES, length)):
                 before = tl.where(position >= i, running, before)
                 # For all lanes, though one is asked for: what does not hang on the carry is found once.
                 carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_scalar), tl.float64)
@@ -129,13 +129,13 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             if base == 0:
                 known = Known(u, found, pair)
         if CALL.spares_masses:
-            stands = passes(u, found, tl.where(lane < decide.LANES, 0.0, rows.MASS_LIMIT), CALL)
+            stands = passes(u, found, tl.where(lane < positions.LANES, 0.0, rows.MASS_LIMIT), CALL)
             # As bits of one sum, for threads take long to exchange numbers.
-            flags = tl.where(lane < decide.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
+            flags = tl.where(lane < positions.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
             word = tl.sum(flags + (stands.to(tl.int32) << lane), 0)
-            least_bits, most_bits, unsound = word & LANE_BITS, (word >> decide.LANES) & LANE_BITS, word >> TWICE
+            least_bits, most_bits, unsound = word & LANE_BITS, (word >> positions.LANES) & LANE_BITS, word >> TWICE
             # The mass behind the last token decides nothing.
-            num_followed = tl.minimum(tl.maximum(length - 1 - base, 0), decide.LANES)
+            num_followed = tl.minimum(tl.maximum(length - 1 - base, 0), positions.LANES)
             wanted_bits = most_bits & ~least_bits & ((1 << num_followed) - 1)
             before_unsound = tl.where(all_sound, (unsound & -unsound) - 1, 0)  # all bits if there is none
             all_sound = all_sound & (unsound == 0)
@@ -145,9 +145,9 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             last = tl.where(wanted_bits != 0, base + decide.bit_length(wanted_bits), last)
             if base + 1 < NUM_BITS:
                 bits |= (wanted_bits.to(tl.int64) << (base + 1)) & ALL_BITS
-        if base + decide.LANES < length:
-            fetched = fetch(base + decide.LANES, length, request, CALL)
-            parts = load_parts(base + decide.LANES, length, request, CALL)
+        if base + positions.LANES < length:
+            fetched = fetch(base + positions.LANES, length, request, CALL)
+            parts = load_parts(base + positions.LANES, length, request, CALL)
     return length, Wanted(first, tl.maximum(first, last), bits), known
 
 
@@ -155,7 +155,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
 def load_parts(base, length, request, CALL: tl.constexpr):
     """Return what the laws of rows at LANES positions are made from, of either half of them."""
     half = base + tl.arange(0, HALF)
-    return decide.load_parts(half, length, request, CALL), decide.load_parts(half + HALF, length, request, CALL)
+    return positions.load_parts(half, length, request, CALL), positions.load_parts(half + HALF, length, request, CALL)
 
 
 @triton.jit
@@ -164,21 +164,21 @@ def length_by(fetched, count, request):
     lane = tl.arange(0, HALF)
     first = tl.where((fetched.first.ids < 0) & (lane < count), lane, count)
     later = tl.where((fetched.later.ids < 0) & (lane + HALF < count), lane + HALF, count)
-    return decide.cut_short(tl.min(tl.minimum(first, later), 0), decide.LANES, request, count)
+    return positions.cut_short(tl.min(tl.minimum(first, later), 0), positions.LANES, request, count)
 
 
 @triton.jit
 def look(base, fetched, parts, length, request, CALL: tl.constexpr):
     """Return whether tokens are sound, and the scalars, [TWICE] in each warp, and the laws of their rows [LANES]."""
     half = base + tl.arange(0, HALF)
-    first = decide.look(half, fetched.first, parts[0], length, request, CALL)
+    first = positions.look(half, fetched.first, parts[0], length, request, CALL)
     later = first  # stands in, and does not count: a position of the first half is not sound then
     if length >= base + HALF:
-        later = decide.look(half + HALF, fetched.later, parts[1], length, request, CALL)
+        later = positions.look(half + HALF, fetched.later, parts[1], length, request, CALL)
     scalars = ()
     for i in tl.static_range(len(first.scalars)):
         scalars = scalars + (in_each_warp(first.scalars[i], later.scalars[i]),)
-    return in_each_warp(first.sound, later.sound), scalars, laws.joined(first.laws, later.laws, CALL)
+    return in_each_warp(first.sound, later.sound), scalars, pairs.joined(first.laws, later.laws, CALL)
 
 
 @triton.jit
@@ -187,11 +187,11 @@ def in_each_warp(first, later):
 
     Each warp found it of some rows; left so, what passes between positions would go through shared memory.
     """
-    lane = tl.arange(0, TWICE) % decide.LANES
+    lane = tl.arange(0, TWICE) % positions.LANES
     if first.dtype == tl.int1:
-        return tl.gather(laws.end_to_end(first.to(tl.int32), later.to(tl.int32)), lane, 0) != 0
+        return tl.gather(pairs.end_to_end(first.to(tl.int32), later.to(tl.int32)), lane, 0) != 0
     else:  # noqa: RET505 - a branch on what is known when compiling
-        return tl.gather(laws.end_to_end(first, later), lane, 0)
+        return tl.gather(pairs.end_to_end(first, later), lane, 0)
 
 
 @triton.jit
@@ -208,13 +208,13 @@ def accepts(position, mass, length, known, request, CALL: tl.constexpr):
     accepted = position < 0  # never
     is_known = accepted
     if CALL.keeps_laws:
-        is_known = position < decide.LANES
+        is_known = position < positions.LANES
         stands = passes(known.u, known.scalars, lane * 0.0 + mass, CALL)
         accepted = tl.sum((stands & (lane == position)).to(tl.int32), 0) != 0
     if not is_known:
         here = tl.zeros((1,), tl.int32) + position
-        parts = decide.load_parts(here, length, request, CALL)
-        seen = decide.look(here, decide.fetch(here, length, request, CALL), parts, length, request, CALL)
+        parts = positions.load_parts(here, length, request, CALL)
+        seen = positions.look(here, positions.fetch(here, length, request, CALL), parts, length, request, CALL)
         accepted = tl.sum(passes(seen.u, seen.scalars, here * 0.0 + mass, CALL).to(tl.int32), 0) != 0
     return accepted
 
@@ -230,7 +230,7 @@ def with_scalar(found, scalar, at: tl.constexpr):
     """Return the values of positions with one of the plan's scalars replaced."""
     here = ()
     for i in tl.static_range(len(found)):
-        if i == decide.FIRST_SCALAR + at:
+        if i == positions.FIRST_SCALAR + at:
             here = here + (scalar.to(tl.float64),)
         else:
             here = here + (found[i],)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, laws, min_p, rows, scalars, select
+from acceptlib.engine.triton import counters, decide, laws, min_p, pairs, positions, rows, scalars, select
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
 
@@ -107,7 +107,7 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
     LATEST: tl.constexpr = not CALL.in_one_pass
     exists = position <= count if CALL.sums_bonus_rows else position < count
     if counters.needed(position, exists, request, CALL, LATEST):
-        length = decide.length_of(request, count)
+        length = positions.length_of(request, count)
         row = open_row(position, length, request, CALL)  # no rule can read what is not found yet
         step = tl.num_programs(0)
         if CALL.loops:
@@ -152,7 +152,7 @@ def open_row(position, length, request, CALL: tl.constexpr):
     if CALL.has_draft:
         exists = lane + (position < length).to(tl.int32) != 0
         draft_parts = laws.load_parts(draft, lane + position, exists, CALL, DRAFT)
-    pair = laws.pair_at(laws.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
+    pair = pairs.pair_at(pairs.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
     return row_of(position, length, pair, request, CALL)
 
 
@@ -160,10 +160,10 @@ def open_row(position, length, request, CALL: tl.constexpr):
 def row_of(position, length, pair, request, CALL: tl.constexpr):
     """Return one position's rows for elementwise rules, given their laws."""
     drafted = position < length
-    token = decide.tokens_at(request, position, drafted, 0)
+    token = positions.tokens_at(request, position, drafted, 0)
     inside = drafted & (token < request.vocab_size)
-    entries = decide.load_drafted(position, token, inside, request, CALL)
-    found = decide.values(position, token, inside, entries, length, request, pair, CALL)
+    entries = positions.load_drafted(position, token, inside, request, CALL)
+    found = positions.values(position, token, inside, entries, length, request, pair, CALL)
     return Row(tl.where(drafted, token, -1), found, pair.target, pair.draft)
 
 

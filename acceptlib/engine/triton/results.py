@@ -7,7 +7,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, laws, rows
+from acceptlib.engine.triton import counters, laws, positions, rows
 from acceptlib.engine.triton.layout import ROW_COUNTS
 from acceptlib.engine.triton.rows import KEEP, TARGET
 
@@ -64,7 +64,7 @@ def kind_of(stop, length, CALL: tl.constexpr):
 def fault_of(kind, row, row_fault, fault, request, CALL: tl.constexpr):
     """Return a request's `Status`: that of the whole, else of the drafted token at the stop, else of the row."""
     if not (kind.is_bonus or CALL.finds_faults):
-        own = decide.token_fault(row.token, row.scalars[0], row.target_law, request.vocab_size, CALL)
+        own = positions.token_fault(row.token, row.scalars[0], row.target_law, request.vocab_size, CALL)
         row_fault = tl.where(own == 0, row_fault, own)
     return tl.where(fault == 0, row_fault, fault)
 
@@ -80,17 +80,17 @@ def write(stop, ids, token, p, fault, leaves, request, out, CALL: tl.constexpr):
     for base in range(0, request.most + 1, WRITTEN):
         place = base + tl.arange(0, WRITTEN)
         if base > 0:
-            ids = decide.tokens_at(request, place, place < stop, -1)
+            ids = positions.tokens_at(request, place, place < stop, -1)
         found = tl.where((place == stop) & (fault == 0), token, ids)
         own = place <= request.most
         if CALL.draws_held:
             own = own & (place != tl.where(leaves, stop, -1))
         tl.store(out.token_ids_ptr + place, found.to(out.token_ids_ptr.dtype.element_ty), mask=own)
     if CALL.logprobs:
-        for base in range(0, request.most + 1, decide.LANES):
-            position = base + tl.arange(0, decide.LANES)
+        for base in range(0, request.most + 1, positions.LANES):
+            position = base + tl.arange(0, positions.LANES)
             accepted = position < stop
-            tokens = decide.tokens_at(request, position, accepted, 0)
+            tokens = positions.tokens_at(request, position, accepted, 0)
             parts = laws.load_parts(target, position, accepted, CALL, TARGET)
             entries = rows.load(target, position, tokens, accepted, 0.0, CALL, TARGET)
             law = laws.one(target, parts, CALL, TARGET)
