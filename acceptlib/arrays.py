@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ import torch
 Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
-MOST_KEPT = 1024
+MOST_KEPT: Final = 1024
 """Keys that `kept` remembers. What each stands for takes some bytes per request, and a grid per position."""
 
 _KEPT: dict[Hashable, Any] = {}
 
-FEW_THREADS = 4
+FEW_THREADS: Final = 4
 """Number of torch threads up to which NumPy, with one, takes logarithms sooner if it has wide instructions for them."""
 
 

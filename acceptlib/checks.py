@@ -109,8 +109,8 @@ def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     return found
 
 
-_NUMBERS_AND_MASK = attrgetter(*PARAMETER_DTYPES, "allowed_token_bitmask")
-_RESULTS = attrgetter(*VerifyResult.__slots__)
+_NUMBERS_AND_MASK: Final = attrgetter(*PARAMETER_DTYPES, "allowed_token_bitmask")
+_RESULTS: Final = attrgetter(*VerifyResult.__slots__)
 
 
 def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import pydantic
 import yaml
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from acceptlib.strategy import AcceptanceStrategy
 
-TABLE = "acceptance"
+TABLE: Final = "acceptance"
 """The table of a file that holds the config, so that it can share a file with other settings."""
 
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 """What pydantic writes JSON Schemas in."""
 
 

@@ -92,7 +92,7 @@ class _Short(reprlib.Repr):
         return super().repr_int(x, level) if x.bit_length() <= LONGEST else f"<int of {x.bit_length()} bits>"
 
 
-_SHORT = _Short()
+_SHORT: Final = _Short()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel = 2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pluggy
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from acceptlib.strategy import AcceptanceStrategy
 
-NAMESPACE = "acceptlib"
+NAMESPACE: Final = "acceptlib"
 """Namespace of the hooks, and the entry-point group that packages declare."""
 
 hookspec = pluggy.HookspecMarker(NAMESPACE)

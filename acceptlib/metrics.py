@@ -6,13 +6,14 @@ import itertools
 import math
 import operator
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 import torch
 
 from acceptlib.errors import InputError, shortened
 from acceptlib.result import VerifyResult
 
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+INTEGERS: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from acceptlib import arrays
 Value: TypeAlias = Any
 """A number, or a tensor or an array of them: what a rule takes and returns (float64 scalars, float32 rows)."""
 
-LN_2 = math.log(2)
+LN_2: Final = math.log(2)
 
 
 def minimum(a: Value, b: Value) -> Value:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Final
 
 import pluggy
 
@@ -20,10 +21,10 @@ from acceptlib import hookspecs, strategies
 from acceptlib.errors import said, suggest
 from acceptlib.strategy import INTERFACE_VERSION, AcceptanceStrategy
 
-DISABLE_VARIABLE = "ACCEPTLIB_DISABLE_PLUGINS"
+DISABLE_VARIABLE: Final = "ACCEPTLIB_DISABLE_PLUGINS"
 """Set to anything but an empty string or 0, this environment variable keeps third-party packages from loading."""
 
-BUILT_IN = "acceptlib"
+BUILT_IN: Final = "acceptlib"
 
 
 @dataclass(frozen=True, slots=True)

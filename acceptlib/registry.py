@@ -6,7 +6,7 @@ import functools
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from acceptlib import plugins
 from acceptlib.errors import PluginError, UnknownStrategyError, shortened, suggest
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LOADING: ContextVar[bool] = ContextVar("loading", default=False)
 """Whether packages are being loaded: one that looks strategies up meanwhile must not load them all once more."""
 
-_ONE_AT_A_TIME = threading.RLock()
+_ONE_AT_A_TIME: Final = threading.RLock()
 """Packages are loaded once, whichever threads ask first; one that is being loaded may ask too."""
 
 

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,16 +20,16 @@ import torch
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
 from acceptlib.errors import InputError, shortened
 
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-MASK = 0xFFFFFFFF
+ROUNDS: Final = 10
+MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
+WEYL: Final = (0x9E3779B9, 0xBB67AE85)
+MASK: Final = 0xFFFFFFFF
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 
-CUDA_STEP = 4
+CUDA_STEP: Final = 4
 """Least step by which torch's generators on a GPU advance their offsets: the numbers of one Philox evaluation."""
 
-_ADVANCING = threading.Lock()
+_ADVANCING: Final = threading.Lock()
 """Two threads must not find one generator at the same place."""
 
 
@@ -134,7 +134,14 @@ class Rng:
         raise InputError(msg)
 
     def uniforms(self, max_num_draft_tokens: int) -> Uniforms:
-        """Return the numbers that `verify` would use at this step, accept [B, K] and emit [B], without advancing."""
+        """Return the numbers that `verify` would use at this step, accept [B, K] and emit [B], without advancing.
+
+        Raises:
+            InputError: K is negative.
+        """
+        if max_num_draft_tokens < 0:
+            msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(max_num_draft_tokens)}"
+            raise InputError(msg)
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
         seeds, offsets = as_words(self.seeds), as_words(self.offsets)
         position, purpose = _columns(max_num_draft_tokens, self.seeds.device)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INTERFACE_VERSION", "AcceptanceStrategy", "Options", "Traits"]
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION: Final = 1
 """Version of this interface. Strategies state the one they were written for in `interface_version`."""
 
 RULES: Final = ("accept", "carry", "forgive", "residual")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from acceptlib.arrays import kept
 from acceptlib.errors import InputError
 
-FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ID_DTYPES = (torch.int32, torch.int64)
-STATE_DTYPES = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
+FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
+ID_DTYPES: Final = (torch.int32, torch.int64)
+STATE_DTYPES: Final = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 
 
 def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from acceptlib.cli.format import write_whole
 if TYPE_CHECKING:
     import pytest
 
-CPU = torch.device("cpu")
+CPU: Final = torch.device("cpu")
 
 
 class Figure(NamedTuple):

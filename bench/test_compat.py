@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ from acceptlib import Rng
 from acceptlib.compat import flashinfer, naive_speculate, vllm_v0, vllm_v1
 from acceptlib.exact import oracle
 
-NUM_DRAFT_TOKENS = 5
-TEMPERATURE = 0.8
+NUM_DRAFT_TOKENS: Final = 5
+TEMPERATURE: Final = 0.8
 Emitted = tuple[torch.Tensor, ...]
 Step = Callable[[], list[Emitted]]
 
@@ -233,7 +233,7 @@ class Pair:
         return torch.cat([result[0][None] + 1 if self.unbatched else (result[0] >= 0).sum(1) for result in results])
 
 
-PAIRS = {
+PAIRS: Final = {
     "flashinfer": Pair("FlashInfer", dropin_flashinfer, plain_flashinfer, "rejection"),
     "naive": Pair("naive-speculate", dropin_naive, plain_naive, "rejection", unbatched=True),
     "naive-one": Pair(

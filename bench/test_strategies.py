@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -19,11 +19,11 @@ from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS
 from acceptlib.benchmarks.workloads import Batch, Level, Workload
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE: Final = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 LEVELS: tuple[Level, ...] = ("low", "medium", "high")
 
-WORKLOADS = (
+WORKLOADS: Final = (
     Workload(kind="logits"),
     Workload(kind="logits", vocab_size=151936, dtype="bfloat16"),
     Workload(kind="one-hot"),

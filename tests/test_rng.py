@@ -387,6 +387,11 @@ def test_no_bits_beyond_a_stream(position: float) -> None:
         Rng(seeds=LONG, offsets=LONG.clone()).draft_bits(position)  # type: ignore[arg-type]
 
 
+def test_no_numbers_of_fewer_than_no_tokens() -> None:
+    with pytest.raises(InputError, match="max_num_draft_tokens: expected an int >= 0, got -1"):
+        Rng(seeds=LONG, offsets=LONG.clone()).uniforms(-1)
+
+
 def test_a_stream_has_bits_at_every_position_of_32_bits() -> None:
     for position in (0, 2**32 - 1):
         w0, w1, *_ = plain_words(7, 8, Purpose.DRAFT, position)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
 import triton.language as tl
 
-BLOCK = 4096
+BLOCK: Final = 4096
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -31,9 +31,9 @@ from acceptlib.cli.format import (
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
 from acceptlib.errors import said
 
-GUARANTEE_ORDER = ("lossless", "greedy", "lossy")
+GUARANTEE_ORDER: Final = ("lossless", "greedy", "lossy")
 
-OPTION_COLUMNS = (
+OPTION_COLUMNS: Final = (
     Column("option"),
     Column("type", wraps=True, expendable=1),
     Column("bounds", expendable=2),

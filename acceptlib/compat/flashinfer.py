@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import SupportsIndex
+from typing import Final, SupportsIndex
 
 import torch
 
@@ -14,10 +14,10 @@ from acceptlib.errors import InputError
 
 __all__ = ["chain_speculative_sampling", "sampling"]
 
-ROW_STRIDE = 1 << 40
+ROW_STRIDE: Final = 1 << 40
 """Distance, in a seed's stream, between rows of a batch that share the seed: there is room for 2^23 rows."""
 
-COUNT_DTYPES = (torch.int32, torch.int64)
+COUNT_DTYPES: Final = (torch.int32, torch.int64)
 
 sampling = sys.modules[__name__]
 """This module, as FlashInfer's package has it: `flashinfer.sampling.chain_speculative_sampling`."""

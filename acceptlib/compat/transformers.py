@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,13 +14,13 @@ from acceptlib.errors import InputError, not_there
 
 __all__ = ["patch"]
 
-REPLACED = "_speculative_sampling"
+REPLACED: Final = "_speculative_sampling"
 """The function of `transformers.generation.utils` that decides on sampled drafts, from 4.57 to 5.23 at least."""
 
 _INSTALLED: list[Callable[..., Any]] = []
 """The function that was there before, then those of open contexts; the last one is in its place."""
 
-_LOCK = threading.Lock()
+_LOCK: Final = threading.Lock()
 
 
 @contextlib.contextmanager

@@ -442,7 +442,7 @@ class _Recover(AcceptanceStrategy):
         return p - q
 
 
-_RECOVER = _Recover()
+_RECOVER: Final = _Recover()
 
 
 def _check_longest(num_draft_tokens: Sequence[int], max_spec_len: int) -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Final
 
 __all__ = ["DRAFT", "TARGET", "prompts"]
 
-_HERE = Path(__file__).resolve().parent
+_HERE: Final = Path(__file__).resolve().parent
 
-TARGET = _HERE / "target"
+TARGET: Final = _HERE / "target"
 """Folder of the target model."""
 
-DRAFT = _HERE / "draft"
+DRAFT: Final = _HERE / "draft"
 """Folder of the draft model, about a tenth of the target's size, with the same tokenizer."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -13,15 +13,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 if TYPE_CHECKING:
     from pathlib import Path
 
-VOCABULARY = 3072
-CONTEXT = 512
-END_OF_TEXT = "<|endoftext|>"
-HELD_OUT_SHARE = 0.04
-PROMPTS = 48
-PROMPT_TOKENS = (40, 100)
-SKIPPED_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
+VOCABULARY: Final = 3072
+CONTEXT: Final = 512
+END_OF_TEXT: Final = "<|endoftext|>"
+HELD_OUT_SHARE: Final = 0.04
+PROMPTS: Final = 48
+PROMPT_TOKENS: Final = (40, 100)
+SKIPPED_FOLDERS: Final = ("site-packages", "dist-packages", "__pycache__")
 # Tables and machine-written files: they would cost capacity and teach nothing about code.
-EXCLUDED = (
+EXCLUDED: Final = (
     "_sysconfigdata_*.py",
     "config-*/*",
     "encodings/*",
@@ -37,7 +37,7 @@ EXCLUDED = (
     "test/test_sunau.py",
     "test/test_wave.py",
 )
-OPENING = re.compile(r"\s*(?:async )?def \w+\(|\s*class \w+[:(]|import \w|from [\w.]+ import ", re.ASCII)
+OPENING: Final = re.compile(r"\s*(?:async )?def \w+\(|\s*class \w+[:(]|import \w|from [\w.]+ import ", re.ASCII)
 
 
 class Source(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,7 +14,7 @@ from acceptlib.errors import InputError
 from acceptlib.integrations.decoder import import_transformers
 from acceptlib.tensors import as_device
 
-CONFIG = "config.json"
+CONFIG: Final = "config.json"
 """What every model folder of transformers has."""
 
 

@@ -23,7 +23,7 @@ import signal
 import sysconfig
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 # cuBLAS reads this when it is first used; without it its products are not reproducible.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -70,10 +70,10 @@ class Recipe:
     clip: float = 1.0
 
 
-CROSS_ENTROPY = "next-token cross-entropy"
-MIXTURE = f"0.2 x {CROSS_ENTROPY} + 0.8 x KL(target || draft)"
-TARGET = Recipe("target", 256, 640, 6, 8, 2000, 2e-3, CROSS_ENTROPY)
-DRAFT = Recipe("draft", 96, 256, 2, 3, 10000, 4e-3, MIXTURE, distillation=0.8)
+CROSS_ENTROPY: Final = "next-token cross-entropy"
+MIXTURE: Final = f"0.2 x {CROSS_ENTROPY} + 0.8 x KL(target || draft)"
+TARGET: Final = Recipe("target", 256, 640, 6, 8, 2000, 2e-3, CROSS_ENTROPY)
+DRAFT: Final = Recipe("draft", 96, 256, 2, 3, 10000, 4e-3, MIXTURE, distillation=0.8)
 
 
 def build(recipe: Recipe, vocabulary: int, seed: int) -> Model:

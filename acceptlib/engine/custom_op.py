@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
 _STRATEGIES: WeakValueDictionary[str, AcceptanceStrategy] = WeakValueDictionary()
-_NUMBERS = itertools.count()
+_NUMBERS: Final = itertools.count()
 
 RESULTS: Final = {
     "output_token_ids": "Tensor(a!)",

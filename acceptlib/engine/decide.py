@@ -7,6 +7,7 @@ probabilities: one compares them with uniforms, the other enumerates. Tensors gi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from acceptlib.errors import StrategyDefinitionError
 
 Values = dict[str, Words]
 
-OF_POSITIONS = frozenset({"position", "num_draft_tokens", "is_last"})
+OF_POSITIONS: Final = frozenset({"position", "num_draft_tokens", "is_last"})
 """Quantities that follow from where a position is."""
 
 

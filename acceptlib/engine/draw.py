@@ -8,6 +8,7 @@ never drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 
@@ -19,12 +20,12 @@ from acceptlib.engine.scratch import is_new, scratch, to_fixed
 from acceptlib.result import INVALID_ROW, UNNORMALIZED_ROW
 from acceptlib.rng import MASK
 
-BLOCK = 2048
+BLOCK: Final = 2048
 
-LITTLE_MASS = 2.0**-30
+LITTLE_MASS: Final = 2.0**-30
 """In any vocabulary, weights that each count as 0 in the draw's integers sum to less than this."""
 
-NO_WEIGHT = 2 * MASS_LIMIT
+NO_WEIGHT: Final = 2 * MASS_LIMIT
 """Takes the place of a weight that is NaN or infinite, and makes its request fail."""
 
 

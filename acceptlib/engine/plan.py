@@ -20,10 +20,10 @@ Constant: TypeAlias = float | tuple[float, ...]
 LARGEST: Final = (1 << 31) - 1
 """Largest integer that a kernel takes."""
 
-AFTER_CARRY = frozenset({"next_residual_mass"})
+AFTER_CARRY: Final = frozenset({"next_residual_mass"})
 """Quantities that residuals, and so the carry, have to be known for: `accept` alone may read them."""
 
-OF_ROWS = frozenset(
+OF_ROWS: Final = frozenset(
     {"target_prob", "draft_prob", "target_max_prob", "draft_max_prob", "target_entropy", "target_top_entropy"}
 )
 """Quantities that are numbers found in a position's rows."""

@@ -38,7 +38,7 @@ CHUNK_BYTES: Final = 2 << 20
 LEAST_ROW: Final = 4096
 """Entries that a shorter row counts as, because its histogram takes memory too."""
 
-PARAMETERS: Final = ("temperature", "top_k", "top_p", "min_p", "bias_token_ids", "bias_values")
+PER_REQUEST: Final = ("temperature", "top_k", "top_p", "min_p", "bias_token_ids", "bias_values")
 """Fields of `Rows` that have one entry per request."""
 
 
@@ -90,7 +90,7 @@ def take(rows: Rows, request: torch.Tensor | slice, data: torch.Tensor, bitmask:
         data: [n, V].
         bitmask: [n, ceil(V/32)] or None.
     """
-    found = {name: value[request] for name in PARAMETERS if (value := getattr(rows, name)) is not None}
+    found = {name: value[request] for name in PER_REQUEST if (value := getattr(rows, name)) is not None}
     return rows._replace(data=data, bitmask=bitmask, **found)
 
 

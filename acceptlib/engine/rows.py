@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = Literal["target", "draft"]
 
-SCRATCH_BYTES = 2 << 20
+SCRATCH_BYTES: Final = 2 << 20
 """Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
 
-KEPT_BYTES = 8 << 20
+KEPT_BYTES: Final = 8 << 20
 """Size of float32 rows up to which all of a model's processed rows are kept for the call. Of more rows, as many bytes
 are held at a time."""
 
-SHARED_ROW = 1 << 15
+SHARED_ROW: Final = 1 << 15
 """Length from which on `index_select` copies one row with several threads."""
 
-LONG_ROW = 1 << 13
+LONG_ROW: Final = 1 << 13
 """Length from which on an argmax takes so long that rows go one by one, to leave out those that do not matter."""
 
 

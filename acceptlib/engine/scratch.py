@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 
@@ -21,7 +22,7 @@ class _Buffers(threading.local):
         self.latest: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
 
-_BUFFERS = _Buffers()
+_BUFFERS: Final = _Buffers()
 
 
 def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -44,13 +44,13 @@ from acceptlib.result import (
 )
 from acceptlib.rng import Root
 
-PROBS = frozenset({"target_prob", "draft_prob"})
+PROBS: Final = frozenset({"target_prob", "draft_prob"})
 """Quantities that are one entry of a row."""
 
-DEVICE_SCRATCH_BYTES = 64 << 20
+DEVICE_SCRATCH_BYTES: Final = 64 << 20
 """Size of one chunk of float32 rows on a GPU, where every chunk takes some dozens of launches."""
 
-ENTROPY_GRID = 1.5 * 2.0**8
+ENTROPY_GRID: Final = 1.5 * 2.0**8
 """Adding and subtracting it rounds a small float64 to a multiple of 2^-44. Sums of these are exact up to 2^9."""
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -32,7 +32,7 @@ Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
 State: TypeAlias = Mapping[str, float | torch.Tensor]
 """One request's state by name: numbers, bools or [1] tensors."""
 
-MAX_OUTCOMES = 4_000_000
+MAX_OUTCOMES: Final = 4_000_000
 """Drafted sequences times acceptance patterns times vocabulary, or sequences of a joint law, that may be enumerated."""
 
 

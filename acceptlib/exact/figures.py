@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -24,10 +25,10 @@ from acceptlib.exact.enumeration import (
 )
 from acceptlib.strategy import AcceptanceStrategy
 
-TRUNCATED_VOCABULARY = 4
-TRUNCATED_LENGTH = 3
+TRUNCATED_VOCABULARY: Final = 4
+TRUNCATED_LENGTH: Final = 3
 
-ROUNDING = 1e-14
+ROUNDING: Final = 1e-14
 """Probability that may be rounding."""
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -23,7 +23,7 @@ from acceptlib.strategy import AcceptanceStrategy
 
 LogitsProcessor: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+ATTENTION_LAYERS: Final = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def import_transformers() -> Any:

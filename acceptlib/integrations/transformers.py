@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,13 +27,13 @@ from acceptlib.strategy import AcceptanceStrategy
 
 __all__ = ["SpeculativeDecoder", "Step", "custom_generate"]
 
-STATEFUL = {
+STATEFUL: Final = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale=None",
     "SynthIDTextWatermarkLogitsProcessor": "watermarking_config=None",
 }
 """Logits processors that keep a state from token to token, which a rejection cannot take back; what turns them off."""
 
-WARPERS = {
+WARPERS: Final = {
     "TemperatureLogitsWarper": "temperature",
     "TopKLogitsWarper": "top_k",
     "TopPLogitsWarper": "top_p",
@@ -41,7 +41,7 @@ WARPERS = {
 }
 """Logits processors that `SamplingParams` stands for, in its order; each has an attribute of the parameter's name."""
 
-OTHER_MODES = {
+OTHER_MODES: Final = {
     "num_beams": (None, 0, 1),
     "num_return_sequences": (None, 0, 1),
     "penalty_alpha": (None, 0),
@@ -58,14 +58,14 @@ OTHER_MODES = {
 }
 """Parameters of `generate` that ask for another decoding mode, with the values that do not; the last turns it off."""
 
-EXTRA_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+EXTRA_OUTPUTS: Final = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
-CACHES = ("cache", "past_key_values")
+CACHES: Final = ("cache", "past_key_values")
 """What models and `generate` call a cache, since transformers 5.24 and before."""
 
 # What `generate` itself adds to the arguments of a decoding loop; anything else came from the caller. Extra outputs do
 # not matter, because the text is returned alone.
-PREPARED = {
+PREPARED: Final = {
     *("attention_mask", "position_ids", "cache_position", *CACHES, "use_cache", "logits_to_keep"),
     *EXTRA_OUTPUTS,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from acceptlib.ops import Value
 
-ROUNDING = 1e-9
+ROUNDING: Final = 1e-9
 """Of both sides of the deferral rule, which are equal in many a short row where alpha = 1."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,9 +15,9 @@ from acceptlib.sampling import SamplingParams
 from acceptlib.testing.batches import Request, broken, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
 
-VOCABULARY = 11
-COUNT = 12
-GARBAGE = 77
+VOCABULARY: Final = 11
+COUNT: Final = 12
+GARBAGE: Final = 77
 
 
 def _results(subject: Subject) -> Iterator[tuple[str, list[Request], VerifyResult]]:

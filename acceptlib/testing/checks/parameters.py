@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -14,9 +14,9 @@ from acceptlib.sampling import LogitBias, SamplingParams
 from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
 
-VOCABULARY = 11
-COUNT = 12
-ALLOWED = 0b10110101101
+VOCABULARY: Final = 11
+COUNT: Final = 12
+ALLOWED: Final = 0b10110101101
 """Bitmask of the vocabulary."""
 
 
