@@ -107,7 +107,7 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
     Raises:
         ConfigError: The file cannot be read or does not fit.
         UnknownStrategyError: No strategy has the name.
-        PluginError: Two packages provide it, or one package provides it twice.
+        PluginError: Two packages provide it, or one twice, or the package's own code raised something else.
         OptionError: An option does not exist or is out of range.
     """
     config = load(source)
@@ -116,7 +116,7 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
         if "backend" in config.options:
             msg = f"Strategy {config.strategy!r} has no option 'backend': it is a key beside 'options'."
             raise OptionError(msg)
-        return entry.strategy(backend=config.backend, **config.options)
+        return entry.create(backend=config.backend, **config.options)
     except ConfigError as error:
         if isinstance(source, Mapping):
             raise
@@ -149,6 +149,9 @@ def _say(key: str, detail: ErrorDetails) -> str:
         return f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}."
     if detail["type"] == "missing":
         return f"key {key} is required."
+    if detail["loc"][-1] == "[key]":  # not a key of the config, but of a table in it
+        table = ".".join(map(str, detail["loc"][:-2]))
+        return f"key {table!r}: expected texts as keys, got {shortened(detail['input'])}."
     problem = "expected a table" if detail["type"] == "dict_type" else detail["msg"]
     return f"key {key}: {problem}, got {shortened(detail['input'])}."
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pydantic
@@ -90,6 +90,13 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         """Say how long an integer is that nobody reads: Python refuses to write one of thousands of digits."""
         return super().repr_int(x, level) if x.bit_length() <= LONGEST else f"<int of {x.bit_length()} bits>"
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Say what a tensor is, not what is in it: that would wait for the device, and nobody reads it."""
+        shape, device = getattr(x, "shape", None), getattr(x, "device", "cpu")
+        if isinstance(shape, tuple) and hasattr(x, "dtype") and (shape or str(device) != "cpu"):
+            return f"<{type(x).__name__} {list(shape)} {x.dtype} on {device}>"
+        return super().repr1(x, level)
 
 
 _SHORT: Final = _Short()

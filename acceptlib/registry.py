@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from acceptlib import plugins
-from acceptlib.errors import PluginError, UnknownStrategyError, shortened, suggest
+from acceptlib.errors import AcceptlibError, OptionError, PluginError, UnknownStrategyError, said, shortened, suggest
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -36,6 +36,19 @@ class Entry:
     name: str
     strategy: type[AcceptanceStrategy]
     distribution: str
+
+    def create(self, /, **arguments: Any) -> AcceptanceStrategy:
+        """Create the strategy; see `registry.create`."""
+        try:
+            return self.strategy(**arguments)
+        except OptionError as error:
+            msg = f"{error} See `acceptlib show {self.name}`."
+            raise OptionError(msg) from None
+        except AcceptlibError:
+            raise
+        except (Exception, SystemExit) as error:
+            msg = f"strategy {self.name!r} of {self.distribution}: creating it raised {said(error)}"
+            raise PluginError(msg) from error
 
 
 @functools.lru_cache(maxsize=4)
@@ -157,12 +170,12 @@ def create(name: str, /, *, backend: Choice = "auto", **options: Any) -> Accepta
 
     Raises:
         UnknownStrategyError: No strategy has this name.
-        PluginError: Two packages, or one twice, provide it.
+        PluginError: Two packages, or one twice, provide it, or the package's own code raised something else.
         OptionError: An option does not exist or is out of range.
         BackendError: There is no such backend.
         StrategyDefinitionError: The strategy's class does not fit the interface under these options.
     """
-    return find(name).strategy(backend=backend, **options)
+    return find(name).create(backend=backend, **options)
 
 
 def as_strategy(strategy: str | AcceptanceStrategy) -> AcceptanceStrategy:

@@ -203,7 +203,7 @@ class AcceptanceStrategy:
                 residual=self.residual,
                 row_sums=self._row_sums(),
                 constants=constants,
-                traits=self.resolve_traits(),
+                traits=self._checked_traits(),
             )
             self._key = custom_op.register(self)
 
@@ -251,6 +251,13 @@ class AcceptanceStrategy:
     def resolve_traits(self) -> Traits:
         """Return the traits under this instance's options: by default those of the class."""
         return self.traits
+
+    def _checked_traits(self) -> Traits:
+        traits = self.resolve_traits()
+        if not isinstance(traits, Traits):
+            msg = f"strategy {self.name!r}: expected `resolve_traits` to return Traits, got {shortened(traits)}"
+            raise StrategyDefinitionError(msg)
+        return traits
 
     def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """Return the state of new requests, to be passed to `verify` as `state`: tensors [num_requests] by name.
@@ -493,4 +500,4 @@ def _explain(name: str, options: type[Options], error: pydantic.ValidationError)
             return f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {problem}."
         return f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}."
 
-    return f"{problems_of(error, say)} See `acceptlib show {name}`."
+    return problems_of(error, say)

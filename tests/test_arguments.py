@@ -244,6 +244,14 @@ def test_a_call_that_looks_like_a_good_one_is_checked(case: str) -> None:
         acceptlib.create("rejection").verify(**call | bad)
 
 
+@pytest.mark.parametrize("argument", ["out", "workspace", "sampling", "uniforms", "logprobs", "max_num_draft_tokens"])
+def test_a_tensor_in_the_place_of_something_else_is_not_read(argument: str) -> None:
+    """A device would have to be waited for: `meta` tensors have nothing to read."""
+    given = torch.empty(2, 3, dtype=I64, device="meta")
+    with pytest.raises(InputError, match=rf"^{argument}: expected .* got <Tensor \[2, 3\] torch\.int64 on meta>"):
+        acceptlib.create("rejection").verify(**plain_call() | LOGITS | {argument: given})
+
+
 def test_state_of_another_strategy_is_refused() -> None:
     class Counting(AcceptanceStrategy):
         """Accept what a request's state says."""

@@ -479,7 +479,7 @@ class TestMeasuring:
 
     def test_peers_say_what_they_take(self) -> None:
         assert PEERS["transformers"].unsupported(SMALL, CPU) == "takes at most 1 request"
-        assert PEERS["transformers"].unsupported(replace(SMALL, kind="probs"), CPU) == "takes logits"
+        assert PEERS["transformers"].unsupported(replace(SMALL, kind="probs"), CPU) == "takes logits, not probs"
         assert PEERS["vllm"].unsupported(SMALL, CPU) == "runs on cuda"
         given = replace(FILTERED, min_p=0.1, masked=True)
         assert PEERS["vllm"].unsupported(given, torch.device("cuda")) == "takes no bitmask, min_p"
@@ -618,7 +618,7 @@ class TestCommand:
         text = run("rejection", "--shapes", "1x2,2x2", *given).stdout
         for expected in (
             "1 of 4 workloads, since it takes at most 1 request",
-            "2 of 4 workloads, since it takes logits",
+            "2 of 4 workloads, since it takes logits, not probs",
         ):
             assert f"Not measured: transformers in {expected}." in " ".join(text.split())
         text = run("rejection", "--shapes", "1x2", *given[:2], "--inputs", "logits", *given[-2:]).stdout
@@ -681,7 +681,7 @@ class TestCommand:
         entry = replace(registry.find("rejection"), strategy=SimpleNamespace(name="broken"))
         monkeypatch.setattr(registry, "find", lambda _name: entry)
         result = run("broken", *TINY, code=1)
-        assert "failed: TypeError" in result.stdout
+        assert re.search(r"failed: PluginError: .* creating it raised TypeError", " ".join(result.stdout.split()))
 
     def test_options_of_the_strategy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made: list[str] = []

@@ -112,7 +112,7 @@ def test_source_mapping_is_left_as_it_is() -> None:
         ({"strategy": 3}, ConfigError, ["key 'strategy'", "string", "got 3"]),
         ({"strategy": "block", "backend": "cuda"}, ConfigError, ["key 'backend'", "'triton'", "got 'cuda'"]),
         ({"strategy": "block", "options": [1]}, ConfigError, ["key 'options'", "expected a table", "got [1]"]),
-        ({"strategy": "block", "options": {3: 1}}, ConfigError, ["options", "string", "got 3"]),
+        ({"strategy": "block", "options": {3: 1}}, ConfigError, ["key 'options': expected texts as keys, got 3."]),
         ({"strategy": "block", "plugins": "maybe"}, ConfigError, ["key 'plugins'", "boolean", "got 'maybe'"]),
         ({"strategy": "block", "seed": 1}, ConfigError, ["unknown key 'seed'", "backend, options, plugins, strategy"]),
         ({"acceptance": {"strategy": "block"}}, ConfigError, ["'acceptance' table itself", "config['acceptance']"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -332,6 +332,31 @@ def test_a_rule_that_returns_nan_has_no_law(strategy: AcceptanceStrategy, messag
         with pytest.raises(StrategyDefinitionError) as caught:
             function(strategy, target, draft)
         assert str(caught.value).startswith(f"{message} [0], where p = [0.5, 0.5, 0.0] and q = [0.25, 0.75, 0.0]")
+
+
+@pytest.mark.parametrize("stop", ["first_rejection", "last_acceptance"])
+def test_a_rule_beyond_certainty_accepts_as_engines_do(stop: Literal["first_rejection", "last_acceptance"]) -> None:
+    """They compare u with what it returns. Figures are looked for in both ways: of whole sequences, and row by row."""
+
+    class Bounded(AcceptanceStrategy):
+        name = "bounded"
+        traits = Traits(guarantee="lossy", bound="none", stop=stop)
+
+        @rule
+        def accept(target_prob: Any, draft_prob: Any) -> Any:
+            return ops.maximum(ops.minimum(3 * target_prob - draft_prob, 1.0), 0.0)
+
+    class Unbounded(Bounded):
+        name = "unbounded"
+
+        @rule
+        def accept(target_prob: Any, draft_prob: Any) -> Any:
+            return 3 * target_prob - draft_prob
+
+    target = torch.tensor([[0.9, 0.05, 0.05], [0.1, 0.8, 0.1], [0.2, 0.3, 0.5]])
+    draft = torch.tensor([[0.3, 0.4, 0.3], [0.5, 0.25, 0.25]])
+    for figure in (exact.law, exact.tv, exact.kl, exact.expected_tokens):
+        assert figure(Unbounded(), target, draft) == figure(Bounded(), target, draft)
 
 
 def test_what_rounding_leaves_of_equal_rows_is_no_residual() -> None:

@@ -67,6 +67,22 @@ def test_name_is_a_word_of_a_command_line(attribute: str, name: str) -> None:
     assert str(caught.value).endswith(f"got {name!r}")
 
 
+def test_resolved_traits_are_traits() -> None:
+    class Nameless(AcceptanceStrategy):
+        name = "no-traits"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return target_prob
+
+        def resolve_traits(self) -> Traits:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(StrategyDefinitionError, match="expected `resolve_traits` to return Traits, got None"):
+        Nameless()
+
+
 @pytest.mark.parametrize("name", ["a", "entropy-scaled", "2-fast", "top_H", "v1.5", "a--b"])
 def test_name_may_be_any_such_word(name: str) -> None:
     assert type("Wordy", (Lenient,), {"name": name, "aliases": (f"{name}-too",)})().name == name

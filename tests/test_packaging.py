@@ -42,8 +42,9 @@ def test_wheel(dist: Path) -> None:
     assert {name for name in names if name.startswith("acceptlib/")} == wanted
     assert {"acceptlib/py.typed", "acceptlib/demo/target/model.safetensors", "acceptlib/demo/prompts.json"} <= names
     assert not {name.partition("/")[0] for name in names} & {"tests", "bench", "docs"}
-    assert any(name.endswith("/licenses/LICENSE") for name in names)
-    assert metadata["License-Expression"] == "Apache-2.0"
+    for licence in ("LICENSE", "acceptlib/demo/LICENSE-PSF.txt"):
+        assert any(name.endswith(f".dist-info/licenses/{licence}") for name in names)
+    assert metadata["License-Expression"] == "Apache-2.0 AND PSF-2.0"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert metadata["Version"] in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 

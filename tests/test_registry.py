@@ -273,7 +273,25 @@ def test_option_error(name: str, options: dict[str, object], fragments: list[str
         assert fragment in str(caught.value)
 
 
+def test_an_option_of_a_class_that_has_no_name_in_the_registry_says_nothing_of_commands() -> None:
+    class Unlisted(type(acceptlib.create("lenience"))):  # type: ignore[misc]
+        name = "unlisted"
+
+    with pytest.raises(OptionError, match=r"^Strategy 'unlisted', option 'lenience': got 0\. [^`]*$"):
+        Unlisted(lenience=0)
+
+
 # Plugins
+
+
+@pytest.mark.parametrize("raised", ["KeyError('x')", "SystemExit(5)"])
+def test_what_a_plugin_raises_as_it_is_created_is_said_with_its_package(raised: str, install: Install) -> None:
+    text = source("bad-coin", hook="")
+    text += f"    def __init__(self, **options):\n        raise {raised}\n" + HOOK
+    install("bad-coin", text)
+    what = raised.replace("(", ": ").replace(")", "")
+    with pytest.raises(PluginError, match=f"^strategy 'bad-coin' of bad-coin 1.2: creating it raised {what}$"):
+        acceptlib.create("bad-coin")
 
 
 def test_plugin_is_found_with_its_provenance(install: Install) -> None:

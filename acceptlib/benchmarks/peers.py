@@ -57,7 +57,7 @@ class Peer:
     def unsupported(self, workload: Workload, device: torch.device) -> str | None:
         """Return why it cannot run a workload on a device, or None."""
         if workload.kind not in self.label:
-            return f"takes {' or '.join(self.label)}"
+            return f"takes {' or '.join(self.label)}, not {workload.kind}"
         if device.type not in self.devices:
             return f"runs on {' or '.join(self.devices)}"
         if self.max_requests is not None and workload.num_requests > self.max_requests:

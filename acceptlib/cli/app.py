@@ -121,7 +121,7 @@ def show_command(
     entry = registry.find(name)
     strategy, problem = None, None
     try:
-        strategy = entry.strategy(**parse_assignments(option or []))
+        strategy = entry.create(**parse_assignments(option or []))
     except Exception as error:
         if option or worked:
             raise

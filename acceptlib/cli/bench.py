@@ -327,7 +327,7 @@ def _cells(row: Row) -> list[str]:
         *(_microseconds(value) for value in (row.spread, row.read_floor)),
         "-" if share is None else f"{share:.0%}",
         _microseconds(row.host_microseconds),
-        "-" if megabytes is None else f"{megabytes:.1f}",
+        "-" if megabytes is None else f"{megabytes:.1f}" if megabytes >= 0.1 else f"{megabytes:.1g}",  # noqa: PLR2004
         "-" if row.mean_emitted is None else f"{row.mean_emitted:.2f}",
         {True: "yes", False: "no", None: "-"}[row.match],
     ]
@@ -346,7 +346,7 @@ def _strategies(names: Sequence[str] | None, assignments: Sequence[str], backend
         strategy = registry.create(names[0], **parse_assignments(assignments))
         return {strategy.name: lambda: strategy.with_backend(backend)}
     entries = [registry.find(name) for name in names or registry.available()]
-    return {entry.strategy.name: (lambda entry=entry: entry.strategy(backend=backend)) for entry in entries}  # type: ignore[misc]
+    return {entry.strategy.name: (lambda entry=entry: entry.create(backend=backend)) for entry in entries}  # type: ignore[misc]
 
 
 def _peers(names: str | None, todo: Sequence[Workload], device: torch.device) -> tuple[list[Peer], list[str]]:

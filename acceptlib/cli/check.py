@@ -61,9 +61,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     suites = []
     for entry in {entry.strategy: entry for entry in map(registry.find, names or registry.available())}.values():
         try:
-            strategy = entry.strategy(**parse_assignments(option or []))
+            strategy = entry.create(**parse_assignments(option or []))
             checks = testing.checks_for(strategy)
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             if names or option:
                 raise
             # A third party's, or one whose options have no defaults, which must not cost the others their checks.

@@ -140,7 +140,7 @@ def _cases(strategies: str | None, files: Sequence[Path]) -> list[Case]:
     if strategies is not None:
         names = names_of("--strategies", strategies)
     entries = {entry.strategy: entry for entry in map(registry.find, names)}.values()
-    found = [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.strategy) for entry in entries]
+    found = [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.create) for entry in entries]
     often = Counter([*(case.name for case in found), *(strategy.name for strategy in configured)])
     return found + [_configured(strategy, alone=often[strategy.name] == 1) for strategy in configured]
 

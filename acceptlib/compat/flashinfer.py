@@ -110,7 +110,8 @@ def _streams(
         else:
             fits, got = value is None or isinstance(value, SupportsIndex), repr(value)
         if not fits:
-            what = f"an int, or a tensor [1] or [{num_requests}] of int64 or uint64 on {device}"
+            shapes = " or ".join(f"[{size}]" for size in sorted({1, num_requests}))
+            what = f"an int, or a tensor {shapes} of int64 or uint64 on {device}"
             msg = f"{name}: expected {what}, got {got}"
             raise InputError(msg)
     start = _words(0 if offset is None else offset)

@@ -238,13 +238,19 @@ def verify_exactly(
         None if rules.may_stand is None else rules.may_stand.repeat_interleave(len(patterns), 0),
         num_draft_tokens.repeat_interleave(len(patterns)),
     )
-    chances = torch.where(patterns, rules.h[:, None], 1 - rules.h[:, None]).prod(-1)
+    h = probability_of(rules.h)[:, None]
+    chances = torch.where(patterns, h, 1 - h).prod(-1)
     stops = torch.zeros(num_sequences, length + 1, dtype=torch.float64)
     stops.scatter_add_(1, stop.view(num_sequences, -1), chances)
     bonus = p[:, -1:]
     recovered = draw_law(rules.weights, p[:, :-1], plan.traits.recovered)
     emits = torch.cat((recovered, draw_law(bonus, bonus, plan.traits.bonus)), 1)
     return Steps(stops=stops, emits=emits)
+
+
+def probability_of(h: torch.Tensor) -> torch.Tensor:
+    """Return how probable it is that u < h, of a uniform u: of a rule that does not stay within [0, 1] too."""
+    return h.clamp(0, 1)
 
 
 def acceptance(

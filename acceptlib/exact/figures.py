@@ -19,6 +19,7 @@ from acceptlib.exact.enumeration import (
     law,
     length_of,
     plan_of,
+    probability_of,
     residuals,
     row_scalars,
     verify_exactly,
@@ -169,7 +170,7 @@ def row_law(
     before = {**values, **row_scalars(plan, ids, p, q, values, numbers)}
     carry = evaluate(plan.carry, before, numbers) if plan.carry else before["carry"]
     h = evaluate(plan.accept, {**before, "carry": carry}, numbers)
-    h = torch.as_tensor(h, dtype=torch.float64).expand(ids.shape)[:, 0]
+    h = probability_of(torch.as_tensor(h, dtype=torch.float64).expand(ids.shape)[:, 0])
     rejected = q[0, 0] * (1 - h)
     recovered = draw_law(residuals(plan, ids, p, q, before, numbers), p, plan.traits.recovered)[:, 0]
     # Where the residual does not depend on the drafted token, there is one law for all.
