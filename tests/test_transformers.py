@@ -135,15 +135,21 @@ def test_no_tokens_wanted(target: Any, draft: Any) -> None:
 
 
 class StopAtLength(transformers.StoppingCriteria):
-    """Stop at a length that falls inside a chain."""
+    """Stop at a length, or as soon as there is a new token."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
-        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 9, dtype=torch.bool)
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= self.length, dtype=torch.bool)
 
 
-def test_stopping_criteria_within_a_chain(target: Any) -> None:
-    criteria = transformers.StoppingCriteriaList([StopAtLength()])
+@pytest.mark.parametrize("length", [5, 9, 11, 12])
+def test_stopping_criteria_within_a_chain(target: Any, length: int) -> None:
+    """At each end of one too: the prompt has 5 tokens, and a step makes 6 of which all stand."""
+    criteria = transformers.StoppingCriteriaList([StopAtLength(length)])
     expected = target.generate(PROMPT, do_sample=False, max_new_tokens=30, stopping_criteria=criteria)
+    assert expected.shape[1] == max(length, 6)
     text = generate(target, target, do_sample=False, max_new_tokens=30, stopping_criteria=criteria)
     assert torch.equal(text, expected)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -104,6 +106,39 @@ def test_generate_refuses(target: Any, draft: Any, options: dict[str, Any], mess
     """Nothing that would change the text is ignored without a word."""
     with pytest.raises(InputError, match=message):
         generate(target, draft, max_new_tokens=4, **options)
+
+
+OTHER_MODES = {
+    "num_beams": (2, 1),
+    "num_return_sequences": (2, 1),
+    "penalty_alpha": (0.6, 0),
+    "dola_layers": ("low", None),
+    "constraints": ([()], None),
+    "force_words_ids": ([[5]], None),
+    "prompt_lookup_num_tokens": (2, None),
+    "assistant_early_exit": (1, None),
+    "assistant_ensemble_weight": (0.5, None),
+    "use_mtp": (True, False),
+    "speculation_type": ("mtp", None),
+    "cache_implementation": ("static", "dynamic"),
+    "prefill_chunk_size": (2, None),
+}
+"""Parameters by name: a value that asks for another decoding mode, and what turns it off."""
+
+
+def test_every_other_mode_is_known() -> None:
+    assert OTHER_MODES.keys() == integration.OTHER_MODES.keys()
+
+
+@pytest.mark.parametrize(("name", "values"), OTHER_MODES.items())
+def test_other_modes_are_refused(name: str, values: tuple[Any, Any]) -> None:
+    """Also those that this version of `generate` would not leave to a loop, and never when they are turned off."""
+    asks, off = values
+    message = f"{name}={asks!r} is not supported by custom_generate: set {name}={off!r}."
+    with pytest.raises(InputError, match=re.escape(message)):
+        integration._check_config(SimpleNamespace(return_dict_in_generate=False, **{name: asks}))
+    for value in (None, off):
+        integration._check_config(SimpleNamespace(return_dict_in_generate=False, **{name: value}))  # or raises
 
 
 def test_processes_in_step_are_refused_where_generate_chooses_them(
