@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import re
@@ -19,6 +20,7 @@ from triton_calls import strategies
 import acceptlib
 from acceptlib import VerifyResult, ops
 from acceptlib.engine.triton import engine, plans, tunings
+from acceptlib.engine.triton.layout import num_counts
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
 from acceptlib.ops import Value
@@ -72,6 +74,7 @@ def test_rows_of_which_argmaxes_are_asked_are_not_weighed(name: str, form: str, 
         (19, {"min_p": 0.1}, False, ["reduce", "select", "emit"]),
         (256, {"min_p": 0.1}, False, ["reduce", "emit"]),  # of which a row's last program finds what is kept
         (1, {"min_p": 0.1, "top_k": 5}, False, ["reduce", "select", "emit"]),
+        (1, {"min_p": 0.1, "top_p": 0.5}, False, ["reduce", "select", "collect", "finish", "emit"]),
     ],
 )
 def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
@@ -93,8 +96,11 @@ def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
     ids = torch.zeros(num_requests, 3, dtype=torch.int64)
     engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call))
     assert {key.call.lists_runs for key, *_ in launched} == {lists_runs}
+    if lists_runs:  # laws of the draft's logits are found from lists too
+        assert launched[0][0].call.filtered == (True, True)
+        assert dataclasses.replace(launched[0][0].call, logits=(True, False)).filtered == (True, filters_draft)
     late = [] if filters_draft or lists_runs or "select" not in stages else ["reduce"]
-    assert [key.stage for key, *_ in launched] == [*stages[:-1], *late, "emit"]
+    assert [key.stage for key, *_ in launched] == [*stages[:2], *late, *stages[2:]]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,9 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
     found_in_parts = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
     filtered = [("reduce", True), *found_in_parts[1:], ("emit", False)]
     plain = [("reduce", True), ("emit", False)]
-    assert found == [(*stage, True) for stage in (*filtered, *plain)]
+    engine.verify(strategies()["fly"].plan, cases.inputs(ids, rng=0, target_probs=logits.softmax(-1)))
+    summed = [("sum", True), ("decide", not near), ("emit", False)]
+    assert found == [(*stage, True) for stage in (*filtered, *plain, *summed)]
     found.clear()
     monkeypatch.setattr(tunings, "SIZES", tunings.Sizes(medium=1, large=1 << 30))
     engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, target_logits=logits))
@@ -288,6 +296,87 @@ def test_rows_are_gone_through_once(sizes: tunings.Sizes, monkeypatch: pytest.Mo
     assert "sum" in stages("fly", monkeypatch, **models, sampling=cut)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({f"reads_{name}": True} for name in ("target", "draft", "target_max", "draft_max")),
+        *({f"{name}_scalar": 0} for name in ("entropy", "mass")),
+        {"sums": (None,)},
+        {"logprobs": True},
+        {"draws": True},
+        {"top_ks": (True, False)},
+    ],
+)
+def test_logits_have_normalisers_if_anything_asks_for_probabilities(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Argmaxes alone do not."""
+    launched: list[Any] = []
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: launched.append(key.call)))
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    engine.verify(acceptlib.create("greedy").plan, cases.inputs(ids, rng=0, target_logits=torch.zeros(2, 4, 50)))
+    assert launched[-1].normalises == (False, False)
+    assert dataclasses.replace(launched[-1], **asked).normalises == (True, False)
+
+
+# Memory
+
+
+def sizes_of(name: str, num_requests: int = 2, most: int = 3, **arguments: Any) -> tuple[int, int]:
+    """Return how many counters and words of memory a call asks for, on rows of one block and in one tuning."""
+    rows = torch.zeros(num_requests, most + 1, 50)
+    found: list[tuple[int, int]] = []
+
+    def note(_: object, *sizes: int) -> acceptlib.Workspace:
+        found.append(sizes)  # type: ignore[arg-type]
+        return acceptlib.Workspace.allocate(*sizes, "cpu")
+
+    form, draft = arguments.pop("form", "logits"), arguments.pop("draft", False)
+    given = {f"target_{form}": rows} | ({f"draft_{form}": rows[:, :most]} if draft else {})
+    ids = torch.zeros(num_requests, most, dtype=torch.int64)
+    with (
+        mock.patch.object(tunings, "TUNINGS", tunings.Tunings(*[tunings.SMALL] * len(tunings.TUNINGS))),
+        mock.patch.object(engine, "resident_programs", return_value=64),
+        mock.patch.object(engine, "memory_for", note),
+        mock.patch.object(engine, "launch"),
+    ):
+        engine.verify(strategies()[name].plan, cases.inputs(ids, rng=0, **given, **arguments))
+    return found[0]
+
+
+def test_a_call_asks_for_no_memory_of_what_it_does_not_find() -> None:
+    warm, cut = acceptlib.SamplingParams(temperature=0.7), acceptlib.SamplingParams(top_k=9)
+    # Of raw rows, unless log-probabilities are asked for, and differ.
+    assert sizes_of("rejection", sampling=warm) == sizes_of("rejection", logprobs=True) == sizes_of("rejection")
+    # Of what is drawn from rows of which only the argmax is asked for.
+    assert sizes_of("greedy", form="probs") == sizes_of("greedy")
+    # Of sums that tell where a draw falls, where masses do.
+    assert sizes_of("saver", form="probs") == sizes_of("saver")
+    # Of a draw's rows but for the one at the stop: four words a position are what a block's sums and maxima take.
+    _, few = sizes_of("rejection", most=3, form="probs", draft=True)
+    _, more = sizes_of("rejection", most=5, form="probs", draft=True)
+    assert more - few == 2 * 2 * 4
+    # Of what is kept of the draft's rows where there are none.
+    drafted = {"most": 0, "draft": True}
+    assert sizes_of("rejection", **drafted, draft_sampling=cut) == sizes_of("rejection", **drafted)
+    # Of words that are waited for, where these are in the workspace.
+    counters, _ = sizes_of("rejection", draft=True)
+    assert counters == num_counts.fn(2, 3).value + 2 * 2
+
+
+def test_filtered_rows_of_either_model_have_memory() -> None:
+    """Each of a drafted position takes as much as the other, and the target has a row behind these."""
+    cut = acceptlib.SamplingParams(top_k=9)
+    none, of_target, of_draft = (
+        [sizes_of("rejection", most=most, draft=True, **given)[1] for most in (0, 1, 2)]
+        for given in ({}, {"sampling": cut, "draft_sampling": acceptlib.SamplingParams()}, {"draft_sampling": cut})
+    )
+    places = of_target[0] - none[0]
+    assert places > 0
+    assert [words - plain for words, plain in zip(of_target, none, strict=True)] == [places, 2 * places, 3 * places]
+    assert [words - plain for words, plain in zip(of_draft, none, strict=True)] == [0, places, 2 * places]
+
+
 # Grids
 
 
@@ -325,6 +414,7 @@ SMALL, _, LARGE = cases.EVERY_SIZE
         ("cautious", {}, False),  # which may take from other entries than the drafted one
         ("likeliest", {}, False),  # which takes the residual's argmax
         ("block", {}, False),
+        ("saver", {}, False),  # whose masses are those of draws
         ("wary", {}, False),
     ],
 )

@@ -91,9 +91,9 @@ class Deferred(AcceptanceStrategy):
         return ops.minimum(0.5 * carry + next_residual_mass, 1.0)
 
     @rule
-    def forgive(target_prob: Value) -> Value:
+    def forgive(target_prob: Value, carry: Value) -> Value:
         """Return whether a rejected token may stand."""
-        return target_prob > 0.05
+        return (target_prob > 0.001) & (carry < 0.9)
 
     @rule
     def residual(p: Value, q: Value, carry: Value) -> Value:
@@ -111,6 +111,31 @@ class Miser(AcceptanceStrategy):
     def accept(next_residual_mass: Value) -> Value:
         """Return h, 0.7 where the mass is whole."""
         return 0.7 * (2.0 * next_residual_mass - 1.0)
+
+
+class Late(AcceptanceStrategy):
+    """A third party's strategy that stops behind the last acceptance without a mass, and draws after it."""
+
+    name = "late"
+    traits = Traits(guarantee="lossy", bound="none", stop="last_acceptance", bonus="argmax")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        """Return h."""
+        return 0.3 * ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+
+
+class Saver(AcceptanceStrategy):
+    """A third party's strategy that stops at the first rejection by masses, draws bonus tokens alone, and reads K."""
+
+    name = "saver"
+    traits = Traits(guarantee="lossy", bound="none", recovered="argmax")
+
+    @rule
+    def accept(next_residual_mass: Value, target_prob: Value, draft_prob: Value, num_draft_tokens: Value) -> Value:
+        """Return h, which falls as more is drafted."""
+        h = next_residual_mass * ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return h / ops.maximum(num_draft_tokens - 1.0, 1.0)
 
 
 class Wary(AcceptanceStrategy):
@@ -162,7 +187,7 @@ def strategies() -> dict[str, AcceptanceStrategy]:
     found: dict[str, AcceptanceStrategy] = {name: acceptlib.create(name) for name in acceptlib.available()}
     found |= {"cactus": Cactus(), "cascade": Cascade(), "entropy-scaled": EntropyScaled()}
     found["relaxed"] = Relaxed(relaxed_topk=2, begin_thinking_phase_token=1, end_thinking_phase_token=2)
-    own = (Cautious(), Likeliest(), Forgetful(), Deferred(), Miser(), Wary(), Wild())
+    own = (Cautious(), Likeliest(), Forgetful(), Deferred(), Miser(), Late(), Saver(), Wary(), Wild())
     return found | {strategy.name: strategy for strategy in own}
 
 
@@ -232,6 +257,13 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
         behind = cut.cummin(1).values < 0
         found |= {
             **uneven(logits, draft_logits),
+            "logits-bonus": {  # after tokens that all stand in one request
+                **both_logits,
+                "bonus_token_ids": torch.arange(num_requests),
+                "uniforms": dataclasses.replace(
+                    rng.uniforms(most), accept=(torch.arange(num_requests)[:, None] * torch.full((most,), 0.5)).double()
+                ),
+            },
             "logits-half": {**both_logits, "target_logits": logits.half(), "draft_logits": draft_logits.bfloat16()},
             "logits-one-hot": {"ids": ids, "target_logits": logits, "sampling": temperature},
             "logits-and-probs": {"ids": ids, "target_logits": logits, "draft_probs": q},
@@ -275,6 +307,7 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
     drafted = torch.where(early | (torch.arange(len(ids)) > 0)[:, None], ids, -1)
     if most > positions.LANES.value:  # and before tokens that are looked at later, and would stand
         drafted[1:, 2] = p.shape[-1]
+    alone = (torch.arange(most) == 0).expand_as(ids).double() * (1 - 2**-53)
     lengths = torch.arange(min(most, positions.LANES.value + 1) + 1)
     if most == MOST_SETTLED[1]:
         lengths = torch.cat((lengths, torch.tensor([15, 16, 30, 31])))
@@ -294,6 +327,18 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
             "draft_probs": torch.cat((p[:, : most // 7], q[:, most // 7 :]), 1),
             "uniforms": acceptlib.Uniforms(accept=accept, emit=emit),
         },
+        "forgiven": {  # the first token does not stand by itself, and those behind it do
+            "ids": ids,
+            "target_probs": p,
+            "draft_probs": q,
+            "uniforms": acceptlib.Uniforms(accept=alone, emit=emit),
+        },
+        "last-entry": {  # of a row that is drawn from, next to none, beside one so large that their sum is the same
+            "ids": ids,
+            "target_probs": ending(p),
+            "draft_probs": ending(p)[:, :most],
+            "uniforms": acceptlib.Uniforms(accept=torch.full_like(accept, 0.5), emit=torch.full_like(emit, -1)),
+        },
         "cut-short": {  # every token before the last one would stand
             "ids": torch.where(torch.arange(most) < most - 1, ids, -1),
             "target_logits": p.log(),
@@ -301,6 +346,14 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
             "uniforms": acceptlib.Uniforms(accept=torch.full_like(accept, 0.5), emit=emit),
         },
     }
+
+
+def ending(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows of which the last entries of a four have a half, and next to nothing; there is nothing behind."""
+    end = rows.shape[-1] // 4 * 4
+    rows = rows / 2
+    rows[..., end - 2], rows[..., end - 1], rows[..., end:] = 0.5, 2.0**-30, 0.0
+    return rows / rows.sum(-1, keepdim=True)
 
 
 def many() -> dict[str, object]:
@@ -441,6 +494,7 @@ def bad_entries(
     return {
         "bad-draft": {"ids": ids, "target_probs": p, "draft_probs": no_number},
         "bad-draft-mass": {"ids": ids, "target_probs": p, "draft_probs": 1.5 * q, "uniforms": first},
+        "bad-draft-mass-logits": {"ids": ids, "target_logits": p.log(), "draft_probs": 1.5 * q, "uniforms": first},
         "bad-entry": {"ids": ids, "target_probs": row, "draft_probs": sure, "uniforms": first},
         "bad-entry-below-0": {"ids": ids, "target_probs": below, "draft_probs": sure, "uniforms": every},
         "bad-entry-of-draft": {"ids": ids, "target_probs": p, "draft_probs": infinite, "uniforms": every},
@@ -531,6 +585,14 @@ def filtered(
             "draft_sampling": acceptlib.SamplingParams(min_p=0.2 + request.double() * 0.2),
             "logprobs": True,
         },
+        "min-p-and-probs": {  # which sum to too much in one request; each first token is rejected
+            "ids": ids,
+            "target_logits": logits,
+            "draft_probs": draft.softmax(-1) * torch.where(request == 0, 1.5, 1.0)[:, None, None],
+            "sampling": acceptlib.SamplingParams(min_p=0.1),
+            "uniforms": dataclasses.replace(outermost, accept=1 - 2**-53 - outermost.accept),
+        },
+        "min-p-top-p": {**shared, "sampling": acceptlib.SamplingParams(min_p=0.05, top_p=0.8)},
         "top-p": {**shared, "sampling": of_mass, "logprobs": True},
         "top-p-ragged": {
             **ragged,

@@ -66,7 +66,13 @@ MANY = ("every-length", "lanes", "lanes-passed")
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
-    "filtered": ("block", "typical", "likeliest", "entropy-scaled"),  # each way to decide and to sum over rows once
+    "filtered": (
+        "block",
+        "typical",
+        "likeliest",
+        "entropy-scaled",
+        "greedy",
+    ),  # each way to decide and to sum over rows once
     "filtered-ends": ("likeliest",),
     "min-p": ("typical",),  # whose sums come after the laws
     "min-p-mixed": ("block", "typical", "likeliest"),
@@ -96,15 +102,19 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
     ("fly", "padded"),
     ("deferred", "padded"),
 )
-# That go through "by-mass", "every-length", "many", "passed" and "outside", whose ids are too large behind others.
+# That go through "by-mass", "every-length", "last-entry", "many", "passed" and "outside", whose ids are too large
+# behind others.
 MASSES = ("block",)
 FOUND_WITH_STOPS = ("typical", "greedy")  # that go through "outside-logits": a stop tells what is wrong with its token
+WINDOWS = ("deferred", "fly")  # that go through it too, for theirs does not; "logits-placeholders"; and "forgiven"
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through a bad entry, for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 WIDE = ("likeliest", "cascade")  # that go through "wide-draft", for they read a row's largest entry
-LENGTHS = ("cautious",)  # that go through "cut-short", for they read how many tokens were drafted
+LENGTHS = ("cautious", "saver")  # that go through "cut-short", for they read how many tokens were drafted
+UNDRAWN = ("greedy",)  # that go through "logits", where log-probabilities alone ask for normalisers
 CARELESS = ("forgetful",)  # that go through bad entries of the draft's rows, for they recover without these
-SLOW = ("deferred", "miser", "cascade", "relaxed")  # not of many positions: all rows are reduced, or summed up often
+SLOW = ("deferred", "miser", "saver", "cascade", "relaxed")
+"""Not of many positions: all rows are reduced, or summed up often."""
 SLOW_LENGTH = 10
 FIELDS = ("output_token_ids", "num_accepted", "num_emitted", "status")
 COMPILED = ("padded", "ragged-logits")
@@ -173,7 +183,7 @@ def compare(
     by_mass = "next_residual_mass" in strategy.plan.reads
     if by_mass:
         sizes = (tunings.Sizes(), *sizes)  # whose smaller batches are told apart
-    decides = strategy.plan.traits.stop == "first_rejection" or by_mass
+    decides = strategy.plan.traits.stop in {"first_rejection", "window"} or by_mass
     for tunings.SIZES in sizes if decides else sizes[-1:]:
         found = run(engine.verify, strategy, arguments)
         if isinstance(expected, str) or isinstance(found, str):
@@ -383,9 +393,10 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
         "passed": APART + MASSES,
         "wide-draft": WIDE,
         "cut-short": LENGTHS,
+        "logits": UNDRAWN,
     }
-    more |= dict.fromkeys(("by-mass", "every-length", "many", "outside", "outside-one-hot"), MASSES)
-    more["outside-logits"] = FOUND_WITH_STOPS
+    more |= dict.fromkeys(("by-mass", "every-length", "last-entry", "many", "outside", "outside-one-hot"), MASSES)
+    more |= {"outside-logits": FOUND_WITH_STOPS + WINDOWS} | dict.fromkeys(("forgiven", "logits-placeholders"), WINDOWS)
     more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
