@@ -66,13 +66,8 @@ MANY = ("every-length", "lanes", "lanes-passed")
 MEDIUM = (*CORE, "logits")  # calls that "rejection" goes through in a medium batch of several blocks too
 # Beside "rejection", which goes through every call with filters. Their searches take long.
 FILTERED = {
-    "filtered": (
-        "block",
-        "typical",
-        "likeliest",
-        "entropy-scaled",
-        "greedy",
-    ),  # each way to decide and to sum over rows once
+    # Each way to decide and to sum over rows once.
+    "filtered": ("block", "typical", "likeliest", "entropy-scaled", "greedy"),
     "filtered-ends": ("likeliest",),
     "min-p": ("typical",),  # whose sums come after the laws
     "min-p-mixed": ("block", "typical", "likeliest"),
