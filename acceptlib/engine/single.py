@@ -46,11 +46,11 @@ def can_step(plan: Plan, inputs: Inputs) -> bool:
         and not inputs.logprobs
         and not inputs.counts_passed
         and all(
-            rows is not None
-            and rows.data.is_cpu
+            rows.data.is_cpu
             and (4 * rows.data.numel() <= KEPT_BYTES if rows.is_logits else rows.data.dtype == torch.float32)
             and rows.data.shape[-1] == inputs.vocab_size
-            for rows in ((inputs.target, inputs.draft) if plan.reads_draft else (inputs.target,))
+            for rows in (inputs.target, inputs.draft if plan.reads_draft else None)
+            if rows is not None
         )
     )
 
@@ -68,7 +68,7 @@ def step(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
     if status == OK:
         stop, status = _decide(plan, ids, end, numbers, target, draft)
     if status == OK:
-        token, status = _emit(plan, stop, numbers, target, draft, is_bonus=stop == end)
+        token, status = _emit(plan, stop, None if stop == end else ids[stop], numbers, target, draft)
     chains.write(out, [(ids, stop, token, status)])
 
 
@@ -137,6 +137,8 @@ def _decide(
         if draft is not None:
             q = float64(as_words(draft.upto(some.stop))[at])[None]
             values["draft_prob"] = np.where(q > 0, q, 0.0)
+        elif plan.reads_draft:
+            values["draft_prob"] = np.ones_like(p)[None]
         h = decide.broadcast(evaluate(plan.accept, values, plan.constants), p[None])[0].tolist()
         for position, prob, h_i in zip(some, probs, h, strict=True):
             if ids[position] >= vocab_size:
@@ -149,16 +151,20 @@ def _decide(
 
 
 def _emit(
-    plan: Plan, stop: int, numbers: _Numbers, target: _Model, draft: _Model | None, *, is_bonus: bool
+    plan: Plan, stop: int, drafted: int | None, numbers: _Numbers, target: _Model, draft: _Model | None
 ) -> tuple[int, int]:
-    """Return the token at the stopping row, and the row's `Status`."""
+    """Return the token at the stopping row, and the row's `Status`; no token was `drafted` for the bonus row."""
     p = residual = target.row(stop)
     elements, draft_mass = {"p": p, "q": p}, 0.0
-    if plan.residual is not None and not is_bonus:
+    if plan.residual is not None and drafted is not None:
         if draft is not None:
             elements["q"], draft_mass = cleaned(draft.row(stop), is_logits=draft.is_logits)
+        elif plan.reads_draft:
+            elements["q"] = torch.zeros_like(p)
+            elements["q"][0, drafted] = 1
         residual = decide.broadcast(evaluate(plan.residual, elements, plan.constants), p).to(torch.float32)
-    weights, _, row_status = weigh(p, residual, elements, np.array([is_bonus]), draft_mass, is_logits=target.is_logits)
+    is_bonus = np.array([drafted is None])
+    weights, _, row_status = weigh(p, residual, elements, is_bonus, draft_mass, is_logits=target.is_logits)
     status = int(row_status[0])
     return _draw(weights, numbers.bits(), in_place=weights is not p) if status == OK else PLACEHOLDER_TOKEN_ID, status
 
