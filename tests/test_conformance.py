@@ -19,6 +19,7 @@ from rule_mutants import MUTANTS
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult
+from acceptlib.errors import InputError
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Subject, check_strategy, checks_for
 from acceptlib.testing.checks import PROOFS, chosen, name_of
@@ -315,6 +316,12 @@ def test_what_update_state_raises_is_said() -> None:
     assert result.message == "update_state, after a step of 256 requests, raised KeyError: 'budge'"
 
 
+def test_a_strategy_may_be_named() -> None:
+    assert check_strategy("block", only="padding")[0].status == "passed"
+    with pytest.raises(InputError, match="expected_failures: expected a mapping from names of checks to reasons, got"):
+        check_strategy("block", expected_failures=["padding"])  # type: ignore[arg-type]
+
+
 # The class
 
 MODULE = """
@@ -338,6 +345,14 @@ class TestArguments(StrategyConformance):
         return {"unheard_of": 1}
 """
 
+BARE = """
+from acceptlib.testing import StrategyConformance
+
+
+class TestNothing(StrategyConformance):
+    pass
+"""
+
 
 def test_inherited_tests(tmp_path: Path) -> None:
     """One readable id a check, skips with their reasons, strict expectations, further arguments that arrive."""
@@ -358,6 +373,16 @@ def test_inherited_tests(tmp_path: Path) -> None:
     # `verify` does not know them, so they arrive.
     assert outcomes["TestArguments::test_conformance[padding]"] == "FAILED"
     assert "CUDA graphs need a GPU" in output or torch.cuda.is_available()
+
+
+def test_a_class_without_a_strategy_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "test_bare.py").write_text(BARE, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_bare.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    output = subprocess.run(  # noqa: S603 - pytest
+        command, check=False, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    ).stdout
+    assert "strategy: expected a class attribute, what acceptlib.create returns, got None" in output
 
 
 def test_the_suite_needs_neither_pytest_nor_hypothesis() -> None:

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import BackendError, InputError, said, suggest
+from acceptlib.errors import BackendError, InputError, said, shortened, suggest
+from acceptlib.registry import as_strategy
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 from acceptlib.tensors import as_device
 from acceptlib.testing import checks
@@ -135,7 +136,7 @@ def make_subject(
 
 
 def check_strategy(  # noqa: PLR0913 - one keyword a wish
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     *,
     device: str | torch.device = "cpu",
     backend: Choice | None = None,
@@ -147,7 +148,7 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
     """Run the checks that a strategy's declared traits ask for.
 
     Args:
-        strategy: The instance, with its options.
+        strategy: The instance, with its options; or a name.
         device: Where its tensors live.
         backend: `auto`, `torch` or `triton`; None leaves the strategy's own.
         expected_failures: Reason by name of a check that is known to fail. One that passes nevertheless has failed.
@@ -161,13 +162,15 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
 
     Raises:
         ConformanceError: A check failed, and `raises` is true; the message lists every failure.
-        InputError: `only` or `expected_failures` names a check that there is not for this strategy, or there is no such
-            device.
+        InputError: `only` or `expected_failures` names a check that there is not for this strategy, the latter gives no
+            reasons, or there is no such device.
+        UnknownStrategyError: No strategy has the name.
         BackendError: The backend asked for cannot run a plain call.
     """
+    strategy = as_strategy(strategy)
     available = checks_for(strategy)
     chosen = select(available, only)
-    select(available, expected_failures)
+    check_expected(expected_failures, available)
     subject = make_subject(strategy, device=device, backend=backend, verify_arguments=verify_arguments)
     results = [run_check(check, subject, expected_failures) for check in due(subject, chosen)]
     failures = [f"{result.name}: {result.message}" for result in results if result.status == "failed"]
@@ -200,6 +203,15 @@ def select(available: Sequence[Check], names: Iterable[str] | None) -> list[Chec
     return [check for check in available if check.name in wanted]
 
 
+def check_expected(expected_failures: Mapping[str, str], available: Sequence[Check]) -> None:
+    """Raise `InputError` unless these are reasons by name of checks that there are."""
+    if not isinstance(expected_failures, Mapping):
+        what = "a mapping from names of checks to reasons"
+        msg = f"expected_failures: expected {what}, got {shortened(expected_failures)}"
+        raise InputError(msg)
+    select(available, expected_failures)
+
+
 class StrategyConformance:
     """Base of a test class that pytest runs: one test a check.
 
@@ -225,8 +237,9 @@ class StrategyConformance:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Make one test a check, as pytest asks a class to."""
         if "check" in metafunc.fixturenames:
-            found = checks_for(self.strategy)
-            select(found, self.expected_failures)
+            what = "a class attribute, what acceptlib.create returns"
+            found = checks_for(expect_strategy(getattr(self, "strategy", None), what))
+            check_expected(self.expected_failures, found)
             metafunc.parametrize("check", found, ids=[check.name for check in found])
 
     def test_conformance(self, check: Check) -> None:
