@@ -182,7 +182,7 @@ class Call(Rules):
     @property
     def has_argmax(self) -> bool:
         """Whether laws of rows have an argmax; elsewhere it is 0, which nothing reads."""
-        return any(self.temperature + self.best + self.filtered)
+        return any(self.temperature + self.best)
 
     @property
     def normalises(self) -> tuple[bool, bool]:
@@ -421,7 +421,7 @@ class Call(Rules):
     @property
     def counts_rows(self) -> bool:
         """Whether some stage counts the programs that are done with a row."""
-        return self.lazy or self.mass_scalar >= 0 or self.filters
+        return self.lazy or self.mass_scalar >= 0
 
     @property
     def awaits(self) -> bool:
