@@ -88,10 +88,12 @@ class _Model:
     def upto(self, end: int) -> torch.Tensor:
         """Return probabilities [R, V] float32; rows from `end` on are arbitrary."""
         if self.is_logits and self.num_processed < end:
-            some, bitmask = slice(self.num_processed, end), self.given.bitmask
-            request = torch.zeros(end - self.num_processed, dtype=torch.int64, device=self.all.device)
-            mask = None if bitmask is None else bitmask[0, some]
-            process(take(self.given, request, self.given.data[0, some], mask), self.all[some])
+            some, given = slice(self.num_processed, end), self.given
+            rows = Rows(given.data[0, some], is_logits=True)
+            if not given.is_plain:
+                request = torch.zeros(end - self.num_processed, dtype=torch.int64, device=self.all.device)
+                rows = take(given, request, rows.data, None if given.bitmask is None else given.bitmask[0, some])
+            process(rows, self.all[some])
             self.num_processed = end
         return self.all
 
