@@ -1,4 +1,4 @@
-# One command a job. Each sets up what it needs in .venv, on a machine with Python 3.10+ and nothing else.
+# One command a job. Each sets up what it needs in .venv, with Python 3.10+ and access to a package index.
 
 PYTHON ?= python3
 VENV := .venv

@@ -109,6 +109,7 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
         UnknownStrategyError: No strategy has the name.
         PluginError: Two packages provide it, or one twice, or the package's own code raised something else.
         OptionError: An option does not exist or is out of range.
+        StrategyDefinitionError: The strategy's class does not fit the interface under these options.
     """
     config = load(source)
     try:

@@ -28,7 +28,8 @@ def sample(
         rng: Streams of the requests; they do not advance.
         position: Index of the token within this step's draft, from 0. Each position has fixed random numbers, so two
             tokens drawn at the same position would not be independent.
-        sampling: Parameters that turn logits into the law, as `draft_sampling` of `verify`.
+        sampling: Parameters that turn logits into the law, as `draft_sampling` of `verify`; a bitmask is
+            [B, ceil(V/32)] here.
 
     Returns:
         Token ids [B] int64, and the probabilities [B, V] float32 that they were drawn from. Pass the probabilities as

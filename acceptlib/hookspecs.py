@@ -16,6 +16,7 @@ NAMESPACE: Final = "acceptlib"
 
 hookspec = pluggy.HookspecMarker(NAMESPACE)
 hookimpl = pluggy.HookimplMarker(NAMESPACE)
+"""Marks a package's `acceptlib_strategies`, which returns its strategy classes."""
 
 
 @hookspec

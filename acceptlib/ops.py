@@ -67,7 +67,7 @@ def log(a: Value) -> Value:
 def log2(a: Value, guard: float = 0.0) -> Value:
     """Return the base-2 logarithm of `a + guard`; a guard above 0 keeps that of 0 finite.
 
-    On a CPU the sum's memory is written, so that a guard takes no tensor more than the sum.
+    On a CPU the result overwrites `a + guard`, so a guard needs one temporary tensor, not two.
     """
     total = a + guard if guard else a
     return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _function("log2", total)

@@ -74,7 +74,7 @@ class VerifyResult:
     Attributes:
         output_token_ids: [B, K+1] int32: accepted tokens, then the recovered or bonus token, then -1. A result given as
             `out` may have int64 here.
-        num_accepted: [B] int32, accepted drafted prefix, 0..n_b.
+        num_accepted: [B] int32, drafted tokens that stand, 0..n_b.
         num_emitted: [B] int32, `num_accepted + 1`; `num_accepted` where status is not 0.
         status: [B] int8, a `Status`; 0 where all is well.
         logprobs: [B, K+1] float32, log-probability of each emitted token under the processed target row, NaN

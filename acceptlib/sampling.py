@@ -51,9 +51,10 @@ class LogitBias:
 class SamplingParams:
     """How a row of logits becomes the law that tokens are drawn from.
 
-    Parameters apply in the order of transformers' processors: bias and mask, temperature, top-k, top-p, min-p. Each is
-    None for off, one number for all requests, or a tensor [B] with one entry per request. A number out of range raises
-    an error here; a tensor entry out of range marks its request in `VerifyResult.status`.
+    Parameters apply in the order of transformers' processors: bias and mask, temperature, top-k, top-p, min-p. The last
+    four are each None for off, one number for all requests, or a tensor [B] with one entry per request; mask and bias
+    have shapes of their own. A number out of range raises an error here; a tensor entry out of range marks its request
+    in `VerifyResult.status`.
 
     Attributes:
         temperature: >= 0, divides the logits. 0 makes the row one-hot at its argmax (lowest id among ties), whatever

@@ -206,8 +206,9 @@ EXIT_CODES: Final = (
 # Rules and the hook
 
 RULES: Final = (
-    "A rule's parameters are its declaration: it reads, by name, the quantities below, the strategy's own row sums and "
-    "its options. `accept`, `carry`, `forgive` and `residual` read scalars; `residual` and row sums also read entries."
+    "A rule's parameters are its declaration: it reads, by name, the quantities below, the strategy's own row sums, "
+    "its per-request state and its options. `accept`, `carry`, `forgive` and `residual` read scalars; `residual` and "
+    "row sums also read entries."
 )
 
 

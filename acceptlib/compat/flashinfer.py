@@ -40,8 +40,8 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
         draft_probs: [B, K, V], the draft's probabilities.
         draft_token_ids: [B, K] int32 or int64, drawn from them. A negative id ends its request's chain.
         target_probs: [B, K+1, V], the target's probabilities.
-        maybe_output_accepted_token_num: [B] integers; the second result is added to it, in place.
-        maybe_output_emitted_draft_token_num: [B] integers; the third result is added to it, in place.
+        maybe_output_accepted_token_num: [B] int32 or int64; the second result is added to it, in place.
+        maybe_output_emitted_draft_token_num: [B] int32 or int64; the third result is added to it, in place.
         deterministic: Has no effect: results always are.
         generator: Draws the seeds where `seed` is None; None is torch's default generator.
         seed: An int or an int64 or uint64 tensor of length 1, for the whole batch, or of length B, each request's own.
@@ -50,7 +50,7 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
 
     Returns:
         The emitted tokens, [B, K+1] int32 padded with -1; how many drafted tokens pass each on its own, [B]; how many
-        are emitted, [B]. The counts are int32, or the tensors given, with the counts added.
+        drafted tokens are emitted, [B]. The counts are int32, or the tensors given, with the counts added.
 
     Raises:
         InputError: Shapes, dtypes or devices do not fit.

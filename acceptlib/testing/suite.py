@@ -215,8 +215,10 @@ def check_expected(expected_failures: Mapping[str, str], available: Sequence[Che
 class StrategyConformance:
     """Base of a test class that pytest runs: one test a check.
 
+    ```python
     class TestCactus(StrategyConformance):
         strategy = Cactus(delta=0.5)
+    ```
 
     Attributes:
         strategy: The instance under test.
