@@ -195,6 +195,10 @@ class AcceptanceStrategy:
             constants = self.constants()
             self._check_constants(constants)
             self._check_options(constants)
+            traits = self.resolve_traits()
+            if not isinstance(traits, Traits):
+                msg = f"strategy {self.name!r}: expected `resolve_traits` to return Traits, got {shortened(traits)}"
+                raise StrategyDefinitionError(msg)
             self.plan = Plan(
                 name=self.name,
                 accept=self.accept,
@@ -203,7 +207,7 @@ class AcceptanceStrategy:
                 residual=self.residual,
                 row_sums=self._row_sums(),
                 constants=constants,
-                traits=self._checked_traits(),
+                traits=traits,
             )
             self._key = custom_op.register(self)
 
@@ -251,13 +255,6 @@ class AcceptanceStrategy:
     def resolve_traits(self) -> Traits:
         """Return the traits under this instance's options: by default those of the class."""
         return self.traits
-
-    def _checked_traits(self) -> Traits:
-        traits = self.resolve_traits()
-        if not isinstance(traits, Traits):
-            msg = f"strategy {self.name!r}: expected `resolve_traits` to return Traits, got {shortened(traits)}"
-            raise StrategyDefinitionError(msg)
-        return traits
 
     def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:  # noqa: ARG002
         """Return the state of new requests, to be passed to `verify` as `state`: tensors [num_requests] by name.

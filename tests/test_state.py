@@ -86,7 +86,7 @@ REQUESTS = [ordinary(n, VOCABULARY, n) for n in (3, 1, 2)]
         (state(rate=torch.ones(3, dtype=torch.int16)), r"got int16; pass `\.to\(torch\.int32\)`"),
         (state(rate=0.5), r"state\['rate'\]: expected a torch.Tensor, got float"),
         (state(rate=torch.ones(3, device="meta")), r"state\['rate'\]: expected device cpu"),
-        (torch.ones(3), "state: expected Mapping, got tensor"),
+        (torch.ones(3), "state: expected Mapping, got <Tensor"),
     ],
 )
 def test_state_that_does_not_fit(given: Any, message: str) -> None:
