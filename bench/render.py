@@ -19,6 +19,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Final
 
+from acceptlib.benchmarks.environment import OTHERS
 from acceptlib.cli import comparison, report
 from acceptlib.cli.format import Format, write_whole
 
@@ -103,7 +104,7 @@ def section(name: str, record: Record) -> str:
 
 def _origin(name: str, record: Record) -> str:
     """Return on what and with what a record was made."""
-    keys = ("acceptlib", "torch", "triton", "cuda", "driver")
+    keys = ("acceptlib", "torch", "triton", *OTHERS, "cuda", "driver")
     versions = [f"{key} {record[key]}" for key in keys if record.get(key)]
     commit = f"commit `{record['commit'][:12]}`" if record.get("commit") else "no commit"
     return f"{record['machine']}; {', '.join(versions)}; {commit}. Record: `bench/results/{name}.json`."

@@ -651,6 +651,19 @@ class TestCommand:
         assert "| rejection |" in (tmp_path / "r.md").read_text(encoding="utf-8")
         assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
 
+    def test_versions_of_other_libraries_are_said_where_they_are_installed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(environments, "_version", {"transformers": "5.0", "torch": "2.6"}.get)
+        found = environments.environment(torch.device("cpu"))
+        assert {name: found.get(name) for name in ("torch", *environments.OTHERS)} == {
+            "torch": "2.6",
+            "transformers": "5.0",
+            "vllm": None,
+            "flashinfer-python": None,
+        }
+        assert "vllm" not in found
+
     def test_commit_is_that_of_the_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With a mark where the code was changed, and none of a clone around an installed package."""
         for variable in [name for name in os.environ if name.startswith("GIT_")]:

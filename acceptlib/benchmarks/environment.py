@@ -7,14 +7,18 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+OTHERS: Final = ("transformers", "vllm", "flashinfer-python")
+"""What figures compare with."""
+
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return machine, versions and commit."""
+    """Return machine, versions and commit; versions of other libraries where they are installed."""
     versions = {name: _version(name) for name in ("acceptlib", "torch", "triton")}
+    versions |= {name: version for name in OTHERS if (version := _version(name)) is not None}
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)
         driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
