@@ -84,7 +84,7 @@ class Rule:
         """
         try:
             value = self.function(*args)
-        except (ArithmeticError, AttributeError, NameError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, IndexError, NameError, TypeError, ValueError) as error:
             if isinstance(error, AcceptlibError):
                 raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -117,6 +117,8 @@ def _advice(error: Exception) -> str:
     """Return what to do about an error in a rule, as sentences."""
     if isinstance(error, NameError):
         return ""
+    if isinstance(error, IndexError):
+        return " What a rule reads has no entries to pick: a tuple of constants is its value at the position already."
     if isinstance(error, ArithmeticError):
         instead = ", or divide with acceptlib.ops.ratio" if isinstance(error, ZeroDivisionError) else ""
         return f" Numbers of options and constants alone gave this: change one of them{instead}."

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, Uniforms, VerifyResult, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, Uniforms, VerifyResult, ops, row_sum, rule
 from acceptlib.ops import Value
 from acceptlib.strategies.block import Block
 from acceptlib.strategies.greedy import Greedy
@@ -387,6 +387,22 @@ class NearlyNeutral(Lenience):
     @rule
     def accept(target_prob: Value, draft_prob: Value, lenience: Value) -> Value:
         return ops.minimum(ops.ratio(target_prob, 0.9999 * lenience * draft_prob), 1.0)
+
+
+@rules("acceptance_is_probability")
+class UnguardedLogarithm(Rejection):
+    """An entropy is NaN where the target's row has a 0, and no comparison with it holds."""
+
+    name = "unguarded-logarithm"
+    traits = UNBOUNDED
+
+    @row_sum
+    def negentropy(p: Value) -> Value:
+        return p * ops.log(p)
+
+    @rule
+    def accept(target_prob: Value, negentropy: Value) -> Value:
+        return ops.where(target_prob > 0.3 * ops.exp(negentropy), 1.0, 0.0)
 
 
 @rules("acceptance_is_probability")

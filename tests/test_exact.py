@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, exact, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, exact, ops, row_sum, rule
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
-from acceptlib.exact import oracle
+from acceptlib.exact import figures, oracle
 from acceptlib.testing.checks.law import PAIRS
 
 EXACT = 1e-12
@@ -332,6 +332,42 @@ def test_a_rule_that_returns_nan_has_no_law(strategy: AcceptanceStrategy, messag
         with pytest.raises(StrategyDefinitionError) as caught:
             function(strategy, target, draft)
         assert str(caught.value).startswith(f"{message} [0], where p = [0.5, 0.5, 0.0] and q = [0.25, 0.75, 0.0]")
+
+
+class OfToken(AcceptanceStrategy):
+    """Whose residual, and in one of two ways whose acceptance, depends on which token was drafted."""
+
+    name = "of-token"
+    traits = Traits(guarantee="lossy", bound="none")
+
+    @row_sum
+    def others(p: Any, is_drafted: Any) -> Any:
+        return ops.where(is_drafted, 0.0, p)
+
+    @rule
+    def accept(others: Any) -> Any:
+        return 0.9 * others
+
+    @rule
+    def residual(p: Any, q: Any, is_drafted: Any) -> Any:
+        return ops.where(is_drafted, 0.0, p + q)
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 1 << 20])
+def test_figures_are_the_same_however_many_tokens_are_taken_at_a_time(
+    pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor of V rows of V numbers would not fit memory."""
+    generator = torch.Generator().manual_seed(0)
+    target, draft = (torch.softmax(torch.randn(n, 5, generator=generator), -1).double() for n in (2, 1))
+    monkeypatch.setattr(figures, "MOST_NUMBERS", pieces)
+    found = exact.step_figures(OfToken(), torch.tensor([1]), target, draft, 1)
+    law = exact.law(OfToken(), target, draft)
+    first = torch.zeros(5, dtype=torch.float64)
+    for tokens, chance in law.items():
+        first[tokens[0]] += chance
+    p = target[0] / target[0].sum()
+    assert found.tv == pytest.approx(float((first - p).abs().sum()) / 2, abs=1e-12)
 
 
 @pytest.mark.parametrize("stop", ["first_rejection", "last_acceptance"])

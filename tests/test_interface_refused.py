@@ -67,6 +67,22 @@ def test_name_is_a_word_of_a_command_line(attribute: str, name: str) -> None:
     assert str(caught.value).endswith(f"got {name!r}")
 
 
+def test_a_tuple_has_no_entries_to_pick() -> None:
+    class Levels(AcceptanceStrategy):
+        name = "levels"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        class Options(Options):
+            levels: tuple[float, ...] = (0.5, 0.2)
+
+        @rule
+        def accept(levels: Any, position: Any) -> Any:
+            return levels[position]
+
+    with pytest.raises(StrategyDefinitionError, match=r"rule '.*accept': .* is its value at the position already"):
+        exact.law(Levels(), torch.tensor([[0.5, 0.5]] * 3), torch.tensor([[0.5, 0.5]] * 2))
+
+
 def test_resolved_traits_are_traits() -> None:
     class Nameless(AcceptanceStrategy):
         name = "no-traits"

@@ -29,6 +29,9 @@ from acceptlib.strategy import AcceptanceStrategy
 TRUNCATED_VOCABULARY: Final = 4
 TRUNCATED_LENGTH: Final = 3
 
+MOST_NUMBERS: Final = 1 << 20
+"""Numbers of a tensor with a row [V] for each of some drafted tokens, unless V alone is more."""
+
 ROUNDING: Final = 1e-14
 """Probability that may be rounding."""
 
@@ -165,16 +168,30 @@ def row_law(
     Returns:
         [V] float64.
     """
-    ids = torch.arange(len(p))[:, None]
+    every, draft = torch.arange(len(p))[:, None], q
     p, q = p[None, None], q[None, None]
-    before = {**values, **row_scalars(plan, ids, p, q, values, numbers)}
-    carry = evaluate(plan.carry, before, numbers) if plan.carry else before["carry"]
-    h = evaluate(plan.accept, {**before, "carry": carry}, numbers)
-    h = probability_of(torch.as_tensor(h, dtype=torch.float64).expand(ids.shape)[:, 0])
-    rejected = q[0, 0] * (1 - h)
-    recovered = draw_law(residuals(plan, ids, p, q, before, numbers), p, plan.traits.recovered)[:, 0]
-    # Where the residual does not depend on the drafted token, there is one law for all.
-    return q[0, 0] * h + (rejected @ recovered if len(recovered) > 1 else rejected.sum() * recovered[0])
+
+    def of_tokens(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return h [n] of drafted tokens [n, 1], and the laws [n, V] of what replaces them; [1, V] if that is one."""
+        before = {**values, **row_scalars(plan, ids, p, q, values, numbers)}
+        carry = evaluate(plan.carry, before, numbers) if plan.carry else before["carry"]
+        h = torch.as_tensor(evaluate(plan.accept, {**before, "carry": carry}, numbers), dtype=torch.float64)
+        recovered = draw_law(residuals(plan, ids, p, q, before, numbers), p, plan.traits.recovered)[:, 0]
+        return probability_of(h.expand(ids.shape)[:, 0]), recovered
+
+    # Where entries depend on the drafted token, all tokens at once would take V^2 numbers.
+    by_token = any("is_drafted" in row_sum.names for row_sum in plan.used_row_sums.values())
+    by_token = by_token or len(of_tokens(every[:2])[1]) > 1
+    out = torch.zeros_like(draft)
+    step = max(1, MOST_NUMBERS // len(every)) if by_token else len(every)
+    for start in range(0, len(every), step):
+        ids = every[start : start + step]
+        token = ids[:, 0]
+        h, recovered = of_tokens(ids)
+        rejected = draft[token] * (1 - h)
+        out[token] += draft[token] * h
+        out += rejected @ recovered if len(recovered) > 1 else rejected.sum() * recovered[0]
+    return out
 
 
 def _first_token_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:

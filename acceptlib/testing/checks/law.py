@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
@@ -11,8 +12,10 @@ import torch
 from torch.nn import functional
 
 from acceptlib import exact, registry
+from acceptlib.engine import decide
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import ConformanceError
+from acceptlib.exact.enumeration import row_scalars
 from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, mask_drafted, mixed, same, tokens
 from acceptlib.testing.subject import Skipped, Subject, expect
 
@@ -105,9 +108,10 @@ LATER: Final = (*((name, pair, 2) for name, pair in PAIRS.items()), ("of two ent
 def check_acceptance_is_probability(subject: Subject) -> None:
     """The rule returns a probability for every row, which does not fall as the next row's residual mass grows.
 
-    It does so in every state that steps lead to. Catches an unguarded division, which gives NaN at 0 / 0 and an
-    infinity at p / 0, a ratio that was not cut at 1, a budget that goes below 0, and a rule whose masses cannot be left
-    out: an engine finds them only where they can still change the decision.
+    It does so in every state that steps lead to. Catches a row sum that is NaN where the target's row has a 0, for
+    which no comparison holds, an unguarded division, which gives NaN at 0 / 0 and an infinity at p / 0, a ratio that
+    was not cut at 1, a budget that goes below 0, and a rule whose masses cannot be left out: an engine finds them only
+    where they can still change the decision.
     """
     plan, keys = subject.plan, subject.distinct
     ids = torch.cartesian_prod(*[torch.arange(VOCABULARY)] * 2).repeat(len(keys), 1)
@@ -119,6 +123,8 @@ def check_acceptance_is_probability(subject: Subject) -> None:
         q = torch.stack([draft((0,) * position) for position in range(2)])
         for rows in (q, p[:2], zero):
             rows = rows.expand(len(ids), -1, -1)  # noqa: PLW2901 - for every sequence
+            if rows is not zero:
+                _expect_finite_sums(subject, name, ids, p, rows, state)
             h = exact.acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state).h
             for index, position in (~((h >= 0) & (h <= 1 + EXACT))).nonzero()[:1].tolist():  # NaN compares as false
                 where, found = f"rows {name!r}{subject.having(keys[index // each])}", float(h[index, position])
@@ -126,6 +132,23 @@ def check_acceptance_is_probability(subject: Subject) -> None:
                 raise ConformanceError(msg)
     if "next_residual_mass" in plan.accept.names:
         _expect_no_fall(plan, subject.state([keys[index % len(keys)] for index in range(64)]))
+
+
+def _expect_finite_sums(
+    subject: Subject, name: str, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]
+) -> None:
+    """Expect the row sums to be numbers: a comparison with NaN is false, so a rule would decide without a word."""
+    plan = subject.plan
+    values, numbers = decide.positional(plan, torch.full((len(ids),), ids.shape[1]), ids.shape[1], state)
+    scalars = row_scalars(plan, ids, p[:-1].expand(len(ids), -1, -1), q, values, numbers)
+    for row_sum in plan.used_row_sums:
+        for _, position in (~scalars[row_sum].isfinite()).nonzero()[:1].tolist():
+            found, row = float(scalars[row_sum][0, position]), reprlib.repr(p[position].tolist())
+            msg = (
+                f"rows {name!r}: expected row sum {row_sum!r} to be finite, got {found} for p = {row}: `ops.log(0)` is "
+                "-inf, and 0 times it NaN; `ops.log2(p, 1e-5)` is finite"
+            )
+            raise ConformanceError(msg)
 
 
 def _expect_no_fall(plan: Plan, state: Mapping[str, torch.Tensor]) -> None:
