@@ -121,10 +121,9 @@ def check_acceptance_is_probability(subject: Subject) -> None:
     for name, (target, draft) in PAIRS.items():
         p = torch.stack([target((0,) * position) for position in range(3)])
         q = torch.stack([draft((0,) * position) for position in range(2)])
+        _expect_finite_sums(plan, name, ids, p, q, state)
         for rows in (q, p[:2], zero):
             rows = rows.expand(len(ids), -1, -1)  # noqa: PLW2901 - for every sequence
-            if rows is not zero:
-                _expect_finite_sums(subject, name, ids, p, rows, state)
             h = exact.acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state).h
             for index, position in (~((h >= 0) & (h <= 1 + EXACT))).nonzero()[:1].tolist():  # NaN compares as false
                 where, found = f"rows {name!r}{subject.having(keys[index // each])}", float(h[index, position])
@@ -135,15 +134,14 @@ def check_acceptance_is_probability(subject: Subject) -> None:
 
 
 def _expect_finite_sums(
-    subject: Subject, name: str, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]
+    plan: Plan, name: str, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]
 ) -> None:
     """Expect the row sums to be numbers: a comparison with NaN is false, so a rule would decide without a word."""
-    plan = subject.plan
     values, numbers = decide.positional(plan, torch.full((len(ids),), ids.shape[1]), ids.shape[1], state)
-    scalars = row_scalars(plan, ids, p[:-1].expand(len(ids), -1, -1), q, values, numbers)
+    scalars = row_scalars(plan, ids, *(rows.expand(len(ids), -1, -1) for rows in (p[:-1], q)), values, numbers)
     for row_sum in plan.used_row_sums:
-        for _, position in (~scalars[row_sum].isfinite()).nonzero()[:1].tolist():
-            found, row = float(scalars[row_sum][0, position]), reprlib.repr(p[position].tolist())
+        for index, position in (~scalars[row_sum].isfinite()).nonzero()[:1].tolist():
+            found, row = float(scalars[row_sum][index, position]), reprlib.repr(p[position].tolist())
             msg = (
                 f"rows {name!r}: expected row sum {row_sum!r} to be finite, got {found} for p = {row}: `ops.log(0)` is "
                 "-inf, and 0 times it NaN; `ops.log2(p, 1e-5)` is finite"
