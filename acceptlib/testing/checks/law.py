@@ -138,7 +138,8 @@ def _expect_finite_sums(
 ) -> None:
     """Expect the row sums to be numbers: a comparison with NaN is false, so a rule would decide without a word."""
     values, numbers = decide.positional(plan, torch.full((len(ids),), ids.shape[1]), ids.shape[1], state)
-    scalars = row_scalars(plan, ids, *(rows.expand(len(ids), -1, -1) for rows in (p[:-1], q)), values, numbers)
+    shape = len(ids), -1, -1
+    scalars = row_scalars(plan, ids, p[:-1].expand(shape), q.expand(shape), values, numbers)
     for row_sum in plan.used_row_sums:
         for index, position in (~scalars[row_sum].isfinite()).nonzero()[:1].tolist():
             found, row = float(scalars[row_sum][index, position]), reprlib.repr(p[position].tolist())
