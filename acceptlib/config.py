@@ -150,7 +150,7 @@ def _say(key: str, detail: ErrorDetails) -> str:
         return f"unknown key {key}.{suggest(detail['loc'][-1], known)} Available: {', '.join(known)}."
     if detail["type"] == "missing":
         return f"key {key} is required."
-    if detail["loc"][-1] == "[key]":  # not a key of the config, but of a table in it
+    if detail["loc"][-1:] == ("[key]",):  # not a key of the config, but of a table in it
         table = ".".join(map(str, detail["loc"][:-2]))
         return f"key {table!r}: expected texts as keys, got {shortened(detail['input'])}."
     problem = "expected a table" if detail["type"] == "dict_type" else detail["msg"]
