@@ -713,6 +713,100 @@ def compare_listed(logits: torch.Tensor) -> str:
     return cases.compare(triton_calls.strategies()["rejection"], arguments, (*cases.EVERY_SIZE, cases.RUNS))
 
 
+class Entropic(AcceptanceStrategy):
+    """Accepts by the entropy of the target's row, so that its last digit shows."""
+
+    name = "entropic"
+    traits = Traits(guarantee="lossy", bound="none", top_k=3)
+
+    @rule
+    def accept(target_entropy: Value) -> Value:
+        """Return h."""
+        return target_entropy / 16
+
+
+class EntropicTops(Entropic):
+    """The same of the entropy of the row's largest entries."""
+
+    name = "entropic-tops"
+
+    @rule
+    def accept(target_top_entropy: Value) -> Value:
+        """Return h."""
+        return target_top_entropy / 16
+
+
+NEIGHBOURS = {
+    "top-k": {"top_k": (0, 7)},
+    "top-p": {"top_p": (1.0, 0.9)},
+    "min-p": {"min_p": (0.0, 0.1)},
+    "all": {"top_k": (301, 7), "top_p": (1.0, 0.9), "min_p": (0.0, 0.1)},
+}
+"""Sampling parameters of a request without a filter, and of its neighbour."""
+
+
+def compare_neighbours(kind: str) -> str:
+    """Return an empty string if a neighbour's filter changes nothing, down to the last bit of a random number.
+
+    Two random numbers next to each other, of which the first one tells tokens apart, are told apart beside it too.
+    """
+    row, draft = 3 * torch.randn(2, 301, generator=torch.Generator().manual_seed(17))
+    accepts = kind in {"entropic", "entropic-tops"}
+    strategy = {"entropic": Entropic, "entropic-tops": EntropicTops}.get(kind, Contrary)()
+    drafted = int(kind != "bonus")
+    bits = 53 if accepts else 64
+
+    def verify(numbers: list[int], filters: dict[str, tuple[float, float]]) -> list[int]:
+        """Return what requests of this row do by their random numbers, beside one that has the filters."""
+        count = len(numbers) + bool(filters)
+        given = torch.tensor([number - 2**64 * (number >= 2**63) for number in numbers] + [5] * bool(filters))
+        uniforms = acceptlib.Uniforms(
+            accept=(given.double() * 2.0**-53 if accepts else torch.ones(count) / 2).double()[:, None][:, :drafted],
+            emit=given,
+        )
+        parameters = {
+            name: torch.tensor([own] * len(numbers) + [other], dtype=torch.int32 if name == "top_k" else torch.float32)
+            for name, (own, other) in filters.items()
+        }
+        result = engine.verify(
+            strategy.plan,
+            cases.inputs(
+                torch.full((count, drafted), 11),
+                target_logits=row.expand(count, drafted + 1, -1),
+                draft_logits=draft.expand(count, drafted, -1) if kind == "residual" else None,
+                uniforms=uniforms,
+                sampling=acceptlib.SamplingParams(temperature=torch.full((count,), 0.7), **parameters),
+            ),
+        )
+        assert result.status.count_nonzero() == 0
+        found = result.num_accepted if accepts else result.output_token_ids[:, 0]
+        return [int(number) for number in found[: len(numbers)]]
+
+    tunings.SIZES = cases.EVERY_SIZE[0]
+    (middle,) = verify([2 ** (bits - 1)], {})
+    # `after` is the first number that is rejected, or draws a later token than the middle one.
+    before, after = 0, 2**bits - 1
+    while after - before > 1:
+        numbers = sorted({before + 1 + (after - before - 2) * i // 15 for i in range(16)})
+        found = verify(numbers, {})
+        past = [number for number, each in zip(numbers, found, strict=True) if (each < 1 if accepts else each > middle)]
+        after = min(past, default=after)
+        before = max((number for number in numbers if number < after), default=before)
+    ends = [before, after]
+    expected = verify(ends, {})
+    assert expected[0] != expected[1]
+    wrong = []
+    for name, filters in NEIGHBOURS.items():
+        for tunings.SIZES in (*cases.EVERY_SIZE, cases.RUNS):
+            found = verify(ends, filters)
+            if found != expected:
+                wrong.append(f"{name}, {tunings.SIZES}: {found}, not {expected}")
+    return "; ".join(wrong)
+
+
+NEIGHBOURLY = {f"neighbours-{kind}": kind for kind in ("residual", "recovered", "bonus", "entropic", "entropic-tops")}
+
+
 def labels() -> list[tuple[str, str]]:
     """Return the mode and the name of every case: modes run side by side."""
     by_lists = [f"min-p-{room}" for room in LISTED]
@@ -722,6 +816,7 @@ def labels() -> list[tuple[str, str]]:
         *(("interpreted:laws", label) for label in (*laws, *(f"entropy-{kind}" for kind in entropy_calls()), *SUMS)),
         *(("interpreted:wide", label) for label in (*wide, *(f"draws-{gap}" for gap in DRAWN))),
         *(("interpreted:wide", f"listed-{kind}") for kind in wide_rows()),
+        *(("interpreted:neighbours", label) for label in NEIGHBOURLY),
     ]
 
 
@@ -769,7 +864,10 @@ def main(mode: str, path: str) -> None:
     whole = {"BLOCK": engine.BLOCK, "TILE": engine.TILE}
     cases.shrink()
     cases.shrink_further()
-    results = run_laws() if mode == "interpreted:laws" else run_wide(whole)
+    if mode == "interpreted:neighbours":
+        results = {label: compare_neighbours(kind) for label, kind in NEIGHBOURLY.items()}
+    else:
+        results = run_laws() if mode == "interpreted:laws" else run_wide(whole)
     Path(path).write_text(json.dumps(results), encoding="utf-8")
 
 

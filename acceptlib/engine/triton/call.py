@@ -390,14 +390,23 @@ class Call(Rules):
         return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
 
     @property
-    def draws_by_law(self) -> bool:
-        """Whether the weights are the target's row, but for a drafted token: sums of blocks tell where a draw falls.
+    def knows_weights(self) -> bool:
+        """Whether the weights of draws are the target's logits under their law, but for a drafted token.
 
-        These sums are those behind the row's law, or those that `masses` asks for.
+        If so, the sums behind the law of a row without a filter tell where a draw falls, whatever other requests have.
         """
         keeps = self.residual is None or (self.keeps_target and not self.has_draft and self.recovered == "sample")
-        of_logits = keeps and self.logits[0] and not self.filtered[0]
-        return self.masses or (self.draws and of_logits and self.mass_scalar < 0)
+        return self.draws and keeps and self.logits[0] and self.mass_scalar < 0
+
+    @property
+    def draws_by_law(self) -> bool:
+        """Whether sums of blocks tell where every draw falls: those behind the row's law, or of `masses`."""
+        return self.masses or (self.knows_weights and not self.filtered[0])
+
+    @property
+    def mixes_draws(self) -> bool:
+        """Whether requests without a filter are drawn by law, and rows of others are weighed."""
+        return self.knows_weights and self.filtered[0]
 
     @property
     def weighs(self) -> bool:

@@ -46,7 +46,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
     """
     target, law = request.target, row.target_law
     lane = tl.zeros((1,), tl.int32)
-    parts = laws.load_parts(target, lane + stop, lane == 0, CALL, TARGET)
+    parts = laws.load_blocks(target, lane + stop, lane == 0, CALL, TARGET)
     factor = rows.factor_of(target, CALL, TARGET)
     index = tl.arange(0, CALL.max_blocks)
     maxima, sums = tl.max(parts.maxima, 0), tl.sum(parts.sums, 0)  # of the only row

@@ -122,7 +122,7 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
 
     The last program weighs none. It writes the rest of the result, and draws where the others cannot.
     """
-    kind = results.kind_of(stop, length, CALL)
+    kind = results.kind_of(stop, length, request, CALL)
     if grid.program < grid.num_programs:
         raw, row = open_block(stop, length, grid, kept, request, CALL)
         _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
@@ -135,12 +135,12 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
                     status = tl.where(kept.unsound == stop, INVALID_ROW, status)
             else:
                 status = results.fault_of(kind, row, row_fault, fault, request, CALL)
-            held.write(token, (status == 0) & (kind.known == 0), out.token_ids_ptr + stop, CALL)
+            held.write(token, (status == 0) & kind.weighed, out.token_ids_ptr + stop, CALL)
     else:
         row = kept_row(stop, length, kept, request, CALL)
         row_fault = laws.status_of(row.target_law, CALL)
         status = results.fault_of(kind, row, row_fault, fault, request, CALL)
-        drawn = (status == 0) & (kind.known == 0)
+        drawn = (status == 0) & kind.weighed
         if CALL.draws_held:
             lane = tl.arange(0, results.WRITTEN)
             ids = positions.tokens_at(request, lane, lane < stop, -1)
@@ -281,7 +281,7 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
     """
     program, num_programs, num_blocks = grid
     raw, row = open_block(stop, length, grid, kept, request, CALL)
-    kind = results.kind_of(stop, length, CALL)
+    kind = results.kind_of(stop, length, request, CALL)
     is_bonus = kind.is_bonus
     idle = kind.idle
     if CALL.mass_scalar >= 0:
@@ -376,7 +376,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
 
     `found` is what programs found of the row; nothing where none is weighed.
     """
-    kind = results.kind_of(stop, length, CALL)
+    kind = results.kind_of(stop, length, request, CALL)
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
     ids = positions.tokens_at(request, lane, lane < stop, -1)
@@ -398,6 +398,9 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
             token, row_fault = listed.draw_listed(kind, row, found, random.bits_of(request, CALL), request, CALL)
     else:
         token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
+    if CALL.mixes_draws:
+        if not (kind.known | kind.weighed):
+            token, row_fault = draw.by_law(stop, kind.is_bonus, row, random.bits_of(request, CALL), request, CALL)
     if CALL.has_bonus:
         # In the ragged layout, a placeholder that ends the chain early has a row of its own, not the bonus token's.
         if stop == (count if CALL.ragged else length):

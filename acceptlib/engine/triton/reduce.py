@@ -135,10 +135,16 @@ def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
         terms = evaluate(CALL.sums[i], numbers, tl.float32)
         if not CALL.vanishing[i]:
             terms = tl.where(inside, terms, 0.0)
-        scalars.store_sum(i, terms, position, block, drafted, request, CALL)
+        if CALL.filtered[TARGET] and i == CALL.entropy_scalar:
+            scalars.store_entropy(i, terms, raw.target, position, block, drafted, request, CALL)
+        else:
+            scalars.store_sum(i, terms, position, block, drafted, request, CALL)
     if CALL.top_k and not CALL.tops:
         # An infinity makes the entropy NaN.
         left = tl.where(inside, tl.where(p == p, p, float("inf")), float("-inf"))
+        if CALL.filtered[TARGET]:
+            if not rows.is_filtered(request.target, CALL, TARGET):
+                left = raw.target
         scalars.store_tops(left, position, block, drafted, request, CALL)
 
 

@@ -36,28 +36,34 @@ class Kind(NamedTuple):
         is_bonus: Whether it is the bonus row.
         takes_best: Whether an argmax is taken.
         known: Whether that is the argmax of the target's row, which its law holds.
+        weighed: Whether it is drawn by weights; where it is neither this nor known, the row's law tells what is drawn.
         idle: Whether no block has to be weighed.
     """
 
     is_bonus: tl.tensor
     takes_best: tl.tensor
     known: tl.tensor
+    weighed: tl.tensor
     idle: tl.tensor
 
 
 @triton.jit
-def kind_of(stop, length, CALL: tl.constexpr):
+def kind_of(stop, length, request, CALL: tl.constexpr):
     """Return what is emitted at a row."""
     is_bonus = stop == length
     takes_best = (is_bonus & (CALL.bonus == "argmax")) | ((stop < length) & (CALL.recovered == "argmax"))
     known = takes_best
     if CALL.residual is not None:
         known = takes_best & is_bonus
+    weighed = known == 0
     # The argmax of a row of the target is in its law: nothing is left to reduce, unless sums are checked or waited for.
     idle = known
+    if CALL.mixes_draws:
+        weighed = weighed & rows.is_filtered(request.target, CALL, TARGET)
+        idle = weighed == 0
     if (CALL.given_probs and CALL.draws) or CALL.awaits:
         idle = known & (stop < 0)  # never
-    return Kind(is_bonus, takes_best, known, idle)
+    return Kind(is_bonus, takes_best, known, weighed, idle)
 
 
 @triton.jit

@@ -255,6 +255,21 @@ def floor_of(model):
 
 
 @triton.jit
+def is_filtered(model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Return whether top-k, top-p or min-p may leave out entries of a request's rows."""
+    found = model.width < 0  # never
+    if CALL.top_ks[MODEL]:
+        top_k = tl.load(model.top_k_ptr)
+        found = found | ((top_k > 0) & (top_k < model.width))
+    if CALL.top_ps[MODEL]:
+        top_p = tl.load(model.top_p_ptr)
+        found = found | ((top_p > 0) & (top_p < 1))
+    if CALL.min_ps[MODEL]:
+        found = found | (floor_of(model) > 0)
+    return found
+
+
+@triton.jit
 def load(model, position, entry, mask, other, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return entries of rows after bias and mask, float32; positions and entries broadcast."""
     x = load_raw(model, position, entry, mask, other, KEEP, CALL)

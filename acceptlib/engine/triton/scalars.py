@@ -8,10 +8,18 @@ Each block of a row leaves its part in the workspace, and whoever needs a scalar
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton import laws
 from acceptlib.engine.triton.keys import LOWEST, key_of, logit_of
 from acceptlib.engine.triton.laws import LN_2, REDUCE_THREADS, inverse_of, log2_from_one
-from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of
-from acceptlib.engine.triton.sums import MAGNITUDE_LIMIT, MAGNITUDE_SCALE, ROW_SUM_LIMIT, SUM_SCALE, fours
+from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of, is_filtered
+from acceptlib.engine.triton.sums import (
+    MAGNITUDE_LIMIT,
+    MAGNITUDE_SCALE,
+    ROW_SUM_LIMIT,
+    SUM_SCALE,
+    fours,
+    sum_exp_and_bits,
+)
 
 MOST_IN_LISTS = tl.constexpr(4)
 """Largest entries, at most, for each thread to find its own first: longer lists take too many comparisons."""
@@ -40,12 +48,43 @@ def row_sum(NUM: tl.constexpr, position, length, request, CALL: tl.constexpr):
     total = tl.where(tl.sum(magnitudes, 1) < MAGNITUDE_LIMIT, total, float("nan"))
     if CALL.entropy_scalar == NUM:
         total = total * LN_2
+        if CALL.filtered[TARGET]:
+            if not is_filtered(request.target, CALL, TARGET):
+                total = _entropy_with_law(position, length, parts, request, CALL)
     return _in_shape_of(position, total)
 
 
 @triton.jit
+def store_entropy(NUM: tl.constexpr, terms, x, position, block, mask, request, CALL: tl.constexpr):
+    """Store one block's part of the entropy of a row of logits x, which is the sum NUM of `terms` if it is filtered.
+
+    Without a filter it is found as in a call without filters, so that no request depends on others.
+    """
+    target = request.target
+    if is_filtered(target, CALL, TARGET):
+        store_sum(NUM, terms, position, block, mask, request, CALL)
+    else:
+        at = position.to(tl.int64) * target.num_blocks + block
+        maximum = tl.load(target.maxima_ptr + at, mask=mask, other=0.0)
+        _, bits = sum_exp_and_bits(x, maximum, factor_of(target, CALL, TARGET), CALL.loops)
+        tl.store(_parts(NUM, request) + at, bits, mask=mask)
+
+
+@triton.jit
+def _entropy_with_law(position, length, bits, request, CALL: tl.constexpr):
+    """Return the entropies of rows without a filter, given what `store_entropy` left of their blocks."""
+    target = request.target
+    lane = _as_lanes(position)
+    blocks = laws.load_blocks(target, lane, lane < length, CALL, TARGET)
+    maximum, total = laws.combine(target, blocks, CALL, TARGET)
+    law = laws.law_of(target, blocks, maximum, total, CALL, TARGET)
+    parts = laws.Parts(blocks.maxima, blocks.sums, blocks.best, bits)
+    return laws.entropy_of(parts, law.maximum, law.normaliser, tl.maximum(total, 1), factor_of(target, CALL, TARGET))
+
+
+@triton.jit
 def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
-    """Store the largest entries [BLOCK] of one block of a target's row, in order: logits where `CALL.tops`."""
+    """Store the largest entries [BLOCK] of one block of a target's row, in order: logits if these have no filter."""
     at = position.to(tl.int64) * request.target.num_blocks + block
     TOP_K: tl.constexpr = CALL.top_k
     lists = (x,)
@@ -69,6 +108,7 @@ def top_entropy(position, length, request, law, CALL: tl.constexpr):
     TOP_K: tl.constexpr = CALL.top_k
     LISTS: tl.constexpr = TOP_K if TOP_K <= MOST_IN_LISTS else 1  # ranks that are held at a time: all, or one
     factor = factor_of(request.target, CALL, TARGET)
+    as_logits = is_filtered(request.target, CALL, TARGET) == 0
     at, inside = _blocks_at(position, length, request, CALL)
     index = tl.arange(0, CALL.max_blocks)[None, :]
     taken = inside.to(tl.int64) * 0
@@ -89,22 +129,38 @@ def top_entropy(position, length, request, law, CALL: tl.constexpr):
             left = (_top_keys(taken, at, inside & (taken < TOP_K), request, CALL),)
         keys = left
         if CALL.tops:
-            # The weight is an exponential, so its logarithm is at hand.
-            relative = (logit_of(largest) - law.maximum) * factor
-            weight = tl.exp2(relative).to(tl.float64)
-            log = relative.to(tl.float64) * LN_2
+            weight, log = _exponential(largest, law, factor)
         else:
             weight = tl.maximum(logit_of(largest), 0.0).to(tl.float64)
             log = tl.log(tl.where(weight > 0, weight, 1.0))
+            if CALL.filtered[TARGET]:
+                if as_logits:
+                    weight, log = _exponential(largest, law, factor)
         total += weight
         logs += tl.where(weight > 0, weight * log, 0.0)
     if CALL.tops:
-        rough = total.to(tl.float32)
-        entropy = log2_from_one(rough) * LN_2 - logs * inverse_of(total, 1 / rough)
-        entropy = tl.where(factor == 0, 0.0 * law.maximum, entropy)  # NaN where the row has no law
+        entropy = _entropy_of(total, logs, law, factor)
     else:
         entropy = tl.log(total) - logs / total
+        if CALL.filtered[TARGET]:
+            if as_logits:
+                entropy = _entropy_of(total, logs, law, factor)
     return _in_shape_of(position, entropy)
+
+
+@triton.jit
+def _exponential(key, law, factor):
+    """Return the weights of logits, relative to the largest, and their logarithms, which are at hand."""
+    relative = (logit_of(key) - law.maximum) * factor
+    return tl.exp2(relative).to(tl.float64), relative.to(tl.float64) * LN_2
+
+
+@triton.jit
+def _entropy_of(total, logs, law, factor):
+    """Return entropies, given the sum of such weights, and of weights times their logarithms."""
+    rough = total.to(tl.float32)
+    entropy = log2_from_one(rough) * LN_2 - logs * inverse_of(total, 1 / rough)
+    return tl.where(factor == 0, 0.0 * law.maximum, entropy)  # NaN where the row has no law
 
 
 @triton.jit
@@ -124,12 +180,19 @@ def _parts(NUM: tl.constexpr, request):
 @triton.jit
 def _blocks_at(position, length, request, CALL: tl.constexpr):
     """Return where the blocks of rows at positions [n], or of one row, are among those of a kind, and which exist."""
-    lane = position
-    if len(position.shape) == 0:
-        lane = tl.zeros((1,), tl.int32) + position
+    lane = _as_lanes(position)
     index = tl.arange(0, CALL.max_blocks)[None, :]
     exists = (lane < length)[:, None] & (index < request.target.num_blocks)
     return lane.to(tl.int64)[:, None] * request.target.num_blocks + index, exists
+
+
+@triton.jit
+def _as_lanes(position):
+    """Return positions [n], or the only one [1]."""
+    if len(position.shape) == 0:
+        return tl.zeros((1,), tl.int32) + position
+    else:
+        return position
 
 
 @triton.jit
