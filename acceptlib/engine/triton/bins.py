@@ -279,12 +279,12 @@ def finish_row(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     maximum = tl.load(record.maximum_ptr, cache_modifier=".cg")
     above = tl.load(record.above_ptr, cache_modifier=".cg")
     total = tl.load(record.total_ptr, cache_modifier=".cg")
-    top_p = tl.load(model.top_p_ptr).to(tl.float64)
     masses = tl.load(bins.sums_ptr + each, cache_modifier=".cg")
     counts = tl.load(bins.counts_ptr + each, cache_modifier=".cg")
     tl.debug_barrier()  # loads stay ahead of it, also of what another warp stores below
     if cut != cut:
         row = Reduced(position, model, maximum, rows.factor_of(model, CALL, MODEL))
+        top_p = model.top_p.to(tl.float64)
         to_keep = mass_to_keep(top_p, total)
         number = tl.sum((above + tl.cumsum(masses, 0) < to_keep).to(tl.int32), 0)
         above += tl.sum(tl.where(each < number, masses, 0), 0)

@@ -73,7 +73,7 @@ class Given(NamedTuple):
 class Model(NamedTuple):
     """One model's rows of one request, of `num_blocks` blocks each: pointers are at its first row.
 
-    `temperature` and `min_p` are loaded but not looked at, so that loads that do not need them are on their way first.
+    Sampling parameters are loaded but not looked at, so that loads that do not need them are on their way first.
     `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
     and the argmax of each block of each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is
     what is reduced of the target alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its
@@ -88,8 +88,8 @@ class Model(NamedTuple):
     num_rows: tl.tensor
     num_blocks: tl.tensor
     temperature: tl.tensor
-    top_k_ptr: tl.tensor
-    top_p_ptr: tl.tensor
+    top_k: tl.tensor
+    top_p: tl.tensor
     min_p: tl.tensor
     mask_ptr: tl.tensor
     mask_row_stride: tl.tensor
@@ -178,6 +178,12 @@ def open_model(
     temperature = tl.full((), 1.0, tl.float32)
     if CALL.temperature[MODEL]:
         temperature = tl.load(given.temperature_ptr + request)
+    top_k = tl.full((), 0, tl.int32)
+    if CALL.top_ks[MODEL]:
+        top_k = tl.load(given.top_k_ptr + request)
+    top_p = tl.full((), 1.0, tl.float32)
+    if CALL.top_ps[MODEL]:
+        top_p = tl.load(given.top_p_ptr + request)
     min_p = tl.full((), 0.0, tl.float32)
     if CALL.min_ps[MODEL]:
         min_p = tl.load(given.min_p_ptr + request)
@@ -195,8 +201,8 @@ def open_model(
         num_rows=rows_here,
         num_blocks=num_blocks,
         temperature=temperature,
-        top_k_ptr=given.top_k_ptr + request,
-        top_p_ptr=given.top_p_ptr + request,
+        top_k=top_k,
+        top_p=top_p,
         min_p=min_p,
         mask_ptr=mask_ptr,
         mask_row_stride=given.mask_row_stride,
@@ -220,10 +226,9 @@ def fault_of(model, vocab_size, CALL: tl.constexpr, MODEL: tl.constexpr):
     if CALL.temperature[MODEL]:
         fault = tl.where((model.temperature >= 0) & (model.temperature < float("inf")), 0, INVALID_PARAMETER)
     if CALL.top_ks[MODEL]:
-        fault = tl.where(tl.load(model.top_k_ptr) >= 0, fault, INVALID_PARAMETER)
+        fault = tl.where(model.top_k >= 0, fault, INVALID_PARAMETER)
     if CALL.top_ps[MODEL]:
-        top_p = tl.load(model.top_p_ptr)
-        fault = tl.where((top_p > 0) & (top_p <= 1), fault, INVALID_PARAMETER)
+        fault = tl.where((model.top_p > 0) & (model.top_p <= 1), fault, INVALID_PARAMETER)
     if CALL.min_ps[MODEL]:
         fault = tl.where((model.min_p >= 0) & (model.min_p <= 1), fault, INVALID_PARAMETER)
     if CALL.biased[MODEL]:
@@ -259,11 +264,9 @@ def is_filtered(model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return whether top-k, top-p or min-p may leave out entries of a request's rows."""
     found = model.width < 0  # never
     if CALL.top_ks[MODEL]:
-        top_k = tl.load(model.top_k_ptr)
-        found = found | ((top_k > 0) & (top_k < model.width))
+        found = found | ((model.top_k > 0) & (model.top_k < model.width))
     if CALL.top_ps[MODEL]:
-        top_p = tl.load(model.top_p_ptr)
-        found = found | ((top_p > 0) & (top_p < 1))
+        found = found | ((model.top_p > 0) & (model.top_p < 1))
     if CALL.min_ps[MODEL]:
         found = found | (floor_of(model) > 0)
     return found

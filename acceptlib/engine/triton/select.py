@@ -83,20 +83,16 @@ def store_law(position, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     parts = laws.load_blocks(model, lane + position, lane == 0, CALL, MODEL)
     # On their way while the law is combined, if registers are left for them.
     early = () if CALL.lazy else maxima_of(position, model, CALL)
-    top_p = tl.full((), 1.0, tl.float64)
-    if CALL.top_ps[MODEL]:
-        top_p = tl.load(model.top_p_ptr).to(tl.float64)
     least = rows.floor_of(model) if CALL.min_ps[MODEL] else tl.full((), 0.0, tl.float32)
     maximum, sums = laws.largest_of(parts.maxima), tl.zeros((1,), tl.int64)
     if (not CALL.min_p_alone) | (least == 0):  # there are no sums of all entries otherwise
         _, sums = laws.combine(model, parts, CALL, MODEL)
     law = laws.law_of(model, parts, maximum, sums, CALL, MODEL)
     maximum, normaliser = tl.sum(law.maximum, 0), tl.sum(law.normaliser, 0)
-    top_k = tl.full((), 0, tl.int64)
+    top_k, top_p = model.top_k.to(tl.int64), model.top_p.to(tl.float64)
     total = tl.full((), 1, tl.int64)
     to_keep = total
     if CALL.top_ks[MODEL]:
-        top_k = tl.load(model.top_k_ptr).to(tl.int64)
         top_k = tl.where((top_k > 0) & (top_k < model.width), top_k, 0)
     if CALL.top_ps[MODEL]:
         top_p = tl.where(top_p > 0, tl.minimum(top_p, 1.0), 1.0)
