@@ -20,6 +20,7 @@ from rule_mutants import MUTANTS
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult
 from acceptlib.errors import InputError
+from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Subject, check_strategy, checks_for
 from acceptlib.testing.checks import PROOFS, chosen, name_of
@@ -283,6 +284,19 @@ class Remembers(AcceptanceStrategy):
 def test_a_verify_of_its_own_may_carry_other_shapes() -> None:
     passed = {result.name for result in check_strategy(Remembers()) if result.status == "passed"}
     assert passed >= {"initial_state", "update_state", "neighbours", "lossless_over_two_steps"}
+
+
+def test_a_verify_of_its_own_may_go_through_the_engine() -> None:
+    """Which takes ways to the host on the CPU that it does not take on a GPU."""
+
+    class Delegates(Greedy):
+        name = "delegates"
+
+        def verify(self, *arguments: Any, **named: Any) -> VerifyResult:
+            return Greedy().verify(*arguments, **named)
+
+    (result,) = check_strategy(Delegates(), only="no_host_synchronisation")
+    assert result.status == "passed"
 
 
 def test_a_state_that_the_caller_gives_needs_no_initial_one() -> None:

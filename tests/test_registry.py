@@ -563,6 +563,36 @@ def test_alias_yields_to_another_package_s_name(install: Install, other: str) ->
     assert loaded("good-coin 1.2").problems == ()
 
 
+def test_plugins_says_what_is_wrong_with_a_rule(install: Install) -> None:
+    """It shows only when the strategy is created; one whose options have no default is not at fault."""
+    hook = """
+class Misspelt(Coin):
+    name = "misspelt-coin"
+
+    @acceptlib.rule
+    def accept(target_porb):
+        return target_porb
+
+class Choosy(Coin):
+    name = "choosy-coin"
+
+    class Options(acceptlib.Options):
+        side: int
+
+@acceptlib.hookimpl
+def acceptlib_strategies():
+    return [Coin, Misspelt, Choosy]
+"""
+    install("fine-coin", source("fine-coin", hook=hook))
+    records = json.loads(CliRunner().invoke(app, ["plugins", "-f", "json"]).stdout)
+    found = {record["entry_point"]: record for record in records}
+    assert found["fine-coin"]["strategies"] == ["fine-coin", "misspelt-coin", "choosy-coin"]
+    (problem,) = found["fine-coin"]["problems"]
+    assert "'misspelt-coin'" in problem
+    assert "'target_porb'" in problem
+    assert found["acceptlib"]["problems"] == []
+
+
 def test_one_class_given_twice_is_one_strategy_and_reported(install: Install) -> None:
     hook = """
 class Other(Coin):

@@ -29,7 +29,8 @@ from acceptlib.cli.format import (
     width_of,
 )
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
-from acceptlib.errors import said
+from acceptlib.errors import AcceptlibError, OptionError, said
+from acceptlib.strategy import AcceptanceStrategy
 
 GUARANTEE_ORDER: Final = ("lossless", "greedy", "lossy")
 
@@ -198,13 +199,13 @@ class _Page:
 
 @app.command("plugins")
 def plugins_command(form: FormatOption = Format.plain) -> None:
-    """List the sources of strategies, and what went wrong with them."""
+    """List the sources of strategies, and what went wrong with them and with creating their strategies."""
     records: list[dict[str, Any]] = [
         {
             "entry_point": plugin.name,
             "distribution": plugin.distribution,
             "strategies": [strategy.name for strategy in plugin.strategies],
-            "problems": list(plugin.problems),
+            "problems": [*plugin.problems, *filter(None, map(_fault_of, plugin.strategies))],
         }
         for plugin in registry.loaded_plugins()
     ]
@@ -224,6 +225,17 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
         for record in records
     ]
     show(columns, rows, records, form)
+
+
+def _fault_of(strategy: type[AcceptanceStrategy]) -> str:
+    """Return what is wrong with a strategy if creating it shows that; nothing if some option lacks a default."""
+    try:
+        registry.create(strategy.name)
+    except OptionError:
+        return ""
+    except AcceptlibError as error:
+        return said(error)
+    return ""
 
 
 @app.command("schema")

@@ -112,7 +112,7 @@ def check_update_state(subject: Subject) -> None:
         result = subject.strategy.verify(**rows, **arguments, rng=rng)
         spare = {name: tensor.clone() for name, tensor in held.items()}
         subject.strategy.update_state(spare, result)  # the first call may compile
-        with waiting_is_an_error(subject.device, reads=True):
+        with waiting_is_an_error(subject.device):
             returned = subject.strategy.update_state(state, result)  # type: ignore[func-returns-value]
         expect(
             returned is None, f"update_state returned {returned!r}, which is lost: write into the tensors of `state`"
