@@ -429,6 +429,18 @@ class OverridesConstraints(Rejection):
         return ops.maximum(ops.minimum(ops.ratio(target_prob, draft_prob), 1.0), 0.1)
 
 
+@rules("wide_flat_rows")
+class SpreadsOut(Rejection):
+    """The recovered token is drawn from roots, which add up to more than a draw takes where a vocabulary is large."""
+
+    name = "spreads-out"
+    traits = UNBOUNDED
+
+    @rule
+    def residual(p: Value) -> Value:
+        return ops.sqrt(p) / 8.0
+
+
 @rules("drawn_token_is_possible")
 class LeakyResidual(Rejection):
     """1e-9 is added to every entry of the residual."""

@@ -34,6 +34,7 @@ EVERY: Final[tuple[Function, ...]] = (
     values.check_token_outside_vocabulary,
     values.check_nan_in_draft_is_zero,
     values.check_larger_target_vocabulary,
+    values.check_wide_flat_rows,
     contract.check_result_types,
     contract.check_accepted_tokens_are_drafted,
     contract.check_counts,

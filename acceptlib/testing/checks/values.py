@@ -15,6 +15,7 @@ from acceptlib.testing.batches import ALMOST_ONE, fixed, generator, mask_drafted
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 VOCABULARY: Final = 11
+WIDE: Final = 1 << 15
 COUNT: Final = 12
 ROUNDING: Final = 1e-5
 """Least distance of a uniform from h at which rows in float32 decide as rows in float64 do."""
@@ -192,3 +193,22 @@ def check_larger_target_vocabulary(subject: Subject) -> None:
     for layout in ("padded", "ragged"):
         one, other = (subject.verify(requests, layout) for requests in (narrow, wide))
         same(one, other, what=f"{layout}, narrow draft rows and the same padded with zeros")
+
+
+def check_wide_flat_rows(subject: Subject) -> None:
+    """A row as wide as a model's, and flat, gets a token wherever its request stops.
+
+    Catches a residual whose weights add up to more the wider a row is, like sqrt(p): a draw takes at most 4 in all, so
+    that requests of a small vocabulary are served and a model's are marked.
+    """
+    request = ordinary(2, WIDE, 0)
+    assert request.q is not None  # noqa: S101 - `ordinary` gives it rows
+    request.ids[:] = torch.tensor([0, 2])
+    request.p[:] = 1 / WIDE
+    request.q[:] = torch.where(torch.arange(WIDE) % 2 == 0, 2 / WIDE, 0.0)
+    for draft in (True, False):
+        for u in (0.0, ALMOST_ONE):
+            result = subject.verify([request], draft=draft, uniforms=fixed(1, 2, u, 1))
+            status = int(result.status[0])
+            where = f"{'with' if draft else 'without'} draft rows, u = {u}, V = {WIDE}"
+            expect(status == Status.OK, f"{where}: expected a token and status 0, got status {status}")
