@@ -31,9 +31,9 @@ import cli_support
 import memory_interpreted as memory
 import triton_calls
 import triton_engine_cases as cases
+import triton_law_cases as laws
 from gpu_cases import FULL, LONG, K, Step, V, batch, create, every_form, every_strategy, on_a_gpu, same, streams
 from triton import knobs
-from triton_law_cases import Expecting
 
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, launching, tunings
@@ -292,6 +292,12 @@ def test_tuning_changes_nothing(name: str, form: str) -> None:
             assert same(strategy.verify(**call, rng=streams(16), state=state), expected)
 
 
+@pytest.mark.parametrize("kind", laws.NEIGHBOURLY.values())
+def test_a_neighbour_s_filter_changes_nothing(kind: str) -> None:
+    """Down to the last bit of a random number, in rows of several blocks."""
+    assert laws.compare_neighbours(kind, (tunings.SIZES,), vocab_size=FULL, device="cuda") == ""
+
+
 # Addresses beyond 2^31
 
 
@@ -306,7 +312,7 @@ def test_entropies(kind: str, count: int) -> None:
     p = rows.softmax(-1)
     expected = torch.special.entr(p.double() if kind == "probs" else rows.double().softmax(-1)).sum(-1)[:, 0]
     given = {"target_probs": p} if kind == "probs" else {"target_logits": rows}
-    strategy, ids = Expecting(backend="triton"), torch.zeros(count, 1, dtype=torch.int64, device="cuda")
+    strategy, ids = laws.Expecting(backend="triton"), torch.zeros(count, 1, dtype=torch.int64, device="cuda")
     assert strategy.verify(ids, **given, state={"expected": expected}).num_accepted.tolist() == [1] * count
 
 

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -740,17 +740,17 @@ NEIGHBOURS = {
     "top-k": {"top_k": (0, 7)},
     "top-p": {"top_p": (1.0, 0.9)},
     "min-p": {"min_p": (0.0, 0.1)},
-    "all": {"top_k": (301, 7), "top_p": (1.0, 0.9), "min_p": (0.0, 0.1)},
+    "all": {"top_k": (0, 7), "top_p": (1.0, 0.9), "min_p": (0.0, 0.1)},
 }
 """Sampling parameters of a request without a filter, and of its neighbour."""
 
 
-def compare_neighbours(kind: str) -> str:
+def compare_neighbours(kind: str, sizes: Sequence[tunings.Sizes], vocab_size: int = 301, device: str = "cpu") -> str:
     """Return an empty string if a neighbour's filter changes nothing, down to the last bit of a random number.
 
     Two random numbers next to each other, of which the first one tells tokens apart, are told apart beside it too.
     """
-    row, draft = 3 * torch.randn(2, 301, generator=torch.Generator().manual_seed(17))
+    row, draft = (3 * torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(17))).to(device)
     accepts = kind in {"entropic", "entropic-tops"}
     strategy = {"entropic": Entropic, "entropic-tops": EntropicTops}.get(kind, Contrary)()
     drafted = int(kind != "bonus")
@@ -760,29 +760,29 @@ def compare_neighbours(kind: str) -> str:
         """Return what requests of this row do by their random numbers, beside one that has the filters."""
         count = len(numbers) + bool(filters)
         given = torch.tensor([number - 2**64 * (number >= 2**63) for number in numbers] + [5] * bool(filters))
+        given = given.to(device)
         uniforms = acceptlib.Uniforms(
-            accept=(given.double() * 2.0**-53 if accepts else torch.ones(count) / 2).double()[:, None][:, :drafted],
+            accept=(given.double() * 2.0**-53 if accepts else given.double() * 0 + 0.5)[:, None][:, :drafted],
             emit=given,
         )
         parameters = {
-            name: torch.tensor([own] * len(numbers) + [other], dtype=torch.int32 if name == "top_k" else torch.float32)
-            for name, (own, other) in filters.items()
+            name: torch.tensor([own] * len(numbers) + [other], device=device) for name, (own, other) in filters.items()
         }
         result = engine.verify(
             strategy.plan,
             cases.inputs(
-                torch.full((count, drafted), 11),
+                torch.full((count, drafted), 11, device=device),
                 target_logits=row.expand(count, drafted + 1, -1),
                 draft_logits=draft.expand(count, drafted, -1) if kind == "residual" else None,
                 uniforms=uniforms,
-                sampling=acceptlib.SamplingParams(temperature=torch.full((count,), 0.7), **parameters),
+                sampling=acceptlib.SamplingParams(temperature=torch.full((count,), 0.7, device=device), **parameters),
             ),
         )
         assert result.status.count_nonzero() == 0
         found = result.num_accepted if accepts else result.output_token_ids[:, 0]
         return [int(number) for number in found[: len(numbers)]]
 
-    tunings.SIZES = cases.EVERY_SIZE[0]
+    tunings.SIZES = sizes[0]
     (middle,) = verify([2 ** (bits - 1)], {})
     # `after` is the first number that is rejected, or draws a later token than the middle one.
     before, after = 0, 2**bits - 1
@@ -797,7 +797,7 @@ def compare_neighbours(kind: str) -> str:
     assert expected[0] != expected[1]
     wrong = []
     for name, filters in NEIGHBOURS.items():
-        for tunings.SIZES in (*cases.EVERY_SIZE, cases.RUNS):
+        for tunings.SIZES in sizes:
             found = verify(ends, filters)
             if found != expected:
                 wrong.append(f"{name}, {tunings.SIZES}: {found}, not {expected}")
@@ -865,7 +865,9 @@ def main(mode: str, path: str) -> None:
     cases.shrink()
     cases.shrink_further()
     if mode == "interpreted:neighbours":
-        results = {label: compare_neighbours(kind) for label, kind in NEIGHBOURLY.items()}
+        results = {
+            name: compare_neighbours(kind, (*cases.EVERY_SIZE, cases.RUNS)) for name, kind in NEIGHBOURLY.items()
+        }
     else:
         results = run_laws() if mode == "interpreted:laws" else run_wide(whole)
     Path(path).write_text(json.dumps(results), encoding="utf-8")
