@@ -269,11 +269,6 @@ def main() -> None:
     rows: list[Row] = []
     extra: dict[int, dict[str, Any]] = {}
     names = given.paths.split(";")
-    # A process's first measurement differs from all later ones, even from a repetition: it is left out.
-    first = next(workloads_of(names[0], given))
-    for row in measured(names[0], first, device):
-        print(f"left out: {row.name}: {row.microseconds}", row.error or "", file=sys.stderr)
-    torch.cuda.empty_cache()
     for name in names:
         path = PATHS[name]
         for workload in workloads_of(name, given):

@@ -888,15 +888,29 @@ def test_queued_calls_are_timed_where_the_device_never_waits(monkeypatch: pytest
 
 
 def test_replayed_calls_are_timed_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which holds them several times over; the time is that of one."""
+    """Which holds them several times over; the time is that of one, and none of a process's first graphs."""
     queue: Any = Queue(filled_after=0.0, call=5e-6)
     graph, calls = mock.Mock(), [lambda: captured.append(None)] * 3
     captured: list[None] = []
-    graph.replay.side_effect = lambda: setattr(queue, "calls", queue.calls + len(captured))
-    queue.CUDAGraph, queue.graph = lambda: captured.clear() or graph, lambda _: contextlib.nullcontext()
+    graphs: list[None] = []
+    slow = timing.FIRST_GRAPHS * timing.REPLAYS * 2  # replays
+
+    def replay() -> None:
+        queue.calls += len(captured) * (1 if graph.replay.call_count > slow else 2)
+
+    def new() -> Any:
+        captured.clear()
+        graphs.append(None)
+        return graph
+
+    graph.replay.side_effect = replay
+    queue.CUDAGraph, queue.graph = new, lambda _: contextlib.nullcontext()
     monkeypatch.setattr(timing.torch, "cuda", queue)
-    assert timing.replayed(calls, torch.device("cuda")).median == pytest.approx(5.0)
-    assert len(captured) == 18
+    monkeypatch.setattr(timing, "_GRAPHS", itertools.count())
+    for expected in (timing.FIRST_GRAPHS + 1, timing.FIRST_GRAPHS + 2):
+        assert timing.replayed(calls, torch.device("cuda")).median == pytest.approx(5.0)
+        assert len(captured) == 18
+        assert len(graphs) == expected
 
 
 def test_figure_of_times() -> None:
