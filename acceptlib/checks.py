@@ -393,7 +393,11 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
     expect("out.status", out.status, (num_requests,), (torch.int8,), device)
     for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
         if logprobs != (value is not None):
-            msg = f"{name}: expected {'a tensor' if logprobs else 'None'}, as logprobs={logprobs} says"
+            wanted, got = ("a tensor [B, K+1] float32", "None") if logprobs else ("None", "a tensor")
+            msg = (
+                f"{name}: expected {wanted}, as logprobs={logprobs} says, got {got}: make `out` with "
+                f"VerifyResult.empty(..., logprobs={logprobs})"
+            )
             raise InputError(msg)
         if value is not None:
             expect(name, value, (num_requests, most + 1), (torch.float32,), device)

@@ -125,7 +125,7 @@ def _advice(error: Exception) -> str:
     if isinstance(error, AttributeError) and _lacks_op(error):
         known = sorted(name for name, value in vars(ops).items() if inspect.isfunction(value) and name[0] != "_")
         return f"{suggest(error.name, known)} Available: {', '.join(known)}."
-    return " Rules take numbers, arrays and tensors: use acceptlib.ops"
+    return " Rules take numbers, arrays and tensors: use acceptlib.ops."
 
 
 class RowSum(Rule):

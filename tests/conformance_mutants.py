@@ -171,6 +171,18 @@ def greedy_without_rows(verify: Call, ids: torch.Tensor, arguments: dict[str, An
     return verify(ids, **arguments)
 
 
+@engine("lossless_over_two_steps", traits=Rejection.traits)
+def bonus_of_the_row_before(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """From four drafted tokens on, the bonus token is drawn from the row before its own."""
+    if ids.ndim > 1 and ids.shape[1] >= 4:
+
+        def repeated(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat((rows[:, :-1], rows[:, -2:-1]), 1)
+
+        arguments = with_rows(arguments, "target", repeated)
+    return verify(ids, **arguments)
+
+
 @engine("lossless_over_two_steps", inner=Block, traits=Block.traits)
 def next_step_reuses_noise(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """Acceptance noise is keyed by seed and position, and so the same in every step."""

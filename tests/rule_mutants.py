@@ -377,6 +377,17 @@ class IgnoresOption(Rejection):
         return ops.minimum(ops.ratio(0.8 * target_prob + 0.2 * draft_prob, draft_prob), 1.0)
 
 
+@rules("options_are_read")
+class ForgetsOption(Rejection):
+    """Its only option changes nothing."""
+
+    name = "forgets-option"
+    traits = UNBOUNDED
+
+    class Options(acceptlib.Options):
+        weight: float = 0.8
+
+
 @rules("neutral_setting")
 class NearlyNeutral(Lenience):
     """The neutral value is neutral but for one in ten thousand."""
@@ -403,6 +414,47 @@ class UnguardedLogarithm(Rejection):
     @rule
     def accept(target_prob: Value, negentropy: Value) -> Value:
         return ops.where(target_prob > 0.3 * ops.exp(negentropy), 1.0, 0.0)
+
+
+@rules("acceptance_is_probability")
+class SumOfLogarithms(Rejection):
+    """A sum of guarded logarithms is a number in small rows alone: in a model's its terms are too large."""
+
+    name = "sum-of-logarithms"
+    traits = UNBOUNDED
+
+    @row_sum
+    def logarithms(p: Value) -> Value:
+        return ops.log2(p, 1e-5)
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, logarithms: Value) -> Value:
+        sharp = ops.where(logarithms < 0.0, 1.0, 0.0)
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0) * sharp
+
+
+@rules("acceptance_is_probability")
+class MoreThanOneLater(Rejection):
+    """From the fourth position on, accept returns more than 1."""
+
+    name = "more-than-one-later"
+    traits = UNBOUNDED
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, position: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob), ops.where(position < 3.0, 1.0, 3.0))
+
+
+@rules("acceptance_is_probability")
+class MoreThanOneOfLargeIds(Rejection):
+    """Of ids of 40 or more, accept returns more than 1."""
+
+    name = "more-than-one-of-large-ids"
+    traits = UNBOUNDED
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, draft_token_id: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob), ops.where(draft_token_id < 40.0, 1.0, 3.0))
 
 
 @rules("acceptance_is_probability")

@@ -145,7 +145,10 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"out": result_like(status=torch.zeros(2, dtype=torch.int32))},
         ["out.status", "int8", "int32"],
     ),
-    "out-lacks-logprobs": ({"out": result_like(), "logprobs": True}, ["out.logprobs", "a tensor"]),
+    "out-lacks-logprobs": (
+        {"out": result_like(), "logprobs": True},
+        ["out.logprobs", "a tensor", "got None: make `out` with VerifyResult.empty(..., logprobs=True)"],
+    ),
     "out-has-logprobs": ({"out": result_like(logprobs=torch.zeros(2, 3))}, ["out.logprobs", "None"]),
     "out-logprobs-shape": (
         {"out": result_like(logprobs=torch.zeros(2, 2)), "logprobs": True},

@@ -144,7 +144,11 @@ class NanAcceptance(Rejection):
 @pytest.mark.parametrize(
     ("strategy", "check", "message"),
     [
-        (NanAcceptance(), "acceptance_is_probability", "rows 'random': expected accept in [0, 1], got nan"),
+        (
+            NanAcceptance(),
+            "acceptance_is_probability",
+            "rows 'random', position 0 of drafted tokens [0, 0]: expected accept in [0, 1], got nan",
+        ),
         (NanResidual(), "drawn_token_is_possible", "request 0, u = 0.0, bits = 0: emitted [], p = ["),
     ],
     ids=["acceptance", "draw"],

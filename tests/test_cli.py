@@ -108,9 +108,19 @@ def test_names_keep_their_order() -> None:
     assert names_of("--strategies", "typical, block,typical") == ["typical", "block"]
 
 
-@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000, "{a=" * 5000], ids=["digits", "lists", "tables"])
-def test_value_that_python_cannot_read(text: str) -> None:
-    assert "Expected a number" in fails("show", "typical", "-o", f"posterior_alpha={text}")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("9" * 5000, "Expected a number"),
+        ("[" * 5000, "-o: expected a value as in TOML, got '[[["),
+        ("{a=" * 5000, "-o: expected a value as in TOML, got '{a={a="),
+        ("[0.5,", "-o: expected a value as in TOML, got '[0.5,': "),
+        ("'0.5", '-o: expected a value as in TOML, got "\'0.5": '),
+    ],
+    ids=["digits", "lists", "tables", "list", "text"],
+)
+def test_value_that_is_no_toml(text: str, message: str) -> None:
+    assert message in fails("show", "typical", "-o", f"posterior_alpha={text}")
 
 
 @pytest.mark.parametrize("given", [(None, None), ("folder", None)], ids=["bundled", "given"])

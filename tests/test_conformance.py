@@ -18,7 +18,7 @@ from engine_mutants import Budget
 from rule_mutants import MUTANTS
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
 from acceptlib.errors import InputError
 from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.rejection import Rejection
@@ -284,6 +284,46 @@ class Remembers(AcceptanceStrategy):
 def test_a_verify_of_its_own_may_carry_other_shapes() -> None:
     passed = {result.name for result in check_strategy(Remembers()) if result.status == "passed"}
     assert passed >= {"initial_state", "update_state", "neighbours", "lossless_over_two_steps"}
+
+
+class Matches(AcceptanceStrategy):
+    """Draws a sample of the target, and goes on while it is the drafted token: lossless, and reads no q."""
+
+    name = "matches"
+    traits = Traits(guarantee="lossless")
+
+    @rule
+    def accept(target_prob: Any) -> Any:
+        return target_prob
+
+    @rule
+    def residual(p: Any, is_drafted: Any) -> Any:
+        return ops.where(is_drafted, 0.0, p)
+
+
+class Reluctant(AcceptanceStrategy):
+    """Rejection sampling that accepts seven tenths of what it could, and takes as much less from the residual."""
+
+    name = "reluctant"
+    traits = Traits(guarantee="lossless")
+
+    class Options(acceptlib.Options):
+        share: float = 0.7
+
+    @rule
+    def accept(target_prob: Any, draft_prob: Any, share: Any) -> Any:
+        return share * ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+
+    @rule
+    def residual(p: Any, q: Any, share: Any) -> Any:
+        return p - share * ops.minimum(p, q)
+
+
+@pytest.mark.parametrize("strategy", [Matches, Reluctant])
+def test_other_lossless_rules_pass(strategy: type[AcceptanceStrategy]) -> None:
+    """Whatever of a draft they accept, and though they need not accept a token that the draft could not have drawn."""
+    results = check_strategy(strategy())
+    assert {result.name for result in results if result.status == "skipped"} == ELSEWHERE
 
 
 def test_a_verify_of_its_own_may_go_through_the_engine() -> None:

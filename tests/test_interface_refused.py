@@ -205,6 +205,13 @@ def test_an_entropy_of_no_entries() -> None:
         made(LOSSY, accept=rule(lambda target_top_entropy: target_top_entropy))()
 
 
+@pytest.mark.parametrize("promise", [{"bound": "TV <= 1"}, {"neutral": {"a": 1.0}, "neutral_equals": "rejection"}])
+@pytest.mark.parametrize("guarantee", ["lossless", "greedy"])
+def test_a_promise_beside_a_guarantee_that_says_more(guarantee: Any, promise: dict[str, Any]) -> None:
+    with pytest.raises(StrategyDefinitionError, match=f"no bound and no neutral setting with guarantee='{guarantee}'"):
+        Traits(guarantee=guarantee, **promise)
+
+
 @pytest.mark.parametrize("given", [{"neutral": {"lenience": 1.0}}, {"neutral_equals": "rejection"}])
 def test_a_neutral_setting_says_what_it_equals(given: dict[str, Any]) -> None:
     with pytest.raises(StrategyDefinitionError, match="expected neutral and neutral_equals together"):

@@ -79,8 +79,8 @@ LEGEND: Final = {
     "floor us": "summing the rows that the step has to read",
     "of floor": "the floor as a share of the time: 100% where nothing but summing these rows takes time",
     "tau": "emitted tokens a step",
-    "match": "the result is the oracle's; other libraries draw numbers of their own, and only the form of their "
-    "results is checked",
+    "match": "the result is the oracle's, or what a third party's own rule gives in float64; other libraries draw "
+    "numbers of their own, and only the form of their results is checked",
 }
 """By heading of a column."""
 

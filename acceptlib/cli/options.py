@@ -15,6 +15,7 @@ import typer
 from acceptlib import config, registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import Format
+from acceptlib.errors import said, shortened
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -114,10 +115,17 @@ def names_of(option: str, text: str) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """Return `text` as the TOML value it is, or as a string where it is none, so that `a=word` needs no quotes."""
+    """Return `text` as the TOML value it is, or as a string where it is none, so that `a=word` needs no quotes.
+
+    Raises:
+        CommandError: It begins as a list, a table or a text of TOML, and is none.
+    """
     try:
         table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than Python reads
+    except (ValueError, RecursionError) as error:  # no TOML, or more digits or brackets than Python reads
+        if text.startswith(("[", "{", '"', "'")):
+            msg = f"-o: expected a value as in TOML, got {shortened(text)}: {said(error)}"
+            raise CommandError(msg) from None
         return text
     return table["value"] if len(table) == 1 else text
 
@@ -126,7 +134,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Return the options given as `key=value`.
 
     Raises:
-        CommandError: One has no `=` or no key, is given twice, or is `backend`.
+        CommandError: One has no `=` or no key, is given twice, is `backend`, or has a value that only begins as TOML.
     """
     values: dict[str, Any] = {}
     for assignment in assignments:

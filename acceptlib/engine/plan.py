@@ -79,6 +79,12 @@ class Traits:
                 f"Traits: expected neutral and neutral_equals together, got {self.neutral} and {self.neutral_equals!r}"
             )
             raise StrategyDefinitionError(msg)
+        if self.guarantee != "lossy" and (self.bound or self.neutral):
+            msg = (
+                f"Traits: expected no bound and no neutral setting with guarantee={self.guarantee!r}, which promises "
+                f"more, got bound={self.bound!r} and neutral={self.neutral}"
+            )
+            raise StrategyDefinitionError(msg)
         if not isinstance(self.state, tuple) or not all(isinstance(name, str) for name in self.state):
             msg = f"Traits.state: expected a tuple of str, got {self.state!r}"
             raise StrategyDefinitionError(msg)

@@ -19,7 +19,7 @@ class Fly(AcceptanceStrategy):
 
     Formula: h_i = min(1, p_i(x_i) / q_i(x_i)). A rejected token still stands if p_i(x_i) > 0, the entropy of the
     row's `fly_entropy_top_k` largest probabilities, renormalised, is at least `fly_entropy_threshold`, and the next
-    W = min(fly_window, n_b - 1) drafted tokens exist and are accepted by h. The first token that does not stand
+    W = min(fly_window, n_b - 1) >= 1 drafted tokens exist and are accepted by h. The first token that does not stand
     stops; the recovered token is drawn from max(p_i - q_i, 0), normalised.
 
     Source: arXiv 2511.22972; defaults of vLLM's `fly` method.

@@ -19,7 +19,8 @@ class Typical(AcceptanceStrategy):
     Guarantee: lossy, without a bound. The draft's rows are not read.
 
     Formula: h_i = 1 if p_i(x_i) > min(posterior_threshold, posterior_alpha * exp(-H_i)), else 0, with
-    H_i = -sum_x p_i(x) log p_i(x). The first rejection stops, and the recovered token is argmax p_i.
+    H_i = -sum_x p_i(x) log p_i(x). The first rejection stops, and the recovered token is argmax p_i, or with
+    `recovery="sample"` a sample of p_i.
 
     Source: Cai et al. 2024 (Medusa), arXiv 2401.10774, section 3.3. The defaults and the argmax are those of vLLM's
     TypicalAcceptanceSampler; Medusa's own code swaps the two numbers, 0.3 and 0.09. Both guard the logarithm by 1e-5,

@@ -18,6 +18,9 @@ from acceptlib.rng import Rng, Uniforms
 ALMOST_ONE: Final = 1 - 2**-53
 """The largest u there is."""
 
+ROUNDING: Final = 1e-5
+"""Least distance of a uniform from h at which rows in float32 decide as rows in float64 do."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -26,6 +26,7 @@ PROOFS: Final[dict[str, tuple[Function, ...]]] = {
 """By declared guarantee: what must be proven before anything is measured."""
 
 EVERY: Final[tuple[Function, ...]] = (
+    law.check_options_are_read,
     law.check_acceptance_is_probability,
     values.check_decisions_follow_rules,
     values.check_impossible_draft_never_stands,

@@ -11,14 +11,22 @@ from acceptlib.engine import decide
 from acceptlib.exact import acceptance
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status
 from acceptlib.rng import Uniforms
-from acceptlib.testing.batches import ALMOST_ONE, fixed, generator, mask_drafted, mixed, ordinary, same, tokens
+from acceptlib.testing.batches import (
+    ALMOST_ONE,
+    ROUNDING,
+    fixed,
+    generator,
+    mask_drafted,
+    mixed,
+    ordinary,
+    same,
+    tokens,
+)
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 VOCABULARY: Final = 11
 WIDE: Final = 1 << 15
 COUNT: Final = 12
-ROUNDING: Final = 1e-5
-"""Least distance of a uniform from h at which rows in float32 decide as rows in float64 do."""
 
 
 def check_decisions_follow_rules(subject: Subject) -> None:
