@@ -137,10 +137,13 @@ class VerifyResult:
             StatusError: Names the first such requests, the position each stopped at, and what was wrong there.
         """
         marked = self.status.nonzero()[:, 0].tolist()
-        named = [(index, int(self.num_accepted[index]), int(self.status[index])) for index in marked[:NAMED_REQUESTS]]
-        problems = [f"request {index}, position {at}: {EXPLANATIONS[Status(code)]}" for index, at, code in named]
+        places: dict[Status, list[str]] = {}
+        for index in marked[:NAMED_REQUESTS]:
+            where = f"request {index}, position {int(self.num_accepted[index])}"
+            places.setdefault(Status(int(self.status[index])), []).append(where)
+        problems = [f"{' and '.join(found)}: {EXPLANATIONS[status]}" for status, found in places.items()]
         if len(marked) > NAMED_REQUESTS:
             problems.append(f"and {len(marked) - NAMED_REQUESTS} requests more")
         if problems:
-            hint = f" {FORMS}" if any(Status(code) in ROW_FAULTS for _, _, code in named) else ""
+            hint = f" {FORMS}" if places.keys() & ROW_FAULTS else ""
             raise StatusError("; ".join(problems) + f". Tokens accepted before were kept; nothing was drawn.{hint}")

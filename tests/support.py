@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,11 @@ from acceptlib.testing.batches import (
     streams,
 )
 from acceptlib.testing.simulation import chi_square_z, counts
+
+with warnings.catch_warnings():  # of an interface that may change
+    warnings.simplefilter("ignore")
+    NESTED = torch.nested.nested_tensor([torch.ones(2, dtype=torch.int64)] * 2)
+"""It has no shape to look at."""
 
 __all__ = [
     "ALMOST_ONE",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from typing import Any
 from unittest import mock
 
@@ -156,11 +155,6 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
 }
 
-with warnings.catch_warnings():  # of an interface that may change
-    warnings.simplefilter("ignore")
-    NESTED = torch.nested.nested_tensor([torch.ones(2, dtype=I64)] * 2)
-"""It has no shape to look at."""
-
 PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "ids-flat": (
         {"draft_token_ids": torch.zeros(3, dtype=I64)},
@@ -177,12 +171,12 @@ PADDED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"target_probs": torch.nested.nested_tensor([torch.ones(3, 7)] * 2, layout=torch.jagged)},
         ["target_probs", "nested"],
     ),
-    "ids-nested": ({"draft_token_ids": NESTED}, ["draft_token_ids", "a nested one"]),
+    "ids-nested": ({"draft_token_ids": support.NESTED}, ["draft_token_ids", "a nested one"]),
     "bonus-scalar": (
         {"bonus_token_ids": torch.tensor(1), "logprobs": True, "target_probs": torch.ones(2, 2, 7)},
         ["bonus_token_ids", "[B]", "[]"],
     ),
-    "bonus-nested": ({"bonus_token_ids": NESTED}, ["bonus_token_ids", "a nested one"]),
+    "bonus-nested": ({"bonus_token_ids": support.NESTED}, ["bonus_token_ids", "a nested one"]),
     "target-rows": ({"target_probs": torch.ones(2, 2, 7)}, ["target rows", "[B, K+1, V] = [2, 3, V]", "[2, 2, 7]"]),
     "bonus-rows": (
         {"target_probs": torch.ones(2, 2, 7), "bonus_token_ids": torch.zeros(2, dtype=I64), "logprobs": True},
@@ -356,7 +350,7 @@ def test_no_request_of_a_ragged_call_may_have_given_tokens() -> None:
 
 def test_streams_are_no_nested_tensors() -> None:
     with pytest.raises(InputError, match=r"Rng seeds: expected a torch\.Tensor, got a nested one"):
-        acceptlib.Rng(seeds=NESTED, offsets=torch.zeros(2, dtype=torch.int64))
+        acceptlib.Rng(seeds=support.NESTED, offsets=torch.zeros(2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("parameters", [{"top_k": 5}, {"top_p": 0.5}, {"min_p": torch.zeros(1)}])

@@ -331,9 +331,8 @@ def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
         SAMPLERS[kind]()(**given | {"bonus_token_ids": None})
     with pytest.raises(InputError, match=r"target_with_bonus_probs: .* got ndarray"):
         SAMPLERS[kind]()(**given | {"target_with_bonus_probs": given["target_with_bonus_probs"].numpy()})
-    nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])
     with pytest.raises(InputError, match=r"bonus_token_ids: .* got a nested one"):
-        SAMPLERS[kind]()(**given | {"bonus_token_ids": nested})
+        SAMPLERS[kind]()(**given | {"bonus_token_ids": support.NESTED})
     given["draft_token_ids"] = given["draft_token_ids"][0]
     with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, k\], got \[3\]"):
         SAMPLERS[kind]()(**given)
@@ -343,7 +342,7 @@ def test_shapes_that_do_not_fit_raise_without_strict_mode(kind: str) -> None:
 @pytest.mark.parametrize("name", ["target_with_bonus_probs", "bonus_token_ids", "draft_token_ids"])
 def test_strict_mode_refuses_what_is_no_tensor(kind: str, name: str) -> None:
     sampler = SAMPLERS[kind](strict_mode=True)
-    for other in (None, 3, torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)])):
+    for other in (None, 3, support.NESTED):
         with pytest.raises(StrictModeError, match=f"{name}: expected a torch.Tensor, got"):
             sampler(**inputs(4) | {name: other})
 

@@ -418,7 +418,7 @@ def test_a_bad_entry_marks_its_request(name: str, side: str, layout: str) -> Non
     assert result.status.tolist() == [0, 5, 0, 5]
     assert result.num_emitted.tolist()[1::2] == [0, 0]
     with pytest.raises(
-        StatusError, match=r"request 1, position 0: a sampling parameter is out of range: .*; request 3"
+        StatusError, match=r"request 1, position 0 and request 3, position 0.*: a sampling parameter is out of range: "
     ):
         result.raise_for_status()
     good = (
