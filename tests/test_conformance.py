@@ -36,13 +36,13 @@ NOT_RANDOM = {"own_seed", "every_bit_of_stream", "steps_differ"}
 
 SKIPPED: dict[str, set[str]] = {
     "block": set(),
-    "fly": {"declared_bound"},
+    "fly": {"declared_bound", "options_are_read"},
     "greedy": NOT_RANDOM,
     "lenience": set(),
     "mixture": set(),
     "rejection": set(),
-    "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands"},
-    "typical": {"declared_bound", "neutral_setting"},
+    "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands", "options_are_read"},
+    "typical": {"declared_bound", "neutral_setting", "options_are_read"},
 }
 """What says nothing about a built-in strategy, each by its declared traits or by what it reads."""
 
@@ -158,6 +158,7 @@ def test_a_strategy_without_rules_is_checked_by_what_it_emits() -> None:
         "lossless_law",
         "lossless_law_one_hot",
         "zero_draft_probability",
+        "options_are_read",
         "acceptance_is_probability",
         "decisions_follow_rules",
         "uniforms_of_stream",
