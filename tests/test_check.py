@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,16 @@ def test_what_is_no_strategy(strategy: Any) -> None:
 def test_command_checks_a_strategy_once() -> None:
     result = run("check", "rejection", "speculative", "rejection", "--only", "padding", "--format", "json")
     assert [record["strategy"] for record in json.loads(result.stdout)] == ["rejection"]
+
+
+def test_command_checks_the_strategy_of_a_config(tmp_path: Path) -> None:
+    """With its options and its backend, and with `-o` on top."""
+    file = tmp_path / "acceptance.toml"
+    file.write_text('[acceptance]\nstrategy = "mixture"\nbackend = "torch"\noptions = {weight = 2.0}\n')
+    assert "weight" in run("check", "--config", str(file), "--only", "padding", code=2).stderr
+    arguments = ("check", "--config", str(file), "-o", "weight=0.5", "--only", "promise", "--format", "json")
+    assert [(row["strategy"], row["status"]) for row in json.loads(run(*arguments).stdout)] == [("mixture", "passed")]
+    assert "NAME and --config both name strategies" in run("check", "block", "--config", str(file), code=2).stderr
 
 
 def test_one_name_is_one_check() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from acceptlib import registry
 from acceptlib.cli import console
-from acceptlib.cli.console import FAILED
+from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Column, Format, note, show
 from acceptlib.cli.options import (
+    ConfigOption,
     DeviceOption,
     FormatOption,
     OptionOption,
@@ -19,11 +21,13 @@ from acceptlib.cli.options import (
     device_of,
     names_of,
     parse_assignments,
+    strategy_of,
 )
 from acceptlib.engine import backends
 from acceptlib.errors import said
 
 if TYPE_CHECKING:
+    from acceptlib.strategy import AcceptanceStrategy
     from acceptlib.testing import Check, CheckResult
 
 COLUMNS: Final = (
@@ -45,6 +49,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         str | None, typer.Option(metavar="auto|torch|triton", help="Engine that runs the strategies.")
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
+    config: ConfigOption = None,
     option: OptionOption = None,
     form: FormatOption = Format.plain,
     quiet: QuietOption = False,
@@ -57,19 +62,10 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     choice = None if backend is None else backends.check(backend)
     where = device_of(device)
     wanted = None if only is None else names_of("--only", only)
-    results: list[tuple[str, CheckResult]] = []
-    suites = []
-    for entry in {entry.strategy: entry for entry in map(registry.find, names or registry.available())}.values():
-        try:
-            strategy = entry.create(**parse_assignments(option or []))
-            checks = testing.checks_for(strategy)
-        except Exception as error:
-            if names or option:
-                raise
-            # A third party's, or one whose options have no defaults, which must not cost the others their checks.
-            results.append((entry.name, _not_created(error)))
-            continue
-        suites.append((make_subject(strategy, device=where, backend=choice), checks))
+    strategies, results = _created(names or [], config, option or [])
+    suites = [
+        (make_subject(strategy, device=where, backend=choice), testing.checks_for(strategy)) for strategy in strategies
+    ]
     # A check may be for some of the strategies only: a name is unknown only if none of them has it.
     chosen = select(list({check.name: check for _, checks in suites for check in checks}.values()), wanted)
     jobs = [
@@ -77,7 +73,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         for subject, checks in suites
         for check in due(subject, [check for check in checks if check in chosen])
     ]
-    if names and wanted is not None:
+    if (names or config) and wanted is not None:
         # A named strategy that a check does not apply to must not look as if it had passed.
         results += [
             (subject.strategy.name, _skipped(check))
@@ -104,6 +100,32 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         console.interrupted(f"{len(results) - not_created} of {len(jobs)} checks")
     if tally["failed"]:
         raise typer.Exit(FAILED)
+
+
+def _created(
+    names: list[str], config: Path | None, assignments: list[str]
+) -> tuple[list[AcceptanceStrategy], list[tuple[str, CheckResult]]]:
+    """Return the strategies to check, and what is said of those that cannot be created: others are checked still."""
+    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
+
+    if config is not None:
+        if names:
+            msg = "NAME and --config both name strategies: give one"
+            raise CommandError(msg)
+        return [strategy_of(None, config, assignments)], []
+    found, failed = [], []
+    for entry in {entry.strategy: entry for entry in map(registry.find, names or registry.available())}.values():
+        try:
+            strategy = entry.create(**parse_assignments(assignments))
+            testing.checks_for(strategy)
+        except Exception as error:
+            if names or assignments:
+                raise
+            # A third party's, or one whose options have no defaults.
+            failed.append((entry.name, _not_created(error)))
+            continue
+        found.append(strategy)
+    return found, failed
 
 
 def _skipped(check: Check) -> CheckResult:

@@ -109,7 +109,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     device: DeviceOption = "cpu",
 ) -> None:
     """Continue a text and show, in a terminal's colours, which tokens were accepted, recovered and bonus."""
-    chosen = strategy_of(strategy, config, option or [], "rejection")
+    chosen = strategy_of(strategy, config, option or [])
     where = device_of(device)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     if prompt == "-" and sys.stdin is None:  # closed by the caller

@@ -153,15 +153,15 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str], default: str) -> AcceptanceStrategy:
-    """Return the strategy of `--strategy` or `--config`, with the options of `-o` on top.
+def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str]) -> AcceptanceStrategy:
+    """Return the strategy of `--strategy` or `--config`, or `rejection`, with the options of `-o` on top.
 
     Raises:
         CommandError: Both were given.
     """
     options = parse_assignments(assignments)
     if file is None:
-        return registry.create(default if name is None else name, **options)
+        return registry.create("rejection" if name is None else name, **options)
     if name is not None:
         msg = "--strategy and --config both name a strategy: give one"
         raise CommandError(msg)
