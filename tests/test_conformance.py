@@ -19,7 +19,7 @@ from rule_mutants import MUTANTS
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, StrategyDefinitionError
 from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Subject, check_strategy, checks_for
@@ -285,6 +285,20 @@ class Remembers(AcceptanceStrategy):
 def test_a_verify_of_its_own_may_carry_other_shapes() -> None:
     passed = {result.name for result in check_strategy(Remembers()) if result.status == "passed"}
     assert passed >= {"initial_state", "update_state", "neighbours", "lossless_over_two_steps"}
+
+
+@pytest.mark.parametrize(
+    ("verify", "message"),
+    [
+        (lambda self, ids, **arguments: None, "missing a required argument: 'ids'"),  # noqa: ARG005
+        (lambda self, draft_token_ids, *, target_probs: None, "unexpected keyword argument 'target_logits'"),  # noqa: ARG005
+    ],
+    ids=["another-name", "too-few"],
+)
+def test_a_verify_that_cannot_be_called_is_one_error(verify: Any, message: str) -> None:
+    strategy = type("Other", (Rejection,), {"name": "other", "verify": verify})()
+    with pytest.raises(StrategyDefinitionError, match=f"strategy 'other': expected a verify that takes .*{message}"):
+        check_strategy(strategy)
 
 
 class Matches(AcceptanceStrategy):

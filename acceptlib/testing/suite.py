@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import BackendError, InputError, said, shortened, suggest
+from acceptlib.errors import BackendError, InputError, StrategyDefinitionError, said, shortened, suggest
 from acceptlib.registry import as_strategy
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 from acceptlib.tensors import as_device
@@ -71,8 +72,21 @@ INITIAL_STATE: Final = Check.of(checks.STATE[0])
 
 
 def checks_for(strategy: AcceptanceStrategy) -> list[Check]:
-    """Return the checks that a strategy's declared traits ask for, in the order in which they run."""
+    """Return the checks that a strategy's declared traits ask for, in the order in which they run.
+
+    Raises:
+        StrategyDefinitionError: Its own `verify` cannot be called as every other is, so that no check could run.
+    """
     traits = expect_strategy(strategy).resolve_traits()
+    names = [name for name in inspect.signature(AcceptanceStrategy.verify).parameters if name != "self"]
+    try:
+        inspect.signature(strategy.verify).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        msg = (
+            f"strategy {strategy.name!r}: expected a verify that takes {', '.join(names)} by name, as that of "
+            f"AcceptanceStrategy does, or some of them as **arguments: {error}"
+        )
+        raise StrategyDefinitionError(msg) from None
     return [Check.of(function) for function in checks.chosen(traits.guarantee, state=bool(traits.state))]
 
 
@@ -166,6 +180,7 @@ def check_strategy(  # noqa: PLR0913 - one keyword a wish
             reasons, or there is no such device.
         UnknownStrategyError: No strategy has the name.
         BackendError: The backend asked for cannot run a plain call.
+        StrategyDefinitionError: See `checks_for`.
     """
     strategy = as_strategy(strategy)
     available = checks_for(strategy)
