@@ -66,7 +66,8 @@ def expect(
         expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         got = str(value.dtype).removeprefix("torch.")
         alike = [dtype for dtype in dtypes if _kind(dtype) == _kind(value.dtype)]  # what it becomes without losing much
-        msg = f"{name}: expected dtype {expected}, got {got}; pass `.to({(alike or dtypes)[0]})`"
+        doubt = "" if alike else ", unless two arguments were swapped"
+        msg = f"{name}: expected dtype {expected}, got {got}; pass `.to({(alike or dtypes)[0]})`{doubt}"
         raise InputError(msg)
     if value.device != device:
         msg = f"{name}: expected device {device}, that of the rows, got {value.device}"
@@ -79,7 +80,8 @@ def expect(
 
 def _kind(dtype: torch.dtype) -> str:
     """Return what sort of number a dtype holds."""
-    return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "int"
+    kinds = {"bool": dtype == torch.bool, "float": dtype.is_floating_point, "complex": dtype.is_complex}
+    return next((kind for kind, holds in kinds.items() if holds), "int")
 
 
 def _fits(shape: torch.Size, expected: tuple[int | str, ...]) -> bool:

@@ -51,7 +51,15 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "target-no-entry": ({"target_probs": torch.ones(5, 0)}, ["at least one vocabulary entry", "[5, 0]"]),
     "draft-no-entry": ({"draft_probs": torch.ones(3, 0)}, ["draft rows", "at least one vocabulary entry", "[3, 0]"]),
     "draft-rows": ({"draft_probs": torch.ones(5, 7)}, ["draft rows", "[T, V] = [3, V]", "[5, 7]"]),
-    "draft-dtype": ({"draft_probs": torch.ones(3, 7, dtype=I64)}, ["draft rows", "float32", "int64"]),
+    "draft-dtype": (
+        {"draft_probs": torch.ones(3, 7, dtype=I64)},
+        ["draft rows", "float32", "int64", "`.to(torch.float32)`, unless two arguments were swapped"],
+    ),
+    "draft-double": ({"draft_probs": torch.ones(3, 7, dtype=F64)}, ["float64; pass `.to(torch.float32)`"]),
+    "draft-complex": (
+        {"draft_probs": torch.ones(3, 7, dtype=torch.complex64)},
+        ["complex64", "unless two arguments were swapped"],
+    ),
     "draft-device": ({"draft_probs": torch.ones(3, 7, device="meta")}, ["draft rows", "device cpu", "meta"]),
     "ids-none": ({"draft_token_ids": None}, ["draft_token_ids", "torch.Tensor", "NoneType"]),
     "ids-type": ({"draft_token_ids": [1, 2, 3]}, ["draft_token_ids", "torch.Tensor", "list"]),

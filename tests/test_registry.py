@@ -138,7 +138,7 @@ def test_a_file_that_stands_for_gigabytes(tmp_path: Path, table: str) -> None:
     """The command line reads it too, and adds options of its own."""
     path = tmp_path / "a.yaml"
     path.write_text(f"{ALIASES}acceptance:\n  {table}\n", encoding="utf-8")
-    for refuse in (acceptlib.from_config, lambda path: strategy_of(None, path, ["fly_entropy_top_k=2"], "fly")):
+    for refuse in (acceptlib.from_config, lambda path: strategy_of(None, path, ["fly_entropy_top_k=2"])):
         with pytest.raises(ConfigError) as caught:
             refuse(path)
         assert len(str(caught.value)) < 1000
