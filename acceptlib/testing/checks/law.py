@@ -166,10 +166,10 @@ def _expect_finite_sums(
 
 
 def _drafts(size: int, length: int) -> set[tuple[int, ...]]:
-    """Return drafts that begin with each token: every pair of few tokens, or each repeated, and all in turn."""
+    """Return all drafts where they are few, and otherwise those of `_fixed_drafts` that begin with each token."""
     if size**length <= VOCABULARY**2:
         return {*itertools.product(range(size), repeat=length)}
-    return {tuple((first + step * place) % size for place in range(length)) for first in range(size) for step in (0, 1)}
+    return _fixed_drafts(size, length, size)
 
 
 def _expect_no_fall(plan: Plan, state: Mapping[str, torch.Tensor]) -> None:
@@ -246,9 +246,9 @@ def check_lossless_law_one_hot(subject: Subject) -> None:
                 _expect_law(emitted, target, length + 1, where)
 
 
-def _fixed_drafts(size: int, length: int) -> set[tuple[int, ...]]:
-    """Return drafts that begin with each of four tokens, and then repeat it or take all tokens in turn."""
-    firsts = range(0, size, max(size // 4, 1))
+def _fixed_drafts(size: int, length: int, num_firsts: int = 4) -> set[tuple[int, ...]]:
+    """Return drafts that begin with each of some tokens, and then repeat it or take all tokens in turn."""
+    firsts = range(0, size, max(size // num_firsts, 1))
     return {tuple((first + step * place) % size for place in range(length)) for first in firsts for step in (0, 1)}
 
 
