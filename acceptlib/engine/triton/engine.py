@@ -56,7 +56,7 @@ DRAW_WARPS = 8
 """Warps of a request's only program of the last stage, where its draw reads one block."""
 
 SUM_REGISTERS = 80
-"""Registers of a program that sums over rows in a call with filters: those of requests without one take more."""
+"""Registers of a program that sums over rows where the target's are filtered: requests without a filter need more."""
 
 LIST_REGISTERS = 128
 """Registers of threads of the last stage, at most, where a draw goes through a list: few programs have much to read."""
@@ -140,7 +140,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
         "select": (call.num_filtered, select_warps, select_registers),
         "collect": (call.num_collected * tuning.collect_programs, SELECT_WARPS, 0),
         "finish": (call.num_collected, SELECT_WARPS, select_registers),
-        "sum": (-(-num_blocks // blocks_each), tuning.reduce_warps, SUM_REGISTERS if call.filters else 0),
+        "sum": (-(-num_blocks // blocks_each), tuning.reduce_warps, SUM_REGISTERS if call.filtered[0] else 0),
         "decide": (1, 4, 0),
         "emit": (num_programs + call.awaits, emit_warps, emit_registers),
     }
