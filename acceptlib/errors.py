@@ -22,8 +22,10 @@ Errors that replace a builtin also derive from it, so that `except ValueError` k
 from __future__ import annotations
 
 import difflib
+import importlib
 import reprlib
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -110,6 +112,17 @@ def shortened(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
+def expect_int(name: str, value: object, least: int = 0) -> None:
+    """Check that an argument is an int, NumPy's too, of at least `least`.
+
+    Raises:
+        InputError: It is not.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        msg = f"{name}: expected an int >= {least}, got {shortened(value)}"
+        raise InputError(msg)
+
+
 def said(error: BaseException) -> str:
     """Return what was raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -129,10 +142,18 @@ def problems_of(error: pydantic.ValidationError, say: Callable[[str, ErrorDetail
     return " ".join(lines)
 
 
-def not_there(package: str, extra: str, error: ImportError) -> MissingPackageError:
-    """Return the error that names the extra which installs a package."""
-    msg = f"{package} cannot be imported ({error}). Install it: pip install 'acceptlib[{extra}]'"
-    return MissingPackageError(msg)
+def import_extra(module: str, extra: str) -> Any:
+    """Return a module of a package that an extra installs.
+
+    Raises:
+        MissingPackageError: It cannot be imported; the message names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        msg = f"{package} cannot be imported ({error}). Install it: pip install 'acceptlib[{extra}]'"
+        raise MissingPackageError(msg) from error
 
 
 def suggest(name: object, known: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ import functools
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from acceptlib import plugins
 from acceptlib.errors import AcceptlibError, OptionError, PluginError, UnknownStrategyError, said, shortened, suggest
@@ -51,9 +51,17 @@ class Entry:
             raise PluginError(msg) from error
 
 
+class _Loaded(NamedTuple):
+    """Entries by name, the reason for each name that cannot be used, and the plugins."""
+
+    entries: dict[str, Entry]
+    conflicts: dict[str, str]
+    plugins: list[plugins.Plugin]
+
+
 @functools.lru_cache(maxsize=4)
-def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
-    """Return entries by name, the reason for each name that cannot be used, and the plugins."""
+def _load(*, third_parties: bool) -> _Loaded:
+    """Load the built-ins and, if `third_parties`, the installed packages."""
     token = _LOADING.set(True)
     try:
         loaded = plugins.discover(None if third_parties else ())
@@ -78,10 +86,10 @@ def _load(*, third_parties: bool) -> tuple[dict[str, Entry], dict[str, str], lis
     built_in = {name for name, entry in entries.items() if entry.distribution == loaded[0].distribution}
     for name in conflicts.keys() - built_in:
         del entries[name]
-    return entries, {name: why for name, why in conflicts.items() if name not in built_in}, loaded
+    return _Loaded(entries, {name: why for name, why in conflicts.items() if name not in built_in}, loaded)
 
 
-def _entries(*, third_parties: bool = True) -> tuple[dict[str, Entry], dict[str, str], list[plugins.Plugin]]:
+def _loaded(*, third_parties: bool = True) -> _Loaded:
     """Return what `_load` does; to a package that is being loaded, the built-ins alone."""
     with _ONE_AT_A_TIME:
         return _load(third_parties=third_parties and plugins.third_parties_enabled() and not _LOADING.get())
@@ -89,8 +97,7 @@ def _entries(*, third_parties: bool = True) -> tuple[dict[str, Entry], dict[str,
 
 def available() -> list[str]:
     """Return the names of all strategies, sorted: built-in ones and those of installed packages; no aliases."""
-    entries, _, _ = _entries()
-    return _names(entries)
+    return _names(_loaded().entries)
 
 
 def _names(entries: dict[str, Entry]) -> list[str]:
@@ -100,13 +107,13 @@ def _names(entries: dict[str, Entry]) -> list[str]:
 
 def aliases(strategy: type[AcceptanceStrategy]) -> list[str]:
     """Return the aliases under which a strategy is found: without those that are another's names."""
-    entries, _, _ = _entries()
+    entries = _loaded().entries
     return [alias for alias in strategy.aliases if alias in entries and entries[alias].strategy is strategy]
 
 
 def loaded_plugins() -> list[plugins.Plugin]:
     """Return every source of strategies, with what went wrong."""
-    entries, conflicts, loaded = _entries()
+    entries, conflicts, loaded = _loaded()
     found = []
     for plugin in loaded:
         problems = {
@@ -138,7 +145,7 @@ def find(name: str, *, third_parties: bool = True) -> Entry:
     if not isinstance(name, str):
         msg = f"expected the name of a strategy, a str, got {shortened(name)}"
         raise UnknownStrategyError(msg)
-    entries, conflicts, loaded = _entries(third_parties=third_parties)
+    entries, conflicts, loaded = _loaded(third_parties=third_parties)
     if name in entries:
         return entries[name]
     if name in conflicts:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, expect_int, shortened
 
 ROUNDS: Final = 10
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
@@ -137,11 +137,9 @@ class Rng:
         """Return the numbers that `verify` would use at this step, accept [B, K] and emit [B], without advancing.
 
         Raises:
-            InputError: K is negative.
+            InputError: K is not an int >= 0.
         """
-        if max_num_draft_tokens < 0:
-            msg = f"max_num_draft_tokens: expected an int >= 0, got {shortened(max_num_draft_tokens)}"
-            raise InputError(msg)
+        expect_int("max_num_draft_tokens", max_num_draft_tokens)
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
         seeds, offsets = as_words(self.seeds), as_words(self.offsets)
         position, purpose = _columns(max_num_draft_tokens, self.seeds.device)

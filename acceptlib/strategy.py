@@ -6,7 +6,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Mapping
-from numbers import Integral, Number
+from numbers import Number
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
@@ -20,6 +20,7 @@ from acceptlib.errors import (
     InputError,
     OptionError,
     StrategyDefinitionError,
+    expect_int,
     problems_of,
     shortened,
     suggest,
@@ -409,13 +410,12 @@ class AcceptanceStrategy:
             InputError: A size is not an int >= 0, or there is no such device.
         """
         device = as_device(device)
-        sizes = (num_requests, max_num_draft_tokens, vocab_size)
-        if not all(isinstance(size, Integral) and not isinstance(size, bool) and size >= 0 for size in sizes):
-            msg = f"workspace: expected num_requests, max_num_draft_tokens and vocab_size to be ints >= 0, got {sizes}"
-            raise InputError(msg)
+        sizes = {"num_requests": num_requests, "max_num_draft_tokens": max_num_draft_tokens, "vocab_size": vocab_size}
+        for name, size in sizes.items():
+            expect_int(name, size)
         if self.plan is None:
             return Workspace.allocate(0, 0, device)
-        num_requests, max_num_draft_tokens, vocab_size = map(int, sizes)  # NumPy's too
+        num_requests, max_num_draft_tokens, vocab_size = map(int, sizes.values())  # NumPy's too
         return backends.workspace(self.backend, self.plan, num_requests, max_num_draft_tokens, vocab_size, device)
 
     @classmethod

@@ -43,7 +43,18 @@ def expect(
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """Check one tensor; a name in `shape` stands for any length, and None as `shape` for any shape."""
+    """Check one tensor.
+
+    Args:
+        name: Of the argument, with which messages begin.
+        value: What was given for it.
+        shape: Lengths of its dimensions, a name for any length; None for any shape.
+        dtypes: Those that it may have.
+        device: Where it has to be.
+
+    Raises:
+        InputError: It is something else; the message says what was expected and what came.
+    """
     if (
         isinstance(value, torch.Tensor)
         and not value.is_nested

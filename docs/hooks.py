@@ -11,7 +11,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -250,15 +251,15 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def figures() -> dict[str, Callable[[], bytes]]:
     """Return what draws each figure, by its path in the site."""
     drafted = [
-        plots.Drafted("the", 1.0, 0.31),
-        plots.Drafted("cat", 0.8, 0.54),
-        plots.Drafted("sat", 0.35, 0.72),
-        plots.Drafted("on", 0.9, 0.1),
+        Drafted("the", 1.0, 0.31),
+        Drafted("cat", 0.8, 0.54),
+        Drafted("sat", 0.35, 0.72),
+        Drafted("on", 0.9, 0.1),
     ]
     found: dict[str, Callable[[], bytes]] = {
-        "figures/step.svg": lambda: plots.step(drafted, "ran", ".svg"),
-        "figures/bonus.svg": lambda: plots.step(drafted[:2], "ran", ".svg"),
-        "figures/row.svg": lambda: plots.row(TARGET[0].tolist(), DRAFT[0].tolist(), TOKENS, ".svg"),
+        "figures/step.svg": lambda: draw_step(drafted, "ran"),
+        "figures/bonus.svg": lambda: draw_step(drafted[:2], "ran"),
+        "figures/row.svg": lambda: draw_row(TARGET[0].tolist(), DRAFT[0].tolist(), TOKENS),
     }
     for name in names():
         found[f"figures/law-{name}.svg"] = lambda name=name: _law(name)  # type: ignore[misc]
@@ -274,7 +275,7 @@ def figures() -> dict[str, Callable[[], bytes]]:
 
 def _law(name: str) -> bytes:
     strategy = registry.create(name)
-    return plots.law(TARGET[0].tolist(), DRAFT[0].tolist(), first_token(strategy), stands(strategy), TOKENS, ".svg")
+    return draw_law(TARGET[0].tolist(), DRAFT[0].tolist(), first_token(strategy), stands(strategy), TOKENS)
 
 
 def _timings(rows: list[dict[str, Any]]) -> list[plots.Timing]:
@@ -292,6 +293,133 @@ def _timings(rows: list[dict[str, Any]]) -> list[plots.Timing]:
         for row in rows
         if row.get("microseconds") is not None
     ]
+
+
+def draw_row(p: Sequence[float], q: Sequence[float], names: Sequence[str]) -> bytes:
+    """Draw one row of speculative sampling: what is accepted, what is rejected, what is recovered from.
+
+    Args:
+        p: The target's probabilities of a few tokens.
+        q: The draft's.
+        names: Of the tokens.
+    """
+    common = [min(pair) for pair in zip(p, q, strict=True)]
+    parts = [
+        ("accepted: min(p, q)", common, [0.0] * len(p), {"color": "#56b4e9"}),
+        (
+            "rejected: q - p",
+            [y - c for y, c in zip(q, common, strict=True)],
+            common,
+            {"color": "white", "hatch": "////"},
+        ),
+        ("recovered: p - q", [x - c for x, c in zip(p, common, strict=True)], common, {"color": "#d55e00"}),
+    ]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for label, heights, bottoms, look in parts:
+            axes.bar(names, heights, 0.62, bottom=bottoms, label=label, edgecolor="0.15", linewidth=0.8, **look)
+        for label, values, style in (("target p", p, "-"), ("draft q", q, ":")):
+            at = range(len(names))
+            axes.hlines(
+                values, [x - 0.42 for x in at], [x + 0.42 for x in at], "black", style, label=label, linewidth=1.8
+            )
+        axes.set_xlabel("token")
+        axes.set_ylabel("probability")
+        axes.legend(loc="upper right")
+
+    return plots.render(draw, ".svg", (6.4, 3.4))
+
+
+def draw_law(
+    p: Sequence[float],
+    q: Sequence[float],
+    out: Sequence[float],
+    stands: Sequence[float],
+    names: Sequence[str],
+) -> bytes:
+    """Draw the law of a step's first token under a strategy beside target and draft, and what stands of the draft.
+
+    Args:
+        p: The target's probabilities of a few tokens.
+        q: The draft's.
+        out: The strategy's.
+        stands: The probability that each stands, if it is drafted.
+        names: Of the tokens.
+    """
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
+        looks = (("target p", p, "#0072b2", ""), ("emitted", out, "#e69f00", "////"), ("draft q", q, "white", ""))
+        for number, (label, heights, color, hatch) in enumerate(looks):
+            at = [index + 0.27 * (number - 1) for index in range(len(names))]
+            left.bar(at, heights, 0.25, label=label, color=color, hatch=hatch, edgecolor="0.15", linewidth=0.8)
+        left.set_xticks(range(len(names)), names)
+        left.set_ylabel("probability")
+        left.set_title("First token of a step")
+        left.legend()
+        right.bar(names, stands, 0.5, color="0.6", edgecolor="0.15", linewidth=0.8)
+        right.set_ylim(0, 1.02)
+        right.set_ylabel("probability that it stands")
+        right.set_title("If the token is drafted")
+        for axes in (left, right):
+            axes.set_xlabel("token")
+
+    return plots.render(draw, ".svg", (8.6, 3.2))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One drafted token of a step.
+
+    Attributes:
+        token: Its text.
+        h: The probability that it is accepted.
+        u: The uniform that decided.
+    """
+
+    token: str
+    h: float
+    u: float
+
+
+def draw_step(drafted: Sequence[Drafted], last: str) -> bytes:
+    """Draw one verified step: which drafted tokens stand, and where the last token comes from.
+
+    Args:
+        drafted: The drafted tokens in order; the first with u >= h stops.
+        last: Text of the recovered token, or of the bonus token where every drafted token stands.
+    """
+    stop = next((number for number, token in enumerate(drafted) if token.u >= token.h), len(drafted))
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set_xlim(-1.25, max(len(drafted) - 0.4, stop + 1.5))
+        axes.set_ylim(-1.15, 1.0)
+        for height, label in ((0.62, "drafted"), (0.0, "decision"), (-0.72, "emitted")):
+            axes.text(-0.6, height, label, ha="right", va="center", color="0.4")
+        accepted = {"boxstyle": "round,pad=0.35", "facecolor": "#cfe8f7", "edgecolor": "black"}
+        plain = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "0.55", "linestyle": "--"}
+        final = {"boxstyle": "square,pad=0.35", "facecolor": "#f7d9c4", "edgecolor": "black", "linewidth": 1.6}
+        for number, token in enumerate(drafted):
+            axes.text(number, 0.62, token.token, ha="center", va="center", bbox=accepted if number < stop else plain)
+            if number <= stop:
+                sign, verdict = ("<", "accepted") if number < stop else ("≥", "rejected")
+                weight = "normal" if number < stop else "bold"
+                text = f"u = {token.u:.2f} {sign} h = {token.h:.2f}\n{verdict}"
+                axes.text(number, 0.0, text, ha="center", va="center", weight=weight, fontsize="small")
+            else:
+                axes.text(number, 0.0, "not looked at", ha="center", va="center", color="0.4", fontsize="small")
+            if number < stop:
+                axes.text(number, -0.72, token.token, ha="center", va="center", bbox=accepted)
+        if stop == len(drafted):
+            axes.text(stop, 0.0, "all accepted", ha="center", va="center", color="0.4", fontsize="small")
+        kind = "bonus token,\nfrom the row after" if stop == len(drafted) else "recovered token,\nfrom the residual"
+        axes.text(stop, -0.72, last, ha="center", va="center", bbox=final)
+        axes.text(stop + 0.3, -0.72, kind, ha="left", va="center", fontsize="small")
+
+    return plots.render(draw, ".svg", (7.6, 2.4))
 
 
 # Pages from the root

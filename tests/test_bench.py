@@ -625,7 +625,7 @@ class TestCommand:
         assert "Not measured" not in text
 
     def test_rows_of_the_pair_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "transformers.utils", None)
+        monkeypatch.setitem(sys.modules, "transformers.utils.logging", None)
         assert "acceptlib[hf]" in run("greedy", *TINY, "--rows", "pair", code=2).stderr
 
     def test_every_strategy_without_names(self) -> None:

@@ -32,6 +32,7 @@ from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.options import device_of, names_of, parse_assignments, parse_value
+from acceptlib.errors import MissingPackageError, import_extra
 from acceptlib.integrations.transformers import SpeculativeDecoder
 from acceptlib.metrics import AcceptanceMetrics
 from acceptlib.sampling import SamplingParams
@@ -81,10 +82,12 @@ def test_files_that_are_not_written_are_named(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == "Error: out of memory; a.json not written; b.csv not written\n"
 
 
-@pytest.mark.parametrize(("name", "said"), [("matplotlib", "matplotlib is"), (None, "a message is")])
-def test_what_is_missing_is_named_with_its_extra(name: str | None, said: str) -> None:
-    with pytest.raises(CommandError, match=rf"^{said} not installed: pip install 'acceptlib\[plot\]'$"):
-        console.require("plot", ImportError("a message", name=name))
+def test_what_is_missing_is_named_with_its_extra() -> None:
+    message = (
+        r"^not_there cannot be imported \(No module named 'not_there'\)\. Install it: pip install 'acceptlib\[hf\]'$"
+    )
+    with pytest.raises(MissingPackageError, match=message):
+        import_extra("not_there.at_all", "hf")
 
 
 @pytest.mark.parametrize(

@@ -736,7 +736,7 @@ def test_programs_wait_where_all_threads_see_the_same(
     monkeypatch.setattr(tunings, "TUNINGS", tunings.Tunings(*[tuning] * len(tunings.TUNINGS)))
     monkeypatch.setattr(engine, "resident_programs", lambda *_: 64)
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(engine, "compiled_for", engine.compiled_for.__wrapped__)  # which remembers no other compiler
+    monkeypatch.setattr(engine, "call_of", engine.call_of.__wrapped__)  # which remembers no other compiler
     launched: list[Any] = []
     monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: launched.append(key)))
     rows = torch.empty(1, 2, 70000, device="meta")

@@ -618,7 +618,7 @@ def compare_spread() -> str:
 
 def compare_doubts() -> str:
     """Return an empty string if sums of a warp are exact as long as they are sure, and in doubt however far beyond."""
-    sure, doubt = held.SURE.value << held.HIGH.value, held.DOUBT.value
+    sure, doubt = held.SURE.value << held.LOW_BITS.value, held.DOUBT.value
     generator = torch.Generator().manual_seed(12)
     rows = [
         [doubt] * 32,
@@ -631,7 +631,7 @@ def compare_doubts() -> str:
     rows += [torch.randint(0, (sure >> 5) + 2**54, (32,), generator=generator).tolist() for _ in range(10)]
     found = torch.empty(16, dtype=torch.int64)
     doubts_kernel[1,](found, torch.tensor(rows), COUNT=16)
-    expected = [sum(row) if sum(n >> held.HIGH.value for n in row) <= held.SURE.value else doubt for row in rows]
+    expected = [sum(row) if sum(n >> held.LOW_BITS.value for n in row) <= held.SURE.value else doubt for row in rows]
     return "" if found.tolist() == expected else f"{found.tolist()}, not {expected}"
 
 

@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import torch
 
-from acceptlib import exact
 from acceptlib.benchmarks.workloads import Batch
 from acceptlib.engine import decide
 from acceptlib.errors import AcceptlibError
 from acceptlib.exact import oracle
-from acceptlib.exact.enumeration import plan_of
+from acceptlib.exact.enumeration import acceptance, plan_of
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy
@@ -126,7 +125,7 @@ def _chain(strategy: AcceptanceStrategy, x: list[int], p: torch.Tensor, q: torch
     """Return the chain of any strategy given by rules, from their exact evaluation."""
     plan, ids, length = plan_of(strategy), torch.tensor([x]), len(x)
     rows = p.double()[None], oracle.draft_rows(x, p, q).double()[None]
-    rules = exact.acceptance(plan, ids, *rows, strategy.initial_state(1, "cpu"))
+    rules = acceptance(plan, ids, *rows, strategy.initial_state(1, "cpu"))
     weights = rules.weights.expand(1, length, -1)[0]
 
     def stop(accepted: Sequence[bool]) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from acceptlib.benchmarks.workloads import Batch
+from acceptlib.engine.plan import OF_ROWS
 from acceptlib.strategy import AcceptanceStrategy
 
 Call = Callable[[], Any]
@@ -92,16 +93,9 @@ class Reads:
         everything = cls(workload.num_draft_tokens + 1, workload.num_draft_tokens * reads_draft)
         if plan is None or plan.used_row_sums:
             return everything
-        over_rows = {
-            "target_max_prob",
-            "draft_max_prob",
-            "is_target_argmax",
-            "target_entropy",
-            "target_top_entropy",
-            "next_residual_mass",
-        }
-        if workload.kind != "probs":
-            over_rows |= {"target_prob", "draft_prob"}
+        over_rows = OF_ROWS | {"is_target_argmax", "next_residual_mass"}
+        if workload.kind == "probs":
+            over_rows -= {"target_prob", "draft_prob"}
         return cls(1, int(reads_draft)) if plan.reads.isdisjoint(over_rows) else everything
 
     def bytes(self, batch: Batch) -> int:

@@ -16,6 +16,7 @@ from acceptlib import demo, exact
 from acceptlib.demo.pair import load_pair
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
+from acceptlib.inputs import SAMPLING
 from acceptlib.integrations.transformers import SpeculativeDecoder
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
@@ -25,11 +26,12 @@ from acceptlib.strategy import AcceptanceStrategy
 Kind: TypeAlias = Literal["logits", "probs", "one-hot"]
 Level: TypeAlias = Literal["low", "medium", "high"]
 Source: TypeAlias = Literal["synthetic", "pair"]
+Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 ALPHA: Final[dict[str, float]] = {"low": 0.3, "medium": 0.6, "high": 0.9}
 """Mean probability that rejection sampling accepts a drafted token of synthetic rows."""
 
-DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES: Final[dict[Dtype, torch.dtype]] = {name: getattr(torch, name) for name in get_args(Dtype)}
 
 SPREAD: Final = 3.0
 """Standard deviation of a synthetic row's logits."""
@@ -64,7 +66,7 @@ class Workload:
     num_draft_tokens: int = 5
     vocab_size: int = 128256
     kind: Kind = "logits"
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     acceptance: Level = "medium"
     source: Source = "synthetic"
     temperature: float = 1.0
@@ -245,7 +247,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
 
 def _sampling(workload: Workload, ids: torch.Tensor, target: torch.Tensor) -> SamplingParams:
     """Return the sampling parameters as tensors [B]: a number would cost one more allocation per call."""
-    kinds = {"temperature": torch.float32, "top_k": torch.int64, "top_p": torch.float64, "min_p": torch.float64}
+    kinds = {parameter.name: parameter.dtype for parameter in SAMPLING}
     found: dict[str, Any] = {
         name: torch.full((workload.num_requests,), value, dtype=kinds[name], device=ids.device)
         for name, value in workload.parameters.items()

@@ -6,9 +6,8 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import torch
 import typer
@@ -18,7 +17,7 @@ from acceptlib.benchmarks import measure
 from acceptlib.benchmarks.environment import environment
 from acceptlib.benchmarks.measure import Make, Row
 from acceptlib.benchmarks.peers import PEERS, Peer
-from acceptlib.benchmarks.workloads import Workload
+from acceptlib.benchmarks.workloads import Dtype, Level, Source, Workload
 from acceptlib.cli import console, models, report
 from acceptlib.cli import format as table
 from acceptlib.cli.console import FAILED, CommandError, stdout
@@ -36,11 +35,9 @@ from acceptlib.cli.options import (
     parse_assignments,
 )
 from acceptlib.engine import backends
+from acceptlib.engine.backends import Choice
 from acceptlib.errors import AcceptlibError
 from acceptlib.sampling import OFF
-
-if TYPE_CHECKING:
-    from acceptlib.engine.backends import Choice
 
 DEFAULT_SHAPES: Final = "1x5,8x5"
 
@@ -87,37 +84,6 @@ LEGEND: Final = {
 HOST_LEGEND: Final = f"{HOST_MARK} timed from the host, for it may wait for the GPU; the others in CUDA graphs."
 
 
-class Level(str, Enum):
-    """How much of the draft is accepted."""
-
-    low = "low"
-    medium = "medium"
-    high = "high"
-
-
-class Source(str, Enum):
-    """Where rows come from."""
-
-    synthetic = "synthetic"
-    pair = "pair"
-
-
-class Dtype(str, Enum):
-    """The dtype of the rows."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-
-class Backend(str, Enum):
-    """The engine asked for."""
-
-    auto = "auto"
-    torch = "torch"
-    triton = "triton"
-
-
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
         list[str] | None,
@@ -134,17 +100,17 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         ),
     ] = "logits,probs",
     vocab_size: Annotated[int, typer.Option(min=2, max=1 << 24, help="Number of entries of a row, V.")] = 128256,
-    dtype: Annotated[Dtype, typer.Option(help="Dtype of the rows.")] = Dtype.float32,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the rows.")] = "float32",
     temperature: Annotated[
         float, typer.Option(min=0.01, callback=finite, help="Temperature of both models, where rows are logits.")
     ] = 1.0,
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
-    acceptance: Annotated[Level, typer.Option(help="How much of the draft is accepted.")] = Level.medium,
+    acceptance: Annotated[Level, typer.Option(help="How much of the draft is accepted.")] = "medium",
     rows: Annotated[
         Source, typer.Option(help="Where rows come from: made up, or computed by the bundled pair of models.")
-    ] = Source.synthetic,
+    ] = "synthetic",
     peers: Annotated[
         str | None,
         typer.Option(
@@ -153,7 +119,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         ),
     ] = None,
     option: OptionOption = None,
-    backend: Annotated[Backend, typer.Option(help="Engine that runs the strategies.")] = Backend.auto,
+    backend: Annotated[Choice, typer.Option(help="Engine that runs the strategies.")] = "auto",
     device: Annotated[
         str | None, typer.Option(help="Device of the tensors, cpu or cuda; if left out, a GPU where there is one.")
     ] = None,
@@ -169,11 +135,11 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     """Time strategies beside the read floor and other libraries; a wrong result is not timed."""
     check_ending(output, report.FILE_FORMS, "--output")
     report.check_plot(plot)
-    if rows is Source.pair:
+    if rows == "pair":
         models.prepare()
-    strategies = _strategies(names, option or [], backend.value)
+    strategies = _strategies(names, option or [], backend)
     where = device_of(device)
-    backends.require(backend.value, where)
+    backends.require(backend, where)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
         Workload(
@@ -181,9 +147,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             num_draft_tokens=num_draft_tokens,
             vocab_size=vocab_size,
             kind=kind,
-            dtype=dtype.value,
-            acceptance=acceptance.value,
-            source=rows.value,
+            dtype=dtype,
+            acceptance=acceptance,
+            source=rows,
             **({} if kind == "probs" else parameters),
         )
         for kind, (num_requests, num_draft_tokens) in itertools.product(_kinds(inputs, parameters), _shapes(shapes))

@@ -23,7 +23,7 @@ from acceptlib.cli.options import (
     parse_assignments,
     strategy_of,
 )
-from acceptlib.engine import backends
+from acceptlib.engine.backends import Choice
 from acceptlib.errors import said
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         typer.Argument(metavar="NAME", help="Names of the strategies to check; all available ones if left out."),
     ] = None,
     device: DeviceOption = "cpu",
-    backend: Annotated[
-        str | None, typer.Option(metavar="auto|torch|triton", help="Engine that runs the strategies.")
-    ] = None,
+    backend: Annotated[Choice | None, typer.Option(help="Engine that runs the strategies.")] = None,
     only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
     config: ConfigOption = None,
     option: OptionOption = None,
@@ -59,12 +57,11 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     from acceptlib.testing.suite import due, make_subject, select  # noqa: PLC0415
 
     console.use_one_thread()
-    choice = None if backend is None else backends.check(backend)
     where = device_of(device)
     wanted = None if only is None else names_of("--only", only)
     strategies, results = _created(names or [], config, option or [])
     suites = [
-        (make_subject(strategy, device=where, backend=choice), testing.checks_for(strategy)) for strategy in strategies
+        (make_subject(strategy, device=where, backend=backend), testing.checks_for(strategy)) for strategy in strategies
     ]
     # A check may be for some of the strategies only: a name is unknown only if none of them has it.
     chosen = select(list({check.name: check for _, checks in suites for check in checks}.values()), wanted)

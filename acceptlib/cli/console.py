@@ -116,13 +116,3 @@ def complain(message: str) -> None:
     """Print an error as one line, which the terminal may fold but we do not."""
     text = Text("Error: ", style="bold red").append(" ".join(message.split()), style="not bold default")
     stderr().print(text, soft_wrap=True)
-
-
-def require(extra: str, error: ImportError) -> NoReturn:
-    """Name the extra that installs what could not be imported.
-
-    Raises:
-        CommandError: Always.
-    """
-    msg = f"{error.name or error} is not installed: pip install 'acceptlib[{extra}]'"
-    raise CommandError(msg) from None

@@ -10,7 +10,7 @@ import torch
 
 from acceptlib import exact
 from acceptlib.cli.format import Column
-from acceptlib.exact.enumeration import plan_of
+from acceptlib.exact.enumeration import acceptance, plan_of, verify_exactly
 
 if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
@@ -107,7 +107,7 @@ def work_out(strategy: AcceptanceStrategy) -> Example:
         strategy.initial_state(1, "cpu"),
     )
     plan = plan_of(strategy)
-    h, stops = exact.acceptance(plan, *rows).h, exact.verify_exactly(plan, *rows).stops
+    h, stops = acceptance(plan, *rows).h, verify_exactly(plan, *rows).stops
     return Example(
         drafted=[
             Drafted(

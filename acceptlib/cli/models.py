@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from acceptlib.cli.console import CommandError, require, stderr, use_one_thread
+from acceptlib.cli.console import CommandError, stderr, use_one_thread
 from acceptlib.demo.pair import load_pair
+from acceptlib.errors import import_extra
 from acceptlib.integrations.transformers import SpeculativeDecoder
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def load(target: str | None, draft: str | None, device: torch.device) -> ModelPa
     """Load the bundled pair, which runs on one core of a CPU, or the models at two paths.
 
     Raises:
-        CommandError: transformers is not installed.
+        MissingPackageError: transformers is not installed.
         InputError: A model cannot be loaded, or the two do not go together.
     """
     prepare()
@@ -38,13 +39,9 @@ def prepare() -> None:
     """Import transformers, and silence its progress bars and the hub's retries, which would be drawn over ours.
 
     Raises:
-        CommandError: It is not installed.
+        MissingPackageError: It is not installed.
     """
-    try:
-        from transformers.utils import logging as bars  # noqa: PLC0415 - seconds of import that others do not need
-    except ImportError as error:
-        require("hf", error)
-    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    import_extra("transformers.utils.logging", "hf").disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 

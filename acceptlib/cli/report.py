@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,8 +10,9 @@ from acceptlib import plots
 from acceptlib.benchmarks.environment import environment
 from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
-from acceptlib.cli.console import CommandError, require, stdout
+from acceptlib.cli.console import CommandError, stdout
 from acceptlib.cli.format import Column, Format
+from acceptlib.errors import import_extra
 from acceptlib.sampling import FILTERS, OFF
 
 if TYPE_CHECKING:
@@ -84,14 +84,12 @@ def check_plot(path: Path | None) -> None:
     """Refuse a figure that could not be drawn, before any work is done for it.
 
     Raises:
-        CommandError: The ending is unknown, or matplotlib is not installed.
+        CommandError: The ending is unknown.
+        MissingPackageError: matplotlib is not installed.
     """
     table.check_ending(path, plots.ENDINGS, "--plot")
     if path is not None:
-        try:
-            importlib.import_module("matplotlib")
-        except ImportError as error:
-            require("plot", error)
+        import_extra("matplotlib", "plot")
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 import acceptlib
-from acceptlib.errors import InputError, not_there
+from acceptlib.errors import InputError, import_extra
 
 __all__ = ["patch"]
 
@@ -96,15 +96,11 @@ def patch(strategy: str | acceptlib.AcceptanceStrategy = "rejection") -> Iterato
 
 
 def _generation_utils() -> Any:
-    try:
-        from transformers import __version__  # noqa: PLC0415 - an extra, needed only here
-        from transformers.generation import utils  # noqa: PLC0415
-    except ImportError as error:
-        missing = not_there("transformers", "hf", error)
-        raise missing from error
+    utils = import_extra("transformers.generation.utils", "hf")
     if not hasattr(utils, REPLACED):
+        version = import_extra("transformers", "hf").__version__
         msg = (
-            f"transformers {__version__}: expected a function {REPLACED} in transformers.generation.utils, which "
+            f"transformers {version}: expected a function {REPLACED} in transformers.generation.utils, which "
             "assisted generation calls. Use acceptlib.integrations.transformers.custom_generate instead."
         )
         raise InputError(msg)

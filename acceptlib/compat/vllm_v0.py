@@ -49,7 +49,6 @@ class _SpecDecodeSampler(torch.nn.Module):
         self._strategy = strategy
         self._strict_mode = strict_mode
         self._disable_bonus_tokens = disable_bonus_tokens
-        self._num_bonus_tokens = 1
         self._totals: torch.Tensor | None = None
         self.num_draft_tokens = 0
 
@@ -182,7 +181,7 @@ class _SpecDecodeSampler(torch.nn.Module):
         num_rows, vocab_size = target_with_bonus_probs.shape[1:]
         expectations = (
             ((batch_size, k if num_rows == k else k + 1, vocab_size), self.probs_dtype),
-            ((batch_size, self._num_bonus_tokens), self.token_id_dtype),
+            ((batch_size, 1), self.token_id_dtype),
             ((batch_size, k, vocab_size), self.probs_dtype),
             ((batch_size, k), self.token_id_dtype),
         )

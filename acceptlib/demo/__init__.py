@@ -1,8 +1,7 @@
 """A small draft and target pair to try speculative decoding with, without a download.
 
-Both models were trained from scratch by :mod:`acceptlib.demo.train` on the Python standard
-library's sources and are complete Hugging Face model folders.  The weights are stored as
-float16: load them with ``dtype=torch.float32`` on a CPU.
+Both models were trained from scratch by `acceptlib.demo.train` on the Python standard library's sources and are
+complete Hugging Face model folders. The weights are stored as float16: load them with `dtype=torch.float32` on a CPU.
 """
 
 from __future__ import annotations

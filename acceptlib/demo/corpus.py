@@ -58,7 +58,7 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """Read every usable ``.py`` file under a folder, in a fixed order."""
+    """Read every usable `.py` file under a folder, in a fixed order."""
     sources = []
     for file in sorted(folder.rglob("*.py")):
         relative = file.relative_to(folder)

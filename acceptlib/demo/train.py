@@ -1,12 +1,11 @@
 """Train the bundled draft and target models from scratch.
 
-Run as ``python -m acceptlib.demo.train``.  The text is the Python standard library's own
-sources: by default those of the running interpreter, else those under ``--corpus``.  They are
-Copyright (c) 2001 Python Software Foundation and used under the PSF License Agreement
-(https://docs.python.org/3/license.html).
+Run as `python -m acceptlib.demo.train`. The text is the Python standard library's own sources: by default those of the
+running interpreter, else those under `--corpus`. They are Copyright (c) 2001 Python Software Foundation and used under
+the PSF License Agreement (https://docs.python.org/3/license.html).
 
-The run is deterministic on a given kind of device and set of library versions.  Ctrl-C ends it
-with a checkpoint, from which it continues when started again with the same options.
+The run is deterministic on a given kind of device and set of library versions. Ctrl-C ends it with a checkpoint, from
+which it continues when started again with the same options.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def logits_of(model: Model, tokens: torch.Tensor) -> torch.Tensor:
 def evaluate(rows: torch.Tensor, batch: int, model: Model, draft: Model | None = None) -> float:
     """Return a mean over all positions: the loss in nats or, given a draft, alpha.
 
-    Alpha is ``sum_x min(p(x), q(x))`` at temperature 1.
+    Alpha is `sum_x min(p(x), q(x))` at temperature 1.
     """
     total = 0.0
     for start in range(0, len(rows), batch):

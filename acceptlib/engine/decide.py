@@ -23,10 +23,8 @@ OF_POSITIONS: Final = frozenset({"position", "num_draft_tokens", "is_last"})
 """Quantities that follow from where a position is."""
 
 
-def positional(
-    plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, state: Mapping[str, Words]
-) -> tuple[Values, Mapping[str, float]]:
-    """Return the quantities that do not depend on rows, and the constants that do not depend on positions.
+def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, state: Mapping[str, Words]) -> Values:
+    """Return the quantities that do not depend on rows, and the constants that depend on positions.
 
     Args:
         plan: The strategy.
@@ -35,12 +33,11 @@ def positional(
         state: [B] or [1] tensors by name.
 
     Returns:
-        [B, K] words by name, and numbers by name.
+        [B, K] words by name.
     """
     values: Values = {}
-    numbers = {name: number for name, number in plan.constants.items() if not isinstance(number, tuple)}
-    if not state and len(numbers) == len(plan.constants) and plan.reads.isdisjoint(OF_POSITIONS):
-        return values, numbers
+    if not state and len(plan.numbers) == len(plan.constants) and plan.reads.isdisjoint(OF_POSITIONS):
+        return values
     position = arange(max_num_draft_tokens, num_draft_tokens)
     length = num_draft_tokens[:, None] + 0 * position
     if "position" in plan.reads:
@@ -58,24 +55,23 @@ def positional(
             table = [*constant, *[0.0] * max_num_draft_tokens][:max_num_draft_tokens]
             entries = [full(length.shape[:1], number, length) for number in table]
             values[name] = library(length).stack(entries, 1) if entries else float64(length)
-    return values, numbers
+    return values
 
 
-def run_carry(plan: Plan, values: Values, numbers: Mapping[str, float], like: Words) -> Words:
+def run_carry(plan: Plan, values: Values, like: Words) -> Words:
     """Return the running scalar before each position of `like`, [B, K], and after the last: [B, K+1] float64."""
     carry = full((len(like), like.shape[1] + 1), 1.0, like)
     if plan.carry is not None:
         columns = {name: value.swapaxes(0, 1) for name, value in values.items() if name in plan.carry.names}
         for position in range(like.shape[1]):
             here = {name: column[position] for name, column in columns.items()}
-            carry[:, position + 1] = evaluate(plan.carry, {**here, "carry": carry[:, position]}, numbers)
+            carry[:, position + 1] = evaluate(plan.carry, {**here, "carry": carry[:, position]}, plan.numbers)
     return carry
 
 
 def acceptance(
     plan: Plan,
     values: Values,
-    numbers: Mapping[str, float],
     carry: Words,
     next_residual_mass: Callable[[], Words],
 ) -> Words:
@@ -83,14 +79,14 @@ def acceptance(
     values = {**values, "carry": carry[:, 1:]}
     if "next_residual_mass" in plan.accept.names:
         values["next_residual_mass"] = next_residual_mass()
-    return broadcast(evaluate(plan.accept, values, numbers), values["carry"])
+    return broadcast(evaluate(plan.accept, values, plan.numbers), values["carry"])
 
 
-def forgiven(plan: Plan, values: Values, numbers: Mapping[str, float], carry: Words) -> Words | None:
+def forgiven(plan: Plan, values: Values, carry: Words) -> Words | None:
     """Return which tokens may stand although rejected, [B, K] bool; None where the strategy has no such rule."""
     if plan.forgive is None:
         return None
-    return broadcast(evaluate(plan.forgive, {**values, "carry": carry[:, 1:]}, numbers), carry[:, 1:]) != 0
+    return broadcast(evaluate(plan.forgive, {**values, "carry": carry[:, 1:]}, plan.numbers), carry[:, 1:]) != 0
 
 
 def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draft_tokens: Words) -> Words:

@@ -184,6 +184,11 @@ class Plan:
         return frozenset(name for rule in rules if rule for name in rule.names)
 
     @cached_property
+    def numbers(self) -> Mapping[str, float]:
+        """Constants that are the same at every position."""
+        return {name: value for name, value in self.constants.items() if not isinstance(value, tuple)}
+
+    @cached_property
     def scalars(self) -> frozenset[str]:
         """Names among `reads` that are computed from rows, except argmaxes and residual masses."""
         return self.reads & {*OF_ROWS, *self.used_row_sums}
@@ -212,14 +217,13 @@ class Plan:
             return False
         with np.errstate(all="ignore"):
             h = evaluate(self.accept, {"is_target_argmax": np.array([False, True])}, {})
-        return not self.samples and self.residual is None and np.array_equal(h, [0, 1])
+        return not self.draws and np.array_equal(h, [0, 1])
 
     @cached_property
     def reads_entries_alone(self) -> bool:
         """Whether a chain ends at its first rejection, only drafted entries decide, and a draw reads only p and q."""
-        numbers = {name for name, number in self.constants.items() if not isinstance(number, tuple)}
-        decides = {*self.accept.names} <= {"target_prob", "draft_prob"} | numbers
-        draws = self.residual is None or {*self.residual.names} <= {"p", "q"} | numbers
+        decides = {*self.accept.names} <= {"target_prob", "draft_prob", *self.numbers}
+        draws = self.residual is None or {*self.residual.names} <= {"p", "q", *self.numbers}
         kinds = (self.traits.stop, self.traits.recovered, self.traits.bonus)
         return decides and draws and self.carry is None and kinds == ("first_rejection", "sample", "sample")
 
@@ -227,6 +231,11 @@ class Plan:
     def samples(self) -> bool:
         """Whether any token is drawn rather than taken as an argmax."""
         return "sample" in {self.traits.recovered, self.traits.bonus}
+
+    @property
+    def draws(self) -> bool:
+        """Whether any token is drawn, or taken from a residual."""
+        return self.samples or self.residual is not None
 
 
 def evaluate(rule: Rule, values: Mapping[str, Value], constants: Mapping[str, Constant]) -> Value:

@@ -19,7 +19,7 @@ from acceptlib.checks import check_sampling
 from acceptlib.engine.constants import MASS_SCALE
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Rows, make_rows
-from acceptlib.sampling import SamplingParams
+from acceptlib.sampling import OFF, SamplingParams
 
 DIGITS: Final = ((21, 11), (10, 11), (0, 10))
 """Shift and number of bits of a key's digits, the leading ones first."""
@@ -38,7 +38,7 @@ CHUNK_BYTES: Final = 2 << 20
 LEAST_ROW: Final = 4096
 """Entries that a shorter row counts as, because its histogram takes memory too."""
 
-PER_REQUEST: Final = ("temperature", "top_k", "top_p", "min_p", "bias_token_ids", "bias_values")
+PER_REQUEST: Final = (*OFF, "bias_token_ids", "bias_values")
 """Fields of `Rows` that have one entry per request."""
 
 

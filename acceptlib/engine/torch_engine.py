@@ -86,7 +86,7 @@ class _Step:
             self.draft = RowReader(inputs.draft, *common, "draft")
         state = {name: as_words(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
-        self.values, self.numbers = decide.positional(plan, self.layout.num_draft_tokens, most, state)
+        self.values = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
         self.flat: decide.Values = {}
         # Found by `run`, as far as positions have been read: what passes between them, and which are accepted.
@@ -106,8 +106,8 @@ class _Step:
         for some in self._passes():
             self._read(some)
             faults = self._position_faults()
-            self.carry = decide.run_carry(plan, self.values, self.numbers, layout.ids)
-            h = decide.acceptance(plan, self.values, self.numbers, self.carry, self._next_residual_mass)
+            self.carry = decide.run_carry(plan, self.values, layout.ids)
+            h = decide.acceptance(plan, self.values, self.carry, self._next_residual_mass)
             sound = layout.valid if faults is None else leading((faults == OK) & layout.valid)
             self.accepted = (accept_uniforms < h) & sound
             if self.holds:
@@ -115,7 +115,7 @@ class _Step:
         if out.num_passed is not None:
             passed = self.accepted.sum(1)
             as_words(out.num_passed)[:] = passed if layout.faults is None else passed * (layout.faults == OK)
-        may_stand = decide.forgiven(plan, self.values, self.numbers, self.carry)
+        may_stand = decide.forgiven(plan, self.values, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
         stop = decide.stop_position(plan, self.accepted, may_stand, layout.num_draft_tokens)
@@ -261,7 +261,7 @@ class _Step:
         for name in self.values.keys() & self.plan.constants.keys():  # constants with one value per position
             read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
-            terms = decide.broadcast(evaluate(row_sum, read, self.numbers), p).to(torch.float32)
+            terms = decide.broadcast(evaluate(row_sum, read, self.plan.numbers), p).to(torch.float32)
             found[name] = _sum(terms, in_place=is_new(terms, read))
         return found
 
@@ -308,7 +308,7 @@ class _Step:
             name: value[:, None] if value.dtype == torch.bool else value[:, None].to(torch.float32)
             for name, value in scalars.items()
         }
-        weights = evaluate(residual, {**scalars, **elements}, self.numbers)
+        weights = evaluate(residual, {**scalars, **elements}, self.plan.numbers)
         row: torch.Tensor = decide.broadcast(weights, elements["p"])
         return row.to(torch.float32)
 
@@ -379,7 +379,7 @@ class _Step:
         return takes, given * ~outside, outside * INVALID_TOKEN_ID
 
     def _emit_some(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
-        """Return the same for one chunk."""
+        """Return what `_emit_from_rows` does, for one chunk."""
         plan, traits = self.plan, self.plan.traits
         is_bonus = position == self.layout.num_draft_tokens[request]
         # A plain boolean where recovered and bonus tokens are taken alike.
@@ -389,9 +389,9 @@ class _Step:
         p = prob = None
         # If bonus tokens are given and nothing was drafted, there may be no row at all.
         has_rows = self.inputs.target.data.numel() > 0
-        if has_rows and (plan.samples or plan.residual is not None or self.inputs.logprobs):
+        if has_rows and (plan.draws or self.inputs.logprobs):
             p, weights, from_target, row_status = self._weights(request, position, is_bonus)
-            if plan.samples or plan.residual is not None:
+            if plan.draws:
                 status = row_status
             if plan.samples and may_hold(takes_best ^ True):
                 token = as_words(draw(weights, bits, in_place=weights is not p))

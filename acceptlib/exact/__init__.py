@@ -5,16 +5,14 @@ so far to a row, and enumerate every drafted sequence, every pattern of acceptan
 too much to enumerate, they raise `EnumerationError`.
 """
 
-from acceptlib.exact.enumeration import Acceptance, Model, Steps, acceptance, complete, law, verify_exactly
+from acceptlib.exact.enumeration import Model, State, complete, law
 from acceptlib.exact.figures import StepFigures, expected_tokens, kl, step_figures, tv
 from acceptlib.exact.oracle import processed
 
 __all__ = [
-    "Acceptance",
     "Model",
+    "State",
     "StepFigures",
-    "Steps",
-    "acceptance",
     "complete",
     "expected_tokens",
     "kl",
@@ -22,5 +20,4 @@ __all__ = [
     "processed",
     "step_figures",
     "tv",
-    "verify_exactly",
 ]

@@ -11,9 +11,8 @@ import itertools
 import math
 import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Final, TypeAlias
 
 import torch
@@ -22,7 +21,7 @@ from torch.nn import functional
 from acceptlib.engine import decide
 from acceptlib.engine.constants import ROW_SUM_LIMIT, ROW_TOLERANCE
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, shortened
+from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, expect_int, shortened
 from acceptlib.rules import Rule
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 
@@ -71,7 +70,7 @@ def law(
     draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
-    draft_token_ids: tuple[int, ...] | None = None,
+    draft_token_ids: Sequence[int] | torch.Tensor | None = None,
     state: State | None = None,
 ) -> dict[tuple[int, ...], float]:
     """Return the law of the tokens that one step emits.
@@ -112,14 +111,11 @@ def law(
     ):
         msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {list(draft.shape)}"
         raise InputError(msg)
-    if draft_token_ids is not None:
-        draft_token_ids = tuple(map(int, draft_token_ids))  # a list or tensor too
-    if draft_token_ids is not None and (
-        len(draft_token_ids) != num_draft_tokens or not all(0 <= token < vocab_size for token in draft_token_ids)
-    ):
-        msg = f"draft_token_ids: expected {num_draft_tokens} ids in [0, {vocab_size}), got {draft_token_ids}"
+    fixed = None if draft_token_ids is None else tuple(map(int, draft_token_ids))
+    if fixed is not None and (len(fixed) != num_draft_tokens or not all(0 <= token < vocab_size for token in fixed)):
+        msg = f"draft_token_ids: expected {num_draft_tokens} ids in [0, {vocab_size}), got {fixed}"
         raise InputError(msg)
-    num_sequences = 1 if draft_token_ids is not None else vocab_size**num_draft_tokens
+    num_sequences = 1 if fixed is not None else vocab_size**num_draft_tokens
     outcomes = num_sequences * 2**num_draft_tokens * vocab_size
     if outcomes > MAX_OUTCOMES:
         msg = (
@@ -127,10 +123,7 @@ def law(
             f"{outcomes} outcomes, above {MAX_OUTCOMES}: use a smaller vocabulary or fewer drafted tokens"
         )
         raise EnumerationError(msg)
-    if draft_token_ids is not None:
-        drafts = [draft_token_ids]
-    else:
-        drafts = list(itertools.product(range(vocab_size), repeat=num_draft_tokens))
+    drafts = [fixed] if fixed is not None else list(itertools.product(range(vocab_size), repeat=num_draft_tokens))
     ids = torch.tensor(drafts, dtype=torch.int64).view(len(drafts), num_draft_tokens)
     p = _rows(target_at, drafts, num_draft_tokens + 1)
     q = functional.one_hot(ids, vocab_size).to(torch.float64)
@@ -162,9 +155,7 @@ def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Mo
         EnumerationError: There are too many sequences of that length.
         InputError: A row is no law, there are too few rows, or the length is not an int >= 0.
     """
-    if not isinstance(length, Integral) or isinstance(length, bool) or length < 0:
-        msg = f"length: expected an int >= 0, got {shortened(length)}"
-        raise InputError(msg)
+    expect_int("length", length)
     if isinstance(target, torch.Tensor) and len(target) < length:
         msg = f"target: expected at least [{length}, V] for {length} tokens, got {list(target.shape)}"
         raise InputError(msg)
@@ -273,18 +264,18 @@ def acceptance(
     """
     num_sequences, length = ids.shape
     num_draft_tokens = torch.full((num_sequences,), length)
-    values, numbers = decide.positional(plan, num_draft_tokens, length, state)
-    values |= row_scalars(plan, ids, p[:, :-1], q, values, numbers)
+    values = decide.positional(plan, num_draft_tokens, length, state)
+    values |= row_scalars(plan, ids, p[:, :-1], q, values)
     if token_ids is not None:
         values["draft_token_id"] = token_ids.gather(1, ids.T).T.to(torch.float64)
-    carry = decide.run_carry(plan, values, numbers, ids)
-    weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]}, numbers)
+    carry = decide.run_carry(plan, values, ids)
+    weights = residuals(plan, ids, p[:, :-1], q, {**values, "carry": carry[:, :-1]})
 
     def next_residual_mass() -> torch.Tensor:
         return functional.pad(weights.sum(-1)[:, 1:], (0, 1))
 
-    h = decide.acceptance(plan, values, numbers, carry, next_residual_mass).to(torch.float64)
-    return Acceptance(h=h, may_stand=decide.forgiven(plan, values, numbers, carry), weights=weights)
+    h = decide.acceptance(plan, values, carry, next_residual_mass).to(torch.float64)
+    return Acceptance(h=h, may_stand=decide.forgiven(plan, values, carry), weights=weights)
 
 
 def row_scalars(
@@ -293,7 +284,6 @@ def row_scalars(
     p: torch.Tensor,
     q: torch.Tensor,
     given: decide.Values,
-    numbers: Mapping[str, float],
 ) -> decide.Values:
     """Return what rules read of rows at drafted tokens, float64.
 
@@ -303,7 +293,6 @@ def row_scalars(
         p: [N, K, V] or [1, K, V] float64; with the latter, what does not depend on the token comes back as [1, K].
         q: The same for the draft.
         given: What `decide.positional` says of the positions.
-        numbers: The plan's constants.
     """
     at = ids[..., None]
     values: decide.Values = {
@@ -326,7 +315,7 @@ def row_scalars(
     # The same for all sequences.
     of_positions = {name: value[:1] for name, value in given.items() if name == "position" or name in plan.constants}
     for name, row_sum in plan.used_row_sums.items():
-        terms = _elementwise(row_sum, ids, p, q, {**values, **of_positions}, numbers)
+        terms = _elementwise(row_sum, ids, p, q, {**values, **of_positions}, plan.numbers)
         values[name] = terms.sum(-1).masked_fill(~(terms.abs().sum(-1) < ROW_SUM_LIMIT), torch.nan)
     return values
 
@@ -337,7 +326,6 @@ def residuals(
     p: torch.Tensor,
     q: torch.Tensor,
     values: decide.Values,
-    numbers: Mapping[str, float],
 ) -> torch.Tensor:
     """Return the weights [N, K, V] of the draw after a rejection at each position.
 
@@ -346,7 +334,7 @@ def residuals(
     """
     if plan.residual is None:
         return p
-    return _elementwise(plan.residual, ids, p, q, values, numbers).clamp(min=0)
+    return _elementwise(plan.residual, ids, p, q, values, plan.numbers).clamp(min=0)
 
 
 def draw_law(weights: torch.Tensor, p: torch.Tensor, how: str) -> torch.Tensor:
@@ -396,9 +384,8 @@ def length_of(target: torch.Tensor | Model, num_draft_tokens: int | None) -> int
         InputError: Neither says it, or there are too few rows.
     """
     given = num_draft_tokens
-    if isinstance(given, bool) or not (given is None or (isinstance(given, Integral) and given >= 0)):
-        msg = f"num_draft_tokens: expected an int >= 0, got {shortened(given)}"
-        raise InputError(msg)
+    if given is not None:
+        expect_int("num_draft_tokens", given)
     if not isinstance(target, torch.Tensor):
         if given is None:
             msg = "num_draft_tokens: expected an int where the target is a function, got None"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,7 +57,7 @@ def tv(
     draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
-    draft_token_ids: tuple[int, ...] | None = None,
+    draft_token_ids: Sequence[int] | torch.Tensor | None = None,
     state: State | None = None,
 ) -> float:
     """Return the total variation between the joint law of K+1 tokens under the strategy and under the target.
@@ -74,7 +74,7 @@ def kl(
     draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
-    draft_token_ids: tuple[int, ...] | None = None,
+    draft_token_ids: Sequence[int] | torch.Tensor | None = None,
     state: State | None = None,
 ) -> float:
     """Return KL(out || p) in nats between the same joint laws as `tv`; infinite where out leaves p's support."""
@@ -87,7 +87,7 @@ def expected_tokens(
     draft: torch.Tensor | Model | None = None,
     *,
     num_draft_tokens: int | None = None,
-    draft_token_ids: tuple[int, ...] | None = None,
+    draft_token_ids: Sequence[int] | torch.Tensor | None = None,
     state: State | None = None,
 ) -> float:
     """Return the expected number of tokens that one step emits; arguments and errors are those of `law`."""
@@ -132,13 +132,13 @@ def step_figures(
     stops = verify_exactly(plan, ids[None], p[None], q[None], tensors).stops[0]
     expected = 1 + float((stops * torch.arange(length + 1)).sum())
     if not plan.looks_ahead or not length:
-        grid, numbers = decide.positional(plan, torch.tensor([length]), length, tensors)
-        scalars = row_scalars(plan, ids[None], p[None, :-1], q[None], grid, numbers)
-        grid["carry"] = decide.run_carry(plan, {**grid, **scalars}, numbers, ids[None])[:, :-1]
+        grid = decide.positional(plan, torch.tensor([length]), length, tensors)
+        scalars = row_scalars(plan, ids[None], p[None, :-1], q[None], grid)
+        grid["carry"] = decide.run_carry(plan, {**grid, **scalars}, ids[None])[:, :-1]
         found = []
         for row in range(min(num_visited, length)):
             here = {name: value[:, row, None] for name, value in grid.items()}
-            found.append(row_law(plan, p[row], q[row], here, numbers))
+            found.append(row_law(plan, p[row], q[row], here))
         if num_visited > length:
             found.append(draw_law(p[-1], p[-1], plan.traits.bonus))
     else:
@@ -151,9 +151,7 @@ def step_figures(
     )
 
 
-def row_law(
-    plan: Plan, p: torch.Tensor, q: torch.Tensor, values: decide.Values, numbers: Mapping[str, float]
-) -> torch.Tensor:
+def row_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, values: decide.Values) -> torch.Tensor:
     """Return the law of the token at one row, for a strategy that does not look ahead.
 
     out(y) = q(y) h(y) + sum_x q(x) (1 - h(x)) res_x(y).
@@ -163,7 +161,6 @@ def row_law(
         p: [V] float64 target row.
         q: [V] float64 draft row.
         values: [1, 1] tensors by name: what `decide.positional` says of the row, and `carry` as it is before it.
-        numbers: The plan's constants.
 
     Returns:
         [V] float64.
@@ -173,10 +170,10 @@ def row_law(
 
     def of_tokens(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return h [n] of drafted tokens [n, 1], and the laws [n, V] of what replaces them; [1, V] if that is one."""
-        before = {**values, **row_scalars(plan, ids, p, q, values, numbers)}
-        carry = evaluate(plan.carry, before, numbers) if plan.carry else before["carry"]
-        h = torch.as_tensor(evaluate(plan.accept, {**before, "carry": carry}, numbers), dtype=torch.float64)
-        recovered = draw_law(residuals(plan, ids, p, q, before, numbers), p, plan.traits.recovered)[:, 0]
+        before = {**values, **row_scalars(plan, ids, p, q, values)}
+        carry = evaluate(plan.carry, before, plan.numbers) if plan.carry else before["carry"]
+        h = torch.as_tensor(evaluate(plan.accept, {**before, "carry": carry}, plan.numbers), dtype=torch.float64)
+        recovered = draw_law(residuals(plan, ids, p, q, before), p, plan.traits.recovered)[:, 0]
         return probability_of(h.expand(ids.shape)[:, 0]), recovered
 
     # Where entries depend on the drafted token, all tokens at once would take V^2 numbers.
@@ -225,7 +222,7 @@ def _joint_laws(
     target: torch.Tensor | Model,
     draft: torch.Tensor | Model | None,
     num_draft_tokens: int | None,
-    draft_token_ids: tuple[int, ...] | None,
+    draft_token_ids: Sequence[int] | torch.Tensor | None,
     state: State | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     emitted = law(

@@ -7,14 +7,13 @@ import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn import functional
 
 from acceptlib.drafting import sample
-from acceptlib.errors import InputError, StatusError, not_there
+from acceptlib.errors import InputError, StatusError, expect_int, import_extra
 from acceptlib.registry import as_strategy
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
@@ -32,23 +31,7 @@ def import_transformers() -> Any:
     Raises:
         MissingPackageError: It is not installed.
     """
-    try:
-        import transformers  # noqa: PLC0415 - an extra, needed only here
-    except ImportError as error:
-        missing = not_there("transformers", "hf", error)
-        raise missing from error
-    return transformers
-
-
-def check_length(num_draft_tokens: int, least: int = 0) -> None:
-    """Check K, which may be a NumPy integer.
-
-    Raises:
-        InputError: It is no number of tokens.
-    """
-    if not isinstance(num_draft_tokens, Integral) or isinstance(num_draft_tokens, bool) or num_draft_tokens < least:
-        msg = f"num_draft_tokens: expected an int >= {least}, got {num_draft_tokens!r}"
-        raise InputError(msg)
+    return import_extra("transformers", "hf")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +103,7 @@ class SpeculativeDecoder:
                 a bitmask, or an `Rng` that does not advance.
             UnknownStrategyError: No strategy has this name.
         """
-        check_length(num_draft_tokens)
+        expect_int("num_draft_tokens", num_draft_tokens)
         for role, model in (("target", target), ("draft", draft)):
             _check_model(role, model)
         for name, params in (("sampling", sampling), ("draft_sampling", draft_sampling)):
@@ -174,9 +157,7 @@ class SpeculativeDecoder:
         if lowest < 0 or highest >= size:
             msg = f"input_ids: expected ids in [0, {size}), the target's vocabulary, got {lowest} to {highest}"
             raise InputError(msg)
-        if not isinstance(max_new_tokens, Integral) or isinstance(max_new_tokens, bool) or max_new_tokens < 0:
-            msg = f"max_new_tokens: expected an int >= 0, got {max_new_tokens!r}"
-            raise InputError(msg)
+        expect_int("max_new_tokens", max_new_tokens)
         try:
             ends = frozenset(operator.index(token) for token in eos_token_ids)  # tensors in a set equal no int
         except TypeError as error:

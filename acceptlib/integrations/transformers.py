@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import torch
 
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, expect_int, shortened
 from acceptlib.integrations.decoder import (
     LogitsProcessor,
     SpeculativeDecoder,
     Step,
-    check_length,
     import_transformers,
 )
 from acceptlib.registry import as_strategy
@@ -107,7 +106,7 @@ def custom_generate(
     bound_assistant = assistant_model
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = as_strategy(strategy)
-    check_length(num_draft_tokens, least=1)
+    expect_int("num_draft_tokens", num_draft_tokens, least=1)
     if not (seed is None or isinstance(seed, Integral)):  # NumPy's too
         msg = f"seed: expected an int or None, got {shortened(seed)}"
         raise InputError(msg)

@@ -1,7 +1,8 @@
 """The conformance suite: one list of checks that a strategy must pass, for a function, a test class and a command."""
 
+from acceptlib.errors import ConformanceError
 from acceptlib.testing.q_contract import check_draft_contract
-from acceptlib.testing.subject import ConformanceError, Skipped, Subject
+from acceptlib.testing.subject import Skipped, Subject
 from acceptlib.testing.suite import (
     Check,
     CheckResult,

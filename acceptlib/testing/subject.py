@@ -20,8 +20,6 @@ from acceptlib.strategy import AcceptanceStrategy, Traits
 from acceptlib.tensors import STATE_DTYPES
 from acceptlib.testing.batches import Request, generator, lay_out, streams
 
-__all__ = ["ConformanceError", "Skipped", "Subject", "VerifyArguments", "expect"]
-
 VerifyArguments: TypeAlias = Callable[[int, torch.device], Mapping[str, Any]]
 """From B and a device to further arguments of `verify`, such as per-request tensors [B, ...] that rules read."""
 

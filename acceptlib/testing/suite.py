@@ -10,13 +10,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import BackendError, InputError, StrategyDefinitionError, said, shortened, suggest
+from acceptlib.errors import (
+    BackendError,
+    ConformanceError,
+    InputError,
+    StrategyDefinitionError,
+    said,
+    shortened,
+    suggest,
+)
 from acceptlib.registry import as_strategy
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
 from acceptlib.tensors import as_device
 from acceptlib.testing import checks
 from acceptlib.testing.batches import mixed
-from acceptlib.testing.subject import ConformanceError, Skipped, Subject, VerifyArguments, no_arguments
+from acceptlib.testing.subject import Skipped, Subject, VerifyArguments, no_arguments
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,6 @@ turn rules into Triton functions.
 
 On the device, `kernel` is the entry. Its stages are in `reduce` (reduce and sum), `select` (select and finish, with
 `lists`, `search` and `min_p`), `bins` (collect), `decide` (with `masses`) and `emit` (with `partials`, `draw`, `held`,
-`listed` and `results`). They share `rows`, `laws`, `records`, `keys`, `sums`, `counters` and `random`. To read them:
-`kernel`, `rows`, `laws`, `decide`, `emit`.
+`listed` and `results`). They share `rows`, `laws`, `positions`, `pairs`, `scalars`, `records`, `keys`, `sums`,
+`counters` and `random`. To read them: `kernel`, `rows`, `laws`, `positions`, `decide`, `emit`.
 """

@@ -81,10 +81,14 @@ class Rules:
         return best or "argmax" in {self.recovered, self.bonus} or bool(self.sums) or self.top_k > 0
 
     @property
+    def reads_probs(self) -> bool:
+        """Whether some rule reads a probability: a drafted token's, or a row's largest."""
+        return self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
+
+    @property
     def decides_unseen(self) -> bool:
         """Whether the first rejection stops a request, and no row has a say in it."""
-        entries = self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
-        return self.stop == "first_rejection" and not (entries or self.reads_argmax or self.scalars)
+        return self.stop == "first_rejection" and not (self.reads_probs or self.reads_argmax or self.scalars)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,9 +191,8 @@ class Call(Rules):
     @property
     def normalises(self) -> tuple[bool, bool]:
         """Whether a model's rows of logits need normalisers, for which exponentials are added up; else these are 0."""
-        entries = self.reads_target or self.reads_draft or self.reads_target_max or self.reads_draft_max
         sums = bool(self.sums) or self.entropy_scalar >= 0 or self.mass_scalar >= 0
-        needed = self.draws or self.logprobs or self.filters or entries or sums
+        needed = self.draws or self.logprobs or self.filters or self.reads_probs or sums
         return needed and self.logits[0], needed and self.logits[1]
 
     @property

@@ -26,6 +26,9 @@ REDUCED_BY = tl.constexpr(2)
 """What is counted of a row: programs that are done with what decides it, with its weights, or, at `REDUCED_BY` plus the
 model's number, with its law."""
 
+ROW_COUNTS = tl.constexpr(REDUCED_BY.value + 2)
+"""Counters of a row."""
+
 
 class Counters(NamedTuple):
     """One request's counters, which are 0 between calls.

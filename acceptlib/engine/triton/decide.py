@@ -17,9 +17,8 @@ import triton.language as tl
 from acceptlib.engine.triton import counters, pairs, positions, rows
 from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
-from acceptlib.result import Status
 
-FAULT_BITS = tl.constexpr(int(Status.INVALID_TOKEN_ID).bit_length())
+FAULT_BITS = tl.constexpr(rows.INVALID_TOKEN_ID.value.bit_length())
 """What `positions.token_fault` returns fits in as many."""
 
 FAULT_MASK = tl.constexpr((1 << FAULT_BITS.value) - 1)

@@ -11,9 +11,10 @@ import torch
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import tunings
 from acceptlib.engine.triton.call import Call, Rules
-from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, compiled_for, form_of, may_leave_rows, numbers_of
+from acceptlib.engine.triton.counters import ROW_COUNTS
+from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, call_of, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
-from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
+from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.engine.triton.memory import clear, memory_for
 from acceptlib.engine.triton.plans import bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
@@ -115,12 +116,12 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     num_stopping = num_requests * num_blocks  # blocks of stopping rows
     num_spared = num_stopping * most if may_leave_rows(rules, form) else 0
     tuning = tunings.tuning_of(rules, num_stopping, num_spared, target, draft)
-    num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
+    num_emit_blocks, call = _sized_call_of(rules, form, tuning, num_blocks)
     if call.awaits and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         # Programs that wait must not be all that run.
         of_probs = tunings.TUNINGS.medium_probs if rules.goes_through_rows else tunings.TUNINGS.large_probs
         tuning = tunings.TUNINGS.medium if target.is_logits else of_probs
-        num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
+        num_emit_blocks, call = _sized_call_of(rules, form, tuning, num_blocks)
     blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_stopping) if tuning.loops else 1
     emit_warps, emit_registers = tuning.emit_warps, LIST_REGISTERS if call.lists else tuning.emit_registers
     resident = resident_programs(device, emit_warps, emit_registers)
@@ -188,11 +189,11 @@ def _waits(call: Call, found: tuple[Stage, ...], *, near: bool) -> list[bool]:
     return waits
 
 
-def _compiled_for(rules: Rules, form: Form, tuning: tunings.Tuning, num_blocks: int) -> tuple[int, Call]:
+def _sized_call_of(rules: Rules, form: Form, tuning: tunings.Tuning, num_blocks: int) -> tuple[int, Call]:
     """Return how many blocks a row has in the last stage, and what the kernel is compiled for."""
     num_emit_blocks = -(-form.target.vocab_size // tuning.emit_block)
     bits = (num_blocks - 1).bit_length(), (num_emit_blocks - 1).bit_length()
-    call = compiled_for(rules, form, tuning, BLOCK, *bits, TILE, overlaps=_overlaps(form.device))
+    call = call_of(rules, form, tuning, BLOCK, *bits, TILE, overlaps=_overlaps(form.device))
     return num_emit_blocks, call
 
 
@@ -414,7 +415,7 @@ def workspace(plan: Plan, num_requests: int, most: int, vocab_size: int, device:
     ):
         rows = rows._replace(is_logits=is_logits, **filters)
         form = form._replace(target=rows, draft=rows)
-        num_emit_blocks, call = _compiled_for(rules, form, tuning, num_blocks)
+        num_emit_blocks, call = _sized_call_of(rules, form, tuning, num_blocks)
         num_words = max(num_words, words_of(call, num_requests, most, num_requests * most, num_blocks, num_emit_blocks))
         # Batches whose programs wait are small.
         num_emit_blocks = min(num_requests * num_emit_blocks, tunings.SIZES.medium * BLOCK // tuning.emit_block)

@@ -33,7 +33,7 @@ class RowsForm(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The form of a call: `compiled_for` makes a `Call` of it.
+    """The form of a call: `call_of` makes a `Call` of it.
 
     `tokens` are those emitted, `ids` those drafted. `state` says which of the caller's state are flags, `uniform_dims`
     how many dimensions explicit uniforms have: 0 for none. `ends` says that counts have no leading 0, `rooted` that
@@ -58,7 +58,7 @@ class Form(NamedTuple):
     ends: bool = False
 
 
-PARAMETERS = RowsForm._fields[6:]
+PARAMETERS = tuple(RowsForm._field_defaults)
 """Sampling parameters, as `Rows` names them."""
 
 LEAST_PARTS = THREADS.value
@@ -110,7 +110,7 @@ def is_foreseen(rules: Rules, form: Form) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def compiled_for(
+def call_of(
     rules: Rules,
     form: Form,
     tuning: Tuning,

@@ -22,10 +22,10 @@ from acceptlib.engine.triton.sums import fixed
 
 WARP = tl.constexpr(call.WARP)
 
-HIGH = tl.constexpr(42)
+LOW_BITS = tl.constexpr(42)
 """Low bits of a sum; those above them are added up apart."""
 
-LOW = tl.constexpr((1 << 42) - 1)
+LOW = tl.constexpr((1 << LOW_BITS.value) - 1)
 """Mask of these."""
 
 THIRD = tl.constexpr((1 << 21) - 1)
@@ -157,7 +157,7 @@ def _ends_in_fours(weights):
 @triton.jit
 def _sum(numbers):
     """Return sums of int64 along the last axis, DOUBT where they are more than SURE."""
-    return _joined((numbers >> HIGH).to(tl.int32), numbers & LOW)
+    return _joined((numbers >> LOW_BITS).to(tl.int32), numbers & LOW)
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def _joined(high, low):
     AXIS: tl.constexpr = len(low.shape) - 1
     high = tl.sum(high, AXIS)
     middle = tl.sum((low >> 21).to(tl.int32), AXIS)
-    total = (high.to(tl.int64) << HIGH) + (middle.to(tl.int64) << 21) + tl.sum((low & THIRD).to(tl.int32), AXIS)
+    total = (high.to(tl.int64) << LOW_BITS) + (middle.to(tl.int64) << 21) + tl.sum((low & THIRD).to(tl.int32), AXIS)
     return tl.where(high <= SURE, total, DOUBT)
 
 
@@ -178,7 +178,7 @@ def _sum_before(words, lane, end):
     for i in tl.static_range(len(words)):
         number = tl.where(words[i] == 0, DOUBT, words[i] >> 1)
         number = tl.where(lane + i * WARP < end, number, 0)
-        high += (number >> HIGH).to(tl.int32)
+        high += (number >> LOW_BITS).to(tl.int32)
         low += number & LOW
     return _joined(high, low)
 

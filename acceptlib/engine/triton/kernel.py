@@ -34,7 +34,7 @@ from acceptlib.engine.triton import (
     rows,
     select,
 )
-from acceptlib.engine.triton.layout import ROW_COUNTS, layout_of, num_counts
+from acceptlib.engine.triton.layout import layout_of, num_counts
 from acceptlib.engine.triton.rows import DRAFT, TARGET
 
 # What changes from call to call must not compile the kernel anew.
@@ -271,7 +271,7 @@ def verify_kernel(
         counters=counters.Counters(
             arrived_ptr=counters_ptr + number,
             stop_ptr=counters_ptr + num_requests + number,
-            rows_ptr=counters_ptr + 2 * num_requests + number * ROW_COUNTS * (max_num_draft_tokens + 1),
+            rows_ptr=counters_ptr + 2 * num_requests + number * counters.ROW_COUNTS * (max_num_draft_tokens + 1),
             awaited_ptr=awaited_ptr,
         ),
     )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from acceptlib.engine.triton.counters import ROW_COUNTS
+
 
 class Layout(NamedTuple):
     """The first word, of 64 bits, of each part.
@@ -36,10 +38,6 @@ class Layout(NamedTuple):
     draft_cuts: tl.tensor
     extra: tl.tensor
     end: tl.tensor
-
-
-ROW_COUNTS = tl.constexpr(4)
-"""Counters of a row: see `counters.of_row`."""
 
 
 @triton.jit

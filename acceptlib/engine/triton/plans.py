@@ -91,7 +91,7 @@ def rules_of(plan: Plan) -> Rules:
         residual=bind_if(plan.residual, (*ELEMENTS, *names("before"))),
         keeps_target=_keeps_target(plan),
         within_target=_within_target(plan),
-        draws=plan.residual is not None or "sample" in {traits.recovered, traits.bonus},
+        draws=plan.draws,
         sums=tuple(bind_if(rule, (*ELEMENTS, *names("before"))) for rule in _sums(plan).values()),
         vanishing=tuple(_vanishes(rule, plan) for rule in _sums(plan).values()),
         top_k=traits.top_k if "target_top_entropy" in plan.reads else 0,
@@ -146,7 +146,7 @@ def _keeps_target(plan: Plan) -> bool:
     entry = _Entry()
 
     def weight(p: Value, *, q: float) -> Value:
-        return _returned(plan.residual, {**_numbers(plan), "p": p, "q": q, "is_drafted": q > 0})
+        return _returned(plan.residual, {**plan.numbers, "p": p, "q": q, "is_drafted": q > 0})
 
     return _holds(lambda: weight(entry, q=0.0) is entry and weight(0.0, q=1.0) <= 0)
 
@@ -189,7 +189,7 @@ def _within_target(plan: Plan) -> bool:
     known = {"p": 0.0, "q": _AtLeastZero(), "carry": _Finite()}
 
     def weight(*, is_drafted: bool) -> Value:
-        return _returned(plan.residual, {**_numbers(plan), **known, "is_drafted": is_drafted})
+        return _returned(plan.residual, {**plan.numbers, **known, "is_drafted": is_drafted})
 
     return _holds(lambda: weight(is_drafted=False) <= 0 and weight(is_drafted=True) <= 0)
 
@@ -203,15 +203,10 @@ def _vanishes(term: Rule, plan: Plan) -> bool:
 
     def vanishes() -> bool:
         p = np.array([0, np.nan], np.float32)  # float32, so that numbers act as in the kernels
-        beyond, unlawful = np.broadcast_to(_returned(term, {**_numbers(plan), "p": p}), 2)
+        beyond, unlawful = np.broadcast_to(_returned(term, {**plan.numbers, "p": p}), 2)
         return bool(beyond == 0 and (unlawful == 0 or np.isnan(unlawful)))
 
     return _holds(vanishes)
-
-
-def _numbers(plan: Plan) -> dict[str, float]:
-    """Return the constants that are the same at every position."""
-    return {name: number for name, number in plan.constants.items() if not isinstance(number, tuple)}
 
 
 def _returned(rule: Rule, values: Mapping[str, Value]) -> Value:

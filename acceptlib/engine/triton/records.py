@@ -71,9 +71,15 @@ class List(NamedTuple):
 
 
 @triton.jit
+def _words_of(model, position):
+    """Return where the words of filtered rows begin: a law, what blocks leave, and lists."""
+    return model.cuts_ptr + position.to(tl.int64) * model.cut_words
+
+
+@triton.jit
 def record_of(model, position):
     """Return where filtered rows at positions, a number or [n], have their laws."""
-    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
+    words_ptr = _words_of(model, position)
     numbers_ptr, ids_ptr = words_ptr.to(tl.pointer_type(tl.float32)), words_ptr.to(tl.pointer_type(tl.int32))
     return Record(
         maximum_ptr=numbers_ptr,
@@ -94,15 +100,13 @@ def record_of(model, position):
 @triton.jit
 def sub_maxima(model, position):
     """Return where the maxima of a filtered row's sub-blocks are."""
-    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    return (words_ptr + LAW_WORDS).to(tl.pointer_type(tl.float32))
+    return (_words_of(model, position) + LAW_WORDS).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
 def block_list(model, position, block):
     """Return where runs are listed that hold any of what min-p may keep of a block: see `min_p.packed`."""
-    words_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    return words_ptr + LAW_WORDS + block * HELD
+    return _words_of(model, position) + LAW_WORDS + block * HELD
 
 
 @triton.jit
@@ -127,8 +131,7 @@ def entries_in(sub_block, number, model, CALL: tl.constexpr):
 @triton.jit
 def list_of(model, position, CALL: tl.constexpr):
     """Return where what is listed of a row is, behind what its blocks leave."""
-    law_ptr = model.cuts_ptr + position.to(tl.int64) * model.cut_words
-    sub_blocks_ptr = law_ptr + LAW_WORDS + model.num_blocks * CALL.block_words
+    sub_blocks_ptr = _words_of(model, position) + LAW_WORDS + model.num_blocks * CALL.block_words
     words_ptr = sub_blocks_ptr + CALL.tile * LISTED // 2
     sums_ptr = words_ptr + CALL.tile * WIDTH
     counts_ptr = (sums_ptr + WIDTH).to(tl.pointer_type(tl.int32))

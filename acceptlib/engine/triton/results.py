@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import counters, laws, positions, rows
-from acceptlib.engine.triton.layout import ROW_COUNTS
 from acceptlib.engine.triton.rows import KEEP, TARGET
 
 WRITTEN = tl.constexpr(64)
@@ -82,7 +81,6 @@ def write(stop, ids, token, p, fault, leaves, request, out, CALL: tl.constexpr):
     The token at the stop is left to another program if this one `leaves` it.
     """
     target = request.target
-    # A fault of the whole request, found before any decision, keeps nothing.
     for base in range(0, request.most + 1, WRITTEN):
         place = base + tl.arange(0, WRITTEN)
         if base > 0:
@@ -139,4 +137,4 @@ def close(stop, passed, fault, request, out, CALL: tl.constexpr):
         tl.store(request.counters.arrived_ptr, 0)
         tl.store(request.counters.stop_ptr, 0)
     if CALL.counts_rows:
-        counters.clear(request.counters.rows_ptr, (request.most + 1) * ROW_COUNTS)
+        counters.clear(request.counters.rows_ptr, (request.most + 1) * counters.ROW_COUNTS)

@@ -157,7 +157,6 @@ MEDIUM = LARGE._replace(
     reduce_registers=64,
     collect_programs=16,
     emit_warps=8,
-    emit_registers=128,
     emit_block=4096,
     emit_parts=8,
     decides_first=False,
@@ -166,9 +165,7 @@ MEDIUM = LARGE._replace(
 )
 """Between the two: rows are read before a stop would be known."""
 
-MEDIUM_HALF = MEDIUM._replace(
-    reduce_warps=2, reduce_registers=80, emit_warps=4, emit_registers=128, emit_block=2048, emit_parts=4
-)
+MEDIUM_HALF = MEDIUM._replace(reduce_warps=2, reduce_registers=80, emit_warps=4, emit_block=2048, emit_parts=4)
 """The same for both models' rows of 16-bit numbers."""
 
 MEDIUM_MIN_P = MEDIUM._replace(reduce_registers=80, runs=True)

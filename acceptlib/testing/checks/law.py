@@ -16,7 +16,7 @@ from acceptlib.engine import decide
 from acceptlib.engine.constants import ROW_SUM_LIMIT
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import ConformanceError
-from acceptlib.exact.enumeration import row_scalars
+from acceptlib.exact.enumeration import acceptance, row_scalars
 from acceptlib.rng import Uniforms
 from acceptlib.strategy import AcceptanceStrategy
 from acceptlib.testing.batches import ALMOST_ONE, ROUNDING, Request, fixed, generator, mask_drafted, mixed, same, tokens
@@ -133,7 +133,7 @@ def check_acceptance_is_probability(subject: Subject) -> None:
         _expect_finite_sums(plan, name, ids, p, q, state)
         for rows in (q, p[:-1], torch.zeros_like(q)):
             rows = rows.expand(len(ids), -1, -1)  # noqa: PLW2901 - for every sequence
-            h = exact.acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state).h
+            h = acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state).h
             for index, position in (~((h >= 0) & (h <= 1 + EXACT))).nonzero()[:1].tolist():  # NaN compares as false
                 where, found = f"rows {name!r}{subject.having(keys[index // each])}", float(h[index, position])
                 drafted = f"position {position} of drafted tokens {ids[index].tolist()}"
@@ -151,9 +151,9 @@ def _expect_finite_sums(
     plan: Plan, name: str, ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]
 ) -> None:
     """Expect the row sums to be numbers: a comparison with NaN is false, so a rule would decide without a word."""
-    values, numbers = decide.positional(plan, torch.full((len(ids),), ids.shape[1]), ids.shape[1], state)
+    values = decide.positional(plan, torch.full((len(ids),), ids.shape[1]), ids.shape[1], state)
     shape = len(ids), -1, -1
-    scalars = row_scalars(plan, ids, p[:-1].expand(shape), q.expand(shape), values, numbers)
+    scalars = row_scalars(plan, ids, p[:-1].expand(shape), q.expand(shape), values)
     for row_sum in plan.used_row_sums:
         for index, position in (~scalars[row_sum].isfinite()).nonzero()[:1].tolist():
             found, row = float(scalars[row_sum][index, position]), reprlib.repr(p[position].tolist())
@@ -283,8 +283,8 @@ def check_zero_draft_probability(subject: Subject) -> None:
     p = torch.stack([request.p for request in requests]).double()
     q = torch.stack([request.q for request in requests if request.q is not None]).double()
     state = subject.state([request.key for request in requests])
-    h = exact.acceptance(plan, ids, p, q, state).h
-    near = exact.acceptance(plan, ids, p, q.scatter(2, ids[..., None], NEXT_TO_NONE), state).h
+    h = acceptance(plan, ids, p, q, state).h
+    near = acceptance(plan, ids, p, q.scatter(2, ids[..., None], NEXT_TO_NONE), state).h
     for index in (~((h - near).abs() <= EXACT)).nonzero()[:1, 0].tolist():
         where = f"q(x) = 0 and p(x) = {float(p[index, 0, ids[index, 0]]):.3g}{subject.having(requests[index].key)}"
         wanted, found = float(near[index, 0]), float(h[index, 0])

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from acceptlib.engine import decide
-from acceptlib.exact import acceptance
+from acceptlib.exact.enumeration import acceptance
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status
 from acceptlib.rng import Uniforms
 from acceptlib.testing.batches import (
