@@ -432,9 +432,9 @@ class _Recover(AcceptanceStrategy):
     traits = Traits(guarantee="lossy", bound="none")
 
     @rule
-    def accept(target_prob: Value) -> Value:
+    def accept() -> Value:
         """Return h."""
-        return 0.0 * target_prob
+        return 0.0
 
     @rule
     def residual(p: Value, q: Value) -> Value:
