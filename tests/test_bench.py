@@ -624,6 +624,22 @@ class TestCommand:
         text = run("rejection", "--shapes", "1x2", *given[:2], "--inputs", "logits", *given[-2:]).stdout
         assert "Not measured" not in text
 
+    def test_configs_are_rows_of_their_own(self, tmp_path: Path) -> None:
+        """With the backend that they name, unless the command line names one."""
+        files = []
+        for number, (options, backend) in enumerate([({"lenience": 0.5}, "auto"), ({}, "triton")]):
+            file = tmp_path / f"{number}.json"
+            config = {"strategy": "lenience", "backend": backend, "options": options}
+            file.write_text(json.dumps({"acceptance": config}))
+            files += ["--config", str(file)]
+        rows = json.loads(run(*files, *TINY, "-f", "json", code=1).stdout)["rows"]
+        assert [row["name"] for row in rows] == ["lenience lenience=0.5", "lenience"]
+        assert [row["error"] is None for row in rows] == [True, False]
+        assert "triton" in rows[1]["error"]
+        rows = json.loads(run("greedy", *files, *TINY, "--backend", "torch", "-f", "json").stdout)["rows"]
+        assert [row["name"] for row in rows] == ["greedy", "lenience lenience=0.5", "lenience"]
+        assert {row["backend"] for row in rows} == {"torch"}
+
     def test_rows_of_the_pair_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "transformers.utils.logging", None)
         assert "acceptlib[hf]" in run("greedy", *TINY, "--rows", "pair", code=2).stderr
@@ -708,7 +724,7 @@ class TestCommand:
         assert made == ["acceptlib.create('lenience', lenience=0.25)"]
 
     def test_strategies_run_on_the_engine_that_is_asked_for(self) -> None:
-        made = [make() for make in bench._strategies(["rejection", "block"], [], "torch").values()]
+        made = [make() for make in bench._strategies(["rejection", "block"], [], [], "torch").values()]
         assert [(strategy.name, strategy.backend) for strategy in made] == [("rejection", "torch"), ("block", "torch")]
 
     def test_workloads_are_what_was_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -790,7 +806,7 @@ class TestCommand:
                 return share
 
         monkeypatch.setattr(registry, "create", lambda *_, **options: Percent(**options))
-        (make,) = bench._strategies(["percent"], ["share=40"], "torch").values()
+        (make,) = bench._strategies(["percent"], [], ["share=40"], "torch").values()
         strategy = make()
         assert strategy.options.share == 0.4
         assert strategy.backend == "torch"
@@ -836,6 +852,8 @@ class TestCommand:
             (["--plot", "figure.bmp"], "expected a file ending in .png"),
             (["-o", "lenience=0.5"], "-o: expected one strategy to give options to"),
             (["lenience", "typical", "-o", "lenience=0.5"], "-o: expected one strategy to give options to"),
+            (["lenience", "-o", "lenience=0.5", "--config", "a.toml"], "-o: expected one strategy to give options to"),
+            (["--config", "missing.toml"], "missing.toml: cannot be read"),
             (["lenience", "-o", "leniency=0.5"], "Did you mean 'lenience'?"),
         ],
         ids=str,

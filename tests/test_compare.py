@@ -263,7 +263,7 @@ class TestCompare:
         assert "acceptlib[plot]" in fails("compare", "--plot", "rows.png")
 
     def test_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "transformers.utils", None)
+        monkeypatch.setitem(sys.modules, "transformers.utils.logging", None)
         assert "acceptlib[hf]" in fails("compare", *TINY)
 
 

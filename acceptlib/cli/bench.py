@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
+from acceptlib import config as configs
 from acceptlib import plots, registry
 from acceptlib.benchmarks import measure
 from acceptlib.benchmarks.environment import environment
@@ -23,6 +24,7 @@ from acceptlib.cli import format as table
 from acceptlib.cli.console import FAILED, CommandError, stdout
 from acceptlib.cli.format import Column, Format, check_ending
 from acceptlib.cli.options import (
+    ConfigsOption,
     FormatOption,
     MinPOption,
     OptionOption,
@@ -31,6 +33,7 @@ from acceptlib.cli.options import (
     TopPOption,
     device_of,
     finite,
+    labels_of,
     names_of,
     parse_assignments,
 )
@@ -87,7 +90,7 @@ HOST_LEGEND: Final = f"{HOST_MARK} timed from the host, for it may wait for the 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Names of the strategies to time; all available ones if left out."),
+        typer.Argument(metavar="NAME", help="Names of the strategies to time; all without any and --config."),
     ] = None,
     shapes: Annotated[
         str, typer.Option(metavar="BxK,BxK", help="Batches to time: B requests with K drafted tokens each.")
@@ -118,8 +121,11 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             help="Libraries to time beside them: flashinfer, transformers, vllm, none; all that are there if left out.",
         ),
     ] = None,
+    config: ConfigsOption = None,
     option: OptionOption = None,
-    backend: Annotated[Choice, typer.Option(help="Engine that runs the strategies.")] = "auto",
+    backend: Annotated[
+        Choice | None, typer.Option(help="Engine that runs the strategies; auto, or as a config has it, if left out.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device of the tensors, cpu or cuda; if left out, a GPU where there is one.")
     ] = None,
@@ -137,9 +143,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     report.check_plot(plot)
     if rows == "pair":
         models.prepare()
-    strategies = _strategies(names, option or [], backend)
+    strategies = _strategies(names or [], config or [], option or [], backend)
     where = device_of(device)
-    backends.require(backend, where)
+    backends.require(backend or "auto", where)
     parameters: Any = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     todo = [
         Workload(
@@ -303,16 +309,25 @@ def _microseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"  # noqa: PLR2004 - three digits
 
 
-def _strategies(names: Sequence[str] | None, assignments: Sequence[str], backend: Choice) -> dict[str, Make]:
+def _strategies(
+    names: Sequence[str], files: Sequence[Path], assignments: Sequence[str], backend: Choice | None
+) -> dict[str, Make]:
     """Return what makes each strategy; a name or an option that does not exist is an error before anything runs."""
     if assignments:
-        if names is None or len(names) != 1:
-            msg = "-o: expected one strategy to give options to"
+        if len(names) != 1 or files:
+            msg = "-o: expected one strategy to give options to, by NAME"
             raise CommandError(msg)
-        strategy = registry.create(names[0], **parse_assignments(assignments))
-        return {strategy.name: lambda: strategy.with_backend(backend)}
-    entries = [registry.find(name) for name in names or registry.available()]
-    return {entry.strategy.name: (lambda entry=entry: entry.create(backend=backend)) for entry in entries}  # type: ignore[misc]
+        strategy = registry.create(names[0], **parse_assignments(assignments), backend=backend or "auto")
+        return {strategy.name: lambda: strategy}
+    entries = [registry.find(name) for name in names or ([] if files else registry.available())]
+    found: dict[str, Make] = {
+        entry.strategy.name: (lambda entry=entry: entry.create(backend=backend or "auto"))  # type: ignore[misc]
+        for entry in entries
+    }
+    configured = [configs.from_config(file) for file in files]
+    for label, strategy in zip(labels_of(configured, found), configured, strict=True):
+        found[label] = lambda strategy=strategy: strategy.with_backend(backend or strategy.backend)  # type: ignore[misc]
+    return found
 
 
 def _peers(names: str | None, todo: Sequence[Workload], device: torch.device) -> tuple[list[Peer], list[str]]:

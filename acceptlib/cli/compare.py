@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,6 +16,7 @@ from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Format, check_ending
 from acceptlib.cli.options import (
     MOST_TOKENS,
+    ConfigsOption,
     DeviceOption,
     DraftOption,
     FormatOption,
@@ -28,12 +28,12 @@ from acceptlib.cli.options import (
     TopKOption,
     TopPOption,
     device_of,
+    labels_of,
     names_of,
 )
 
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
-    from acceptlib.strategy import AcceptanceStrategy
 
 # With these, the eight built-in strategies take about a minute on two CPU cores.
 DEFAULT_NUM_DRAFT_TOKENS: Final = (2, 4, 8)
@@ -46,12 +46,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         str | None,
         typer.Option(metavar="A,B", help="Strategies to compare; all available ones without this and --config."),
     ] = None,
-    config: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Also compare the strategy of a config file's table `acceptance`; may be repeated."
-        ),
-    ] = None,
+    config: ConfigsOption = None,
     num_draft_tokens: Annotated[str, typer.Option(metavar="K,K", help="Numbers of drafted tokens a step.")] = ",".join(
         map(str, DEFAULT_NUM_DRAFT_TOKENS)
     ),
@@ -141,15 +136,11 @@ def _cases(strategies: str | None, files: Sequence[Path]) -> list[Case]:
         names = names_of("--strategies", strategies)
     entries = {entry.strategy: entry for entry in map(registry.find, names)}.values()
     found = [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.create) for entry in entries]
-    often = Counter([*(case.name for case in found), *(strategy.name for strategy in configured)])
-    return found + [_configured(strategy, alone=often[strategy.name] == 1) for strategy in configured]
-
-
-def _configured(strategy: AcceptanceStrategy, *, alone: bool) -> Case:
-    """Return the case of a config's strategy, named by its options too unless it is alone in having its name."""
-    options = {} if alone else strategy.options.model_dump(exclude_defaults=True)
-    label = " ".join([strategy.name, *(f"{name}={value}" for name, value in options.items())])
-    return Case(label, strategy.traits.guarantee, lambda: strategy)
+    labels = labels_of(configured, [case.name for case in found])
+    return found + [
+        Case(label, strategy.traits.guarantee, lambda strategy=strategy: strategy)  # type: ignore[misc]
+        for label, strategy in zip(labels, configured, strict=True)
+    ]
 
 
 def _lengths(text: str) -> list[int]:

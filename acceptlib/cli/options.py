@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -44,6 +45,15 @@ ConfigOption: TypeAlias = Annotated[
         "--config",
         metavar="FILE",
         help="Take the strategy from the table `acceptance` of a file (.toml, .json, .yaml).",
+    ),
+]
+
+ConfigsOption: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Take the strategy of a config file's table `acceptance` too; may be repeated.",
     ),
 ]
 
@@ -167,6 +177,16 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str])
         raise CommandError(msg)
     settings = dict(config.load(file))  # no deep copy: what a few YAML aliases stand for may have no end
     return config.from_config({**settings, "options": {**settings["options"], **options}})
+
+
+def labels_of(configured: Sequence[AcceptanceStrategy], names: Iterable[str]) -> list[str]:
+    """Return the names of config files' strategies, with their options where they, or those named, share a name."""
+    often = Counter([*names, *(strategy.name for strategy in configured)])
+    labels = []
+    for strategy in configured:
+        options = {} if often[strategy.name] == 1 else strategy.options.model_dump(exclude_defaults=True)
+        labels.append(" ".join([strategy.name, *(f"{name}={value}" for name, value in options.items())]))
+    return labels
 
 
 def device_of(name: str | None) -> torch.device:
