@@ -18,7 +18,10 @@ Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
 MOST_KEPT: Final = 1024
-"""Keys that `kept` remembers. What each stands for takes some bytes per request, and a grid per position."""
+"""Keys that `kept` remembers."""
+
+MOST_BYTES: Final = 32 << 20
+"""Size of what `kept` remembers beside the latest, which may be larger: a grid has some bytes per position."""
 
 _KEPT: dict[Hashable, Any] = {}
 
@@ -77,7 +80,7 @@ def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) ->
         device: Of the tensors; None for arrays.
         make: Returns an array or a tensor, or several.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return make()
     stream = None
     if device is not None and device.type == "cuda":
@@ -90,12 +93,17 @@ def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) ->
         # A tensor made in inference mode could not be used outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = make()
-        first = found[0] if isinstance(found, tuple) else found
-        if type(first) in {torch.Tensor, np.ndarray}:  # and not a fake one
-            if len(_KEPT) >= MOST_KEPT:
+        parts = found if isinstance(found, tuple) else (found,)
+        if type(parts[0]) in {torch.Tensor, np.ndarray}:  # and not a fake one
+            if len(_KEPT) >= MOST_KEPT or sum(map(_size, _KEPT.values())) > MOST_BYTES:
                 _KEPT.clear()
             _KEPT[place] = found
     return found
+
+
+def _size(kept: Any) -> int:
+    parts = kept if isinstance(kept, tuple) else (kept,)
+    return sum(int(part.nbytes) for part in parts)
 
 
 def current_stream(device: torch.device) -> int:

@@ -178,7 +178,7 @@ def check_kinds(arguments: Arguments) -> None:
         value = getattr(arguments, name)
         if not isinstance(value, kind) and (value is not None or kind is bool):
             got = type(value).__name__
-            if not torch.compiler.is_compiling():  # `shortened` cannot be traced
+            if not torch.compiler.is_dynamo_compiling():  # `shortened` cannot be traced
                 got = f"{shortened(value)} ({got})"
             msg = f"{name}: expected {kind.__name__}, got {got}"
             raise InputError(msg)

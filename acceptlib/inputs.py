@@ -179,7 +179,7 @@ def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
         logprobs=arguments.logprobs,
         out=arguments.out,
         workspace=arguments.workspace,
-        # Last, so that a call that fails consumes nothing.
+        # Last, so that a call that is refused consumes nothing.
         rng=resolve(arguments.rng, checked.num_requests, target.data.device) if uniforms is None else None,
     )
 
@@ -198,7 +198,7 @@ def _draft_rows(arguments: Arguments, target: Rows, num_requests: int) -> Rows |
 
 def _plain(data: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose memory holds its values: torch may keep a negation as a flag instead."""
-    if torch.compiler.is_compiling() or not data.is_neg():  # no graph can ask
+    if torch.compiler.is_dynamo_compiling() or not data.is_neg():  # no graph can ask
         return data
     return data.resolve_neg()
 

@@ -384,7 +384,7 @@ class AcceptanceStrategy:
             out,
             workspace,
         )
-        if torch.compiler.is_compiling():
+        if custom_op.is_traced(draft_token_ids):
             return custom_op.verify(self._key, arguments)
         if self.backend == "triton" and isinstance(draft_token_ids, torch.Tensor):
             backends.require("triton", draft_token_ids.device)  # before a generator is drawn from

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -34,6 +36,14 @@ def as_device(device: str | torch.device) -> torch.device:
         msg = f"device {str(device)!r}: {str(error).splitlines()[0]}"
         raise InputError(msg) from None
     return found
+
+
+@contextlib.contextmanager
+def made_on_cpu() -> Iterator[None]:
+    """Return a context, or a decorator, in which tensors are made on the CPU, whatever torch's default device is."""
+    there = torch.get_default_device().type == "cpu"  # the mode that changes it costs every operation some time
+    with contextlib.nullcontext() if there else torch.device("cpu"):
+        yield
 
 
 def expect(

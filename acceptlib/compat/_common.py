@@ -75,7 +75,7 @@ def zero(device: torch.device) -> torch.Tensor:
     """
     # What is made while a CUDA graph is captured, or in a compiled one, is the graph's own.
     on_gpu = device.type == "cuda"
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return torch.zeros(1, dtype=torch.float64, device=device)
     if on_gpu and torch.cuda.is_current_stream_capturing():  # `torch.cuda.graph` has waited for all streams
         there = [tensor for (other, _), tensor in list(_ZEROS.items()) if other == device]

@@ -75,7 +75,7 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     rng: Rng | torch.Generator | None = generator
     if seed is not None or offset is not None:
         rng = _streams(seed, offset, generator, num_requests, device)
-    elif generator is not None and torch.compiler.is_compiling():
+    elif generator is not None and torch.compiler.is_dynamo_compiling():
         rng = Rng.of(generator, num_requests, device)  # no operator takes a generator
     out = VerifyResult.empty(num_requests, num_draft_tokens, device, num_passed=True)
     create("rejection").verify(

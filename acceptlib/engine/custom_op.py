@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from acceptlib.checks import PARAMETER_DTYPES, Arguments, check_kinds, count_requests
 from acceptlib.errors import InputError
@@ -76,6 +78,25 @@ def register(strategy: AcceptanceStrategy) -> str:
     key = f"{strategy.name} {strategy.options.model_dump()} {next(_NUMBERS)}"
     _STRATEGIES[key] = strategy
     return key
+
+
+def is_traced(ids: object) -> bool:
+    """Return whether a call goes into a graph, or is only played through, instead of being run.
+
+    `torch.compiler.is_compiling()` would be true of every thread while any of them compiles.
+
+    Args:
+        ids: The drafted ids that the call was given.
+
+    Raises:
+        InputError: A transform of torch.func is at work, which can neither record a call nor see through it.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001 - nothing public tells
+        msg = "expected a call outside of torch.func: verify has no rule for vmap, grad, jvp or functionalize"
+        raise InputError(msg)
+    return get_proxy_mode() is not None or isinstance(ids, FakeTensor)
 
 
 def verify(strategy: str, arguments: Arguments) -> VerifyResult:

@@ -6,9 +6,10 @@ arithmetic done in it. Other devices have caching allocators.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -20,9 +21,20 @@ class _Buffers(threading.local):
     def __init__(self) -> None:
         self.flat: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self.latest: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self.users = 0
 
 
 _BUFFERS: Final = _Buffers()
+
+
+@contextlib.contextmanager
+def in_use() -> Iterator[None]:
+    """Return a context of one call; a signal's handler or a caller's mode that verifies within it gets other memory."""
+    _BUFFERS.users += 1
+    try:
+        yield
+    finally:
+        _BUFFERS.users -= 1
 
 
 def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -30,7 +42,7 @@ def scratch(name: str, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, 
 
     Nothing that leaves the engine may share it.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or _BUFFERS.users > 1:
         return torch.empty(shape, dtype=dtype, device=device)
     latest = _BUFFERS.latest.get((name, dtype))
     if latest is not None and latest.shape == shape:

@@ -11,6 +11,7 @@ with a short chain is left to `single`.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -32,7 +33,8 @@ from acceptlib.engine.constants import (
 from acceptlib.engine.draw import draw, weigh
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
-from acceptlib.engine.scratch import is_new, scratch, to_fixed
+from acceptlib.engine.scratch import in_use, is_new, scratch, to_fixed
+from acceptlib.errors import AcceptlibError
 from acceptlib.inputs import Inputs
 from acceptlib.result import (
     INVALID_ROW,
@@ -60,14 +62,24 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     most = inputs.max_num_draft_tokens
     out = inputs.out or VerifyResult.empty(inputs.num_requests, most, inputs.device, logprobs=inputs.logprobs)
     if inputs.num_requests:
-        with torch.inference_mode(), np.errstate(all="ignore"):
-            if chains.can_walk(plan, inputs):
-                chains.walk(inputs, out)
-            elif single.can_step(plan, inputs):
-                single.step(plan, inputs, out)
-            else:
-                _Step(plan, inputs).run(out)
+        with torch.inference_mode(), np.errstate(all="ignore"), in_use():
+            try:
+                _run(plan, inputs, out)
+            except BaseException as error:
+                if not isinstance(error, AcceptlibError):
+                    # If an interrupt left a guard of inference mode in a frame, it would be undone after ours is.
+                    traceback.clear_frames(error.__traceback__)
+                raise
     return out
+
+
+def _run(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
+    if chains.can_walk(plan, inputs):
+        chains.walk(inputs, out)
+    elif single.can_step(plan, inputs):
+        single.step(plan, inputs, out)
+    else:
+        _Step(plan, inputs).run(out)
 
 
 class _Step:

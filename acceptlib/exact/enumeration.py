@@ -24,6 +24,7 @@ from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, expect_int, shortened
 from acceptlib.rules import Rule
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
+from acceptlib.tensors import made_on_cpu
 
 Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
 """Maps the tokens emitted or drafted so far to the next row [V]."""
@@ -64,6 +65,7 @@ class Steps:
     emits: torch.Tensor
 
 
+@made_on_cpu()
 def law(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -140,6 +142,7 @@ def law(
     return dict(found)
 
 
+@made_on_cpu()
 def complete(emitted: Mapping[tuple[int, ...], float], target: torch.Tensor | Model, length: int) -> torch.Tensor:
     """Return the joint law of the first `length` tokens, [V, ...] float64, sampling on from the target.
 
@@ -195,6 +198,7 @@ def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, tor
     }
 
 
+@made_on_cpu()
 def verify_exactly(
     plan: Plan,
     ids: torch.Tensor,
@@ -244,6 +248,7 @@ def probability_of(h: torch.Tensor) -> torch.Tensor:
     return h.clamp(0, 1)
 
 
+@made_on_cpu()
 def acceptance(
     plan: Plan,
     ids: torch.Tensor,

@@ -25,6 +25,7 @@ from acceptlib.exact.enumeration import (
     verify_exactly,
 )
 from acceptlib.strategy import AcceptanceStrategy
+from acceptlib.tensors import made_on_cpu
 
 TRUNCATED_VOCABULARY: Final = 4
 TRUNCATED_LENGTH: Final = 3
@@ -51,6 +52,7 @@ class StepFigures:
     expected_tokens: float
 
 
+@made_on_cpu()
 def tv(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -68,6 +70,7 @@ def tv(
     return _tv(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
+@made_on_cpu()
 def kl(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -81,6 +84,7 @@ def kl(
     return _kl(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
+@made_on_cpu()
 def expected_tokens(
     strategy: AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -97,6 +101,7 @@ def expected_tokens(
     return sum(len(sequence) * probability for sequence, probability in emitted.items())
 
 
+@made_on_cpu()
 def step_figures(
     strategy: AcceptanceStrategy,
     draft_token_ids: torch.Tensor,

@@ -107,7 +107,7 @@ def custom_generate(
     # Here rather than at the first `generate`, so that a misspelt name shows at once.
     chosen = as_strategy(strategy)
     expect_int("num_draft_tokens", num_draft_tokens, least=1)
-    if not (seed is None or isinstance(seed, Integral)):  # NumPy's too
+    if isinstance(seed, bool) or not (seed is None or isinstance(seed, Integral)):  # NumPy's too
         msg = f"seed: expected an int or None, got {shortened(seed)}"
         raise InputError(msg)
     if on_step is not None and not callable(on_step):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeAlias
+
+import torch
 
 from acceptlib.engine.backends import Choice
 from acceptlib.errors import (
@@ -21,13 +24,12 @@ from acceptlib.errors import (
 )
 from acceptlib.registry import as_strategy
 from acceptlib.strategy import AcceptanceStrategy, expect_strategy
-from acceptlib.tensors import as_device
+from acceptlib.tensors import as_device, made_on_cpu
 from acceptlib.testing import checks
 from acceptlib.testing.batches import mixed
 from acceptlib.testing.subject import Skipped, Subject, VerifyArguments, no_arguments
 
-if TYPE_CHECKING:
-    import torch
+Status: TypeAlias = Literal["passed", "failed", "skipped", "expected_failure"]
 
 NOTHING_EXPECTED: Mapping[str, str] = MappingProxyType({})
 
@@ -69,7 +71,7 @@ class CheckResult:
     """
 
     name: str
-    status: Literal["passed", "failed", "skipped", "expected_failure"]
+    status: Status
     message: str
     description: str
     seconds: float
@@ -107,21 +109,8 @@ def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, st
         expected_failures: Reason by name of a check. One that passes nevertheless has failed.
     """
     start = time.perf_counter()
-    status: Literal["passed", "failed", "skipped", "expected_failure"] = "passed"
-    message = ""
-    error: BaseException | None = None
-    try:
-        INITIAL_STATE.function(subject)  # without it nothing can be called
-        check.function(subject)
-    except Skipped as skipped:
-        status, message, error = "skipped", str(skipped), skipped
-    except BackendError as unable:
-        # Only an explicit choice raises this, and `make_subject` has seen it run a plain call.
-        status, message, error = "skipped", str(unable), unable
-    except ConformanceError as failure:
-        status, message, error = "failed", str(failure), failure
-    except (Exception, SystemExit) as failure:  # noqa: BLE001 - whatever a strategy raises fails its check, not others
-        status, message, error = "failed", said(failure), failure
+    with _usual_defaults():
+        status, message, error = _run(check, subject)
     if check.name in expected_failures:
         if status == "failed":
             status, message = "expected_failure", expected_failures[check.name]
@@ -129,6 +118,35 @@ def run_check(check: Check, subject: Subject, expected_failures: Mapping[str, st
             status, message = "failed", f"expected to fail ({expected_failures[check.name]}), but it passed"
             error = ConformanceError(message)
     return CheckResult(check.name, status, message, check.description, time.perf_counter() - start, error)
+
+
+@contextlib.contextmanager
+def _usual_defaults() -> Iterator[None]:
+    """Return a context with torch's own default dtype and device: a suite's rows are the same in every process."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with made_on_cpu():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def _run(check: Check, subject: Subject) -> tuple[Status, str, BaseException | None]:
+    """Return the status of a check, why it failed or was skipped, and what was raised."""
+    try:
+        INITIAL_STATE.function(subject)  # without it nothing can be called
+        check.function(subject)
+    except Skipped as skipped:
+        return "skipped", str(skipped), skipped
+    except BackendError as unable:
+        # Only an explicit choice raises this, and `make_subject` has seen it run a plain call.
+        return "skipped", str(unable), unable
+    except ConformanceError as failure:
+        return "failed", str(failure), failure
+    except (Exception, SystemExit) as failure:  # noqa: BLE001 - whatever a strategy raises fails its check, not others
+        return "failed", said(failure), failure
+    return "passed", "", None
 
 
 def make_subject(
@@ -149,7 +167,8 @@ def make_subject(
         subject = subject.on_backend(backend)
     if subject.strategy.backend == "triton":
         try:
-            subject.verify(mixed(1))
+            with _usual_defaults():
+                subject.verify(mixed(1))
         except BackendError:
             raise
         except (Exception, SystemExit):  # noqa: BLE001, S110 - what else it raises fails the checks

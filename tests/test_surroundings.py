@@ -1,0 +1,218 @@
+"""Calls in surroundings that a server may have: other threads that compile, tracers, handlers of signals, defaults."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import acceptlib
+from acceptlib import AcceptanceStrategy, Rng, Traits, VerifyResult, arrays, exact, rule
+from acceptlib.engine import scratch
+from acceptlib.errors import InputError
+from acceptlib.ops import Value
+from acceptlib.testing import check_strategy
+from acceptlib.testing.batches import lay_out, mixed, same
+
+NAMES = ("rejection", "block", "greedy")
+
+
+def call(count: int = 3, layout: str = "padded", form: str = "logits", first_key: int = 0) -> dict[str, Any]:
+    """Return the arguments of a call."""
+    return lay_out(mixed(count + 1, first_key=first_key)[1:], layout, form)
+
+
+@pytest.mark.parametrize("layout", ["padded", "ragged"])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_threads_compile(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sets one flag for the whole process while any thread compiles or exports: a call must not look at it."""
+    strategy, arguments = acceptlib.create(name), call(3, layout)
+    wanted = strategy.verify(**arguments, rng=torch.Generator().manual_seed(3))
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling()
+    same(strategy.verify(**arguments, rng=torch.Generator().manual_seed(3)), wanted)
+
+
+def test_a_thread_verifies_while_another_compiles() -> None:
+    strategy, arguments = acceptlib.create("rejection"), call()
+    found: list[VerifyResult] = []
+    wanted = strategy.verify(**arguments, rng=0)
+    done = threading.Event()
+
+    def verify() -> None:
+        while not done.is_set():
+            found.append(strategy.verify(**arguments, rng=0))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(verify)
+        try:
+            for width in range(1, 6):
+                torch.compile(torch.nn.Linear(width, 1), backend="aot_eager")(torch.ones(1, width))
+        finally:
+            done.set()
+        verified.result()
+    assert len(found) > 1
+    for result in found:
+        same(result, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_traced_call_is_recorded(name: str) -> None:
+    """Its results are written through NumPy, of which a tracer of operations would see nothing."""
+    strategy, arguments = acceptlib.create(name), call()
+
+    def tokens(ids: torch.Tensor, target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+        return strategy.verify(ids, target_logits=target, draft_logits=draft, rng=0).output_token_ids
+
+    given = [arguments[key] for key in ("draft_token_ids", "target_logits", "draft_logits")]
+    graph = make_fx(tokens)(*given)
+    other = call(first_key=9)
+    given = [other[key] for key in ("draft_token_ids", "target_logits", "draft_logits")]
+    assert torch.equal(graph(*given), tokens(*given))
+
+
+def test_fake_tensors_give_shapes_and_leave_nothing_behind() -> None:
+    strategy, arguments = acceptlib.create("rejection"), call()
+    wanted = strategy.verify(**arguments, rng=0)
+    with FakeTensorMode() as mode:
+        fakes = {name: mode.from_tensor(value) for name, value in arguments.items()}
+        found = strategy.verify(**fakes, rng=0)
+        assert found.output_token_ids.shape == wanted.output_token_ids.shape
+        streams = Rng(seeds=torch.zeros(2, dtype=torch.int64), offsets=torch.ones(2, dtype=torch.int64))
+        ids, probs = acceptlib.sample(torch.empty(2, 7, device="meta"), rng=_on_meta(streams), position=0)
+        assert (ids.shape, probs.shape) == ((2,), (2, 7))
+    same(strategy.verify(**arguments, rng=0), wanted)
+    acceptlib.sample(torch.zeros(2, 7), rng=Rng.of(0, 2, "cpu"), position=0)
+
+
+def _on_meta(rng: Rng) -> Rng:
+    return Rng(seeds=rng.seeds.to("meta"), offsets=rng.offsets.to("meta"))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [torch.func.vmap, torch.func.functionalize, lambda f: torch.func.grad(lambda x: f(x).sum().float())],
+    ids=["vmap", "functionalize", "grad"],
+)
+def test_transforms_of_functions_are_refused(transform: Callable[..., Any]) -> None:
+    strategy, ids = acceptlib.create("greedy"), torch.zeros(2, 2, dtype=torch.int64)
+
+    def tokens(rows: torch.Tensor) -> torch.Tensor:
+        return strategy.verify(ids, target_logits=rows, rng=0).output_token_ids
+
+    with pytest.raises(InputError, match=r"expected a call outside of torch\.func"):
+        transform(tokens)(torch.randn(2, 2, 3, 9) if transform is torch.func.vmap else torch.randn(2, 3, 9))
+
+
+class Interrupting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls a function once, in the middle of the n-th operation of others."""
+
+    def __init__(self, number: int, what: Callable[[], object]) -> None:
+        """Take what to call."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.left, self.what = number, what
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        found = func(*args, **(kwargs or {}))
+        self.left -= 1
+        if self.left == 0:
+            self.what()
+        return found
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["rejection", "block", "typical"])
+def test_a_call_within_a_call_disturbs_neither(name: str, count: int) -> None:
+    """As where a handler of a signal verifies: the memory that calls reuse is the outer one's."""
+    strategy, outer, inner = acceptlib.create(name), call(count), call(count, first_key=20)
+    wanted = [strategy.verify(**arguments, rng=1) for arguments in (outer, inner)]
+    for number in range(1, 200, 3):
+        found = []
+        with Interrupting(number, lambda found=found: found.append(strategy.verify(**inner, rng=1))) as mode:  # type: ignore[misc]
+            result = strategy.verify(**outer, rng=1)
+        same(result, wanted[0])
+        if mode.left > 0:
+            break
+        same(found[0], wanted[1])
+    assert number > 10
+    assert scratch._BUFFERS.users == 0
+
+
+def test_an_interrupted_call_leaves_the_mode_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a guard within the engine's own is never ended, its end comes with the frame's, and has to come first."""
+    held = []
+
+    def lost(*_: Any) -> None:
+        guard = torch._C._InferenceMode(False)  # noqa: FBT003 - it takes no name
+        guard.__enter__()
+        held.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("acceptlib.engine.torch_engine._Step.run", lost)
+    with contextlib.suppress(KeyboardInterrupt):  # keeps no frame, unlike pytest.raises
+        acceptlib.create("rejection").verify(**call(form="probs"), rng=0)
+    assert held
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_what_calls_share_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
+    for length in range(50, 70):
+        arrays.kept(("x", length), None, lambda length=length: torch.zeros(length, dtype=torch.int64).numpy())  # type: ignore[misc]
+        assert sum(array.nbytes for array in arrays._KEPT.values()) <= 1000 + 8 * length
+
+
+@pytest.fixture(params=[(torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")], ids=str)
+def defaults(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set another default dtype or device, as loaders of models do."""
+    dtype, device = request.param
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("defaults")
+def test_suite_and_exact_law_under_other_defaults() -> None:
+    dtype = torch.get_default_dtype()
+    results = check_strategy("typical", only=["filters", "logprobs", "declared_bound", "emitted_law", "neighbours"])
+    assert {result.status for result in results} <= {"passed", "skipped"}
+    assert torch.get_default_dtype() == dtype
+    target = torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64, device="cpu")
+    draft = torch.tensor([[0.25, 0.75]], dtype=torch.float64, device="cpu")
+    assert exact.tv(acceptlib.create("rejection"), target, draft) < 1e-12
+    assert exact.expected_tokens(acceptlib.create("rejection"), target, draft) == pytest.approx(1.75)
+
+
+def test_a_rule_that_raises_costs_its_own_call_alone() -> None:
+    class Fragile(AcceptanceStrategy):
+        """Fails on rows of two entries."""
+
+        name = "fragile"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Value) -> Value:
+            """Return h."""
+            if getattr(target_prob, "shape", ()) == (1, 1):
+                raise ValueError
+            return target_prob
+
+    strategy = Fragile()
+    with pytest.raises(acceptlib.AcceptlibError, match=r"Fragile\.accept"):
+        strategy.verify(torch.zeros(1, 1, dtype=torch.int64), target_probs=torch.full((1, 2, 2), 0.5), rng=0)
+    assert scratch._BUFFERS.users == 0
+    assert not torch.is_inference_mode_enabled()
