@@ -57,6 +57,12 @@ class Rule:
 
     def __init__(self, function: Callable[..., Value]) -> None:
         """Wrap `function`, whose parameters must be plain positional names without defaults."""
+        if not inspect.isfunction(function):
+            expected = "expected a plain function, as `def` makes it, without @staticmethod or @classmethod"
+            msg = (
+                f"acceptlib.{'row_sum' if isinstance(self, RowSum) else 'rule'}: {expected}, got {shortened(function)}"
+            )
+            raise StrategyDefinitionError(msg)
         self.function = function
         parameters = inspect.signature(function).parameters.values()
         for parameter in parameters:

@@ -121,7 +121,7 @@ class AcceptanceStrategy:
 
     Attributes:
         name: Its name in configs and on the command line, such as `my-rule`.
-        aliases: Other names for it.
+        aliases: Other names for it; a subclass has none of them.
         traits: What it declares about itself.
         interface_version: The `INTERFACE_VERSION` it was written for; a published strategy states it as a number.
         options: The validated options of this instance.
@@ -145,6 +145,8 @@ class AcceptanceStrategy:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Check what can be checked when the class is written."""
         super().__init_subclass__(**kwargs)
+        if "aliases" not in vars(cls):
+            cls.aliases = ()  # they are the other strategy's
         for attribute, kind in (("name", str), ("traits", Traits)):
             value = getattr(cls, attribute, None)
             if not isinstance(value, kind):
@@ -166,13 +168,11 @@ class AcceptanceStrategy:
                 raise StrategyDefinitionError(msg)
         cls._check_rules()
         reserved = (*SCALARS, *ELEMENTS, "backend")
-        names = Counter((*reserved, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
-        taken = sorted(name for name, count in names.items() if count > 1)
+        counts = Counter((*reserved, *cls.Options.model_fields, *cls._row_sums(), *cls.traits.state))
+        taken = sorted(name for name, count in counts.items() if count > 1)
         if taken:
-            what = "already name quantities or arguments; rename the options, row sums or states"
-            if len(taken) == 1:
-                what = "already names a quantity or an argument; rename the option, row sum or state"
-            msg = f"strategy {cls.name!r}: {', '.join(map(repr, taken))} {what}"
+            names = ", ".join(map(repr, taken))
+            msg = f"strategy {cls.name!r}: rename what is named like a quantity, an argument or each other: {names}"
             raise StrategyDefinitionError(msg)
 
     def __init__(self, /, *, backend: backends.Choice = "auto", **options: Any) -> None:
@@ -422,7 +422,7 @@ class AcceptanceStrategy:
     def _check_rules(cls) -> None:
         for role in RULES if cls.verify is AcceptanceStrategy.verify else ():
             value = getattr(cls, role, None)
-            if not isinstance(value, Rule) and (value is not None or role == "accept"):
+            if type(value) is not Rule and (value is not None or role == "accept"):
                 instead = " or its own `verify`" if role == "accept" else ""
                 expected = f"expected `{role}` to be a rule (decorated with @acceptlib.rule){instead}"
                 msg = f"strategy {cls.name!r}: {expected}, got {shortened(value)}"

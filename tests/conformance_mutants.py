@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import state_mutants  # noqa: F401 - its mutants join the list
+import parameter_mutants  # noqa: F401 - its mutants join the list
+import state_mutants  # noqa: F401 - as above
 import torch
 from engine_mutants import Call, engine, with_rows
 from rule_mutants import MUTANTS, take_uniforms
@@ -29,7 +30,7 @@ def _other_streams(
 ) -> tuple[dict[str, Any], Rng | None]:
     """Return the arguments with other streams, and the caller's, which are then to be advanced."""
     rng = arguments.get("rng")
-    if rng is None:
+    if not isinstance(rng, Rng):
         return arguments, None
     seeds, offsets = change(rng)
     return {**arguments, "rng": Rng(seeds=seeds, offsets=offsets.clone())}, rng
@@ -87,6 +88,31 @@ def advances_what_stays(verify: Call, ids: torch.Tensor, arguments: dict[str, An
     if rng is not None and not rng.advances:
         rng.offsets.add_(1)
     return result
+
+
+@engine("offsets_advance")
+def advances_what_stays_if_ragged(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Offsets advance in the ragged layout, whether they are to or not."""
+    result = verify(ids, **arguments)
+    rng = arguments.get("rng")
+    if isinstance(rng, Rng) and not rng.advances and arguments.get("cu_num_draft_tokens") is not None:
+        rng.offsets.add_(1)
+    return result
+
+
+@engine("steps_differ")
+def generator_is_a_seed(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A generator is asked for its seed alone."""
+    rng = arguments.get("rng")
+    return verify(ids, **{**arguments, **({"rng": rng.initial_seed()} if isinstance(rng, torch.Generator) else {})})
+
+
+@engine("steps_differ")
+def one_seed_without_any(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """A call without random numbers has those of seed 7."""
+    if arguments.get("rng") is None and arguments.get("uniforms") is None:
+        arguments = {**arguments, "rng": 7}
+    return verify(ids, **arguments)
 
 
 @engine("steps_differ")

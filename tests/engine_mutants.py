@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rule_mutants import UNBOUNDED, add, take_uniforms
 
-from acceptlib import AcceptanceStrategy, SamplingParams, Traits, VerifyResult, ops, rule
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
 from acceptlib.ops import Value
 from acceptlib.strategies.rejection import Rejection
 
@@ -80,6 +80,15 @@ def u_stuck_at_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) 
     return verify(ids, **arguments, uniforms=replace(uniforms, accept=torch.zeros_like(uniforms.accept)))
 
 
+@engine("decisions_follow_rules")
+def passes_what_stands(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """`num_passed` is what stands, and leaves out what passes behind a rejection."""
+    result = verify(ids, **arguments)
+    if result.num_passed is not None:
+        result.num_passed.copy_(result.num_accepted)
+    return result
+
+
 @engine("invalid_row_marks_request")
 def emits_of_bad_rows(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """A row without a law emits id 0, and nobody hears of it."""
@@ -97,6 +106,15 @@ def clamps_ids(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> Ve
     rows = arguments.get("target_probs")
     rows = arguments["target_logits"] if rows is None else rows
     return verify(ids.clamp(max=rows.shape[-1] - 1), **arguments)
+
+
+@engine("decreasing_counts")
+def sorts_bounds(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Bounds that decrease are put in order."""
+    cu = arguments.get("cu_num_draft_tokens")
+    if cu is not None:
+        arguments = {**arguments, "cu_num_draft_tokens": cu.sort().values}
+    return verify(ids, **arguments)
 
 
 def with_rows(arguments: dict[str, Any], model: str, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
@@ -210,102 +228,6 @@ def streams_of_no_seed(verify: Call, ids: torch.Tensor, arguments: dict[str, Any
     """An int gives the same streams as every other."""
     seed = isinstance(arguments.get("rng"), int)
     return verify(ids, **{**arguments, **({"rng": 0} if seed else {})})
-
-
-@engine("temperature")
-def forgets_sampling(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """Sampling parameters are left to the caller."""
-    return verify(ids, **{**arguments, "sampling": None})
-
-
-@engine("temperature")
-def temperature_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """The first request's temperature is everybody's."""
-    sampling = arguments.get("sampling")
-    if sampling is not None and isinstance(sampling.temperature, torch.Tensor):
-        first = sampling.temperature[:1].expand_as(sampling.temperature)
-        arguments = {**arguments, "sampling": replace(sampling, temperature=first)}
-    return verify(ids, **arguments)
-
-
-@engine("temperature")
-def one_temperature(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """The draft's rows get the target's temperature, whatever they were sampled under."""
-    return verify(ids, **{**arguments, "draft_sampling": None})
-
-
-@engine("temperature")
-def positive_temperature(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """A temperature below 0 is taken without its sign, and NaN for 1."""
-    sampling = arguments.get("sampling")
-    if sampling is not None and isinstance(sampling.temperature, torch.Tensor):
-        temperature = sampling.temperature.abs().nan_to_num(1.0)
-        arguments = {**arguments, "sampling": replace(sampling, temperature=temperature)}
-    return verify(ids, **arguments)
-
-
-def _replaced(arguments: dict[str, Any], **change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return arguments with some sampling parameters, where they are given, changed."""
-    sampling = arguments.get("sampling")
-    if sampling is None:
-        return arguments
-    given = {name: getattr(sampling, name) for name in change}
-    changed = {name: change[name](value) for name, value in given.items() if value is not None}
-    return {**arguments, "sampling": replace(sampling, **changed)}
-
-
-@engine("filters")
-def tensors_alone(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """Parameters that are numbers are left out."""
-
-    def tensor(value: Any) -> Any:
-        return value if isinstance(value, torch.Tensor) else None
-
-    return verify(ids, **_replaced(arguments, temperature=tensor, top_k=tensor, top_p=tensor, min_p=tensor))
-
-
-@engine("filters")
-def strict_filters_alone(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """A top-p of more than 0.4 and a min-p of less than 0.4 are taken for none."""
-
-    def top_p(value: Any) -> Any:
-        return torch.where(torch.as_tensor(value) > 0.4, 1.0, value)
-
-    def min_p(value: Any) -> Any:
-        return torch.where(torch.as_tensor(value) < 0.4, 0.0, value)
-
-    return verify(ids, **_replaced(arguments, top_p=top_p, min_p=min_p))
-
-
-@engine("filters")
-def bias_that_bans_alone(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """A bias that is finite is left out."""
-
-    def banning(bias: Any) -> Any:
-        return replace(bias, values=bias.values.where(bias.values.isinf(), 0.0))
-
-    return verify(ids, **_replaced(arguments, logit_bias=banning))
-
-
-@engine("filters")
-def forgets_filters(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """Temperature is applied, and what else there is in sampling parameters is left to the caller."""
-    sampling = arguments.get("sampling")
-    if sampling is not None:
-        arguments = {**arguments, "sampling": SamplingParams(temperature=sampling.temperature)}
-    return verify(ids, **arguments)
-
-
-@engine("filters")
-def unmasked_bonus(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
-    """The grammar's mask is not laid on the bonus row."""
-    sampling = arguments.get("sampling")
-    if sampling is not None and sampling.allowed_token_bitmask is not None:
-        mask, cu = sampling.allowed_token_bitmask.clone(), arguments.get("cu_num_draft_tokens")
-        row = torch.arange(len(ids) if cu is None else len(cu) - 1)
-        mask[(row, (ids >= 0).sum(1)) if cu is None else cu[1:] + row] = -1
-        arguments = {**arguments, "sampling": replace(sampling, allowed_token_bitmask=mask)}
-    return verify(ids, **arguments)
 
 
 @engine("half_precision")
@@ -427,6 +349,23 @@ def state_of_row_zero(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]
 def fresh_result(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
     """`out` is left alone, and a fresh result returned."""
     return verify(ids, **{**arguments, "out": None})
+
+
+@engine("out_is_overwritten")
+def fresh_result_if_ragged(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """`out` is left alone in the ragged layout."""
+    if arguments.get("cu_num_draft_tokens") is not None:
+        arguments = {**arguments, "out": None}
+    return verify(ids, **arguments)
+
+
+@engine("totals")
+def totals_of_one_call(verify: Call, ids: torch.Tensor, arguments: dict[str, Any]) -> VerifyResult:
+    """Totals begin anew at every call."""
+    out = arguments.get("out")
+    if out is not None and out.totals is not None:
+        out.totals.zero_()
+    return verify(ids, **arguments)
 
 
 @engine("out_is_overwritten")

@@ -276,6 +276,28 @@ class FollowsDraft(Greedy):
 
 
 @rules("greedy_sequence")
+class NowAndThen(Greedy):
+    """One in a hundred other possible tokens is accepted."""
+
+    name = "now-and-then"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value) -> Value:
+        return ops.where(is_target_argmax, 1.0, ops.where(target_prob > 0, 0.01, 0.0))
+
+
+@rules("greedy_sequence")
+class AcceptsRunnersUp(Greedy):
+    """A token of more than 0.4 is accepted, beside a likelier one too."""
+
+    name = "accepts-runners-up"
+
+    @rule
+    def accept(is_target_argmax: Value, target_prob: Value) -> Value:
+        return ops.where(is_target_argmax | (target_prob > 0.4), 1.0, 0.0)
+
+
+@rules("greedy_sequence")
 class GreedyToSeven(Greedy):
     """From the eighth position on, anything possible is accepted."""
 
@@ -300,6 +322,17 @@ class Silent(Rejection):
 
     name = "silent"
     traits = Traits(guarantee="lossy")
+
+
+@rules("promise")
+class SaysNone(Lenience):
+    """A bound can be checked, and none is declared."""
+
+    name = "says-none"
+    traits = UNBOUNDED
+
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:
+        return super().bound_excess(p, q, out)
 
 
 @rules("declared_bound")
@@ -388,6 +421,23 @@ class ForgetsOption(Rejection):
         weight: float = 0.8
 
 
+@rules("options_are_read")
+class ReadsAnother(Rejection):
+    """A row sum of its own is summed, and the rule reads acceptlib's quantity of a similar name."""
+
+    name = "reads-another"
+    traits = UNBOUNDED
+
+    @row_sum
+    def entropy(p: Value) -> Value:
+        return -p * ops.log2(p, 1e-5)
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, target_entropy: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where((target_entropy > 1) & (target_prob > 0), 1.0, h)
+
+
 @rules("neutral_setting")
 class NearlyNeutral(Lenience):
     """The neutral value is neutral but for one in ten thousand."""
@@ -467,6 +517,18 @@ class UnguardedDivision(Rejection):
     @rule
     def accept(target_prob: Value, draft_prob: Value) -> Value:
         return ops.minimum(target_prob / draft_prob, 1.0)
+
+
+@rules("acceptance_is_probability")
+class UnguardedResidual(Rejection):
+    """The recovered token is drawn from p / q, which is infinite where the draft gives nothing."""
+
+    name = "unguarded-residual"
+    traits = UNBOUNDED
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        return ops.ratio(p, q)
 
 
 @rules("impossible_draft_never_stands")

@@ -132,6 +132,23 @@ class Overdrawn(Share, Rejection):
 
 
 @rules("acceptance_is_probability")
+class OverdrawnByLongDrafts(Share, Rejection):
+    """A share of a budget of three is accepted, which a step of four tokens may overdraw."""
+
+    name = "overdrawn-by-long-drafts"
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"budget": torch.full((num_requests,), 3.0, device=device)}
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["budget"].sub_(result.num_accepted)
+
+    @rule
+    def accept(target_prob: Value, budget: Value) -> Value:
+        return ops.where(target_prob > 0, ops.minimum(budget / 3.0, 1.0), 0.0)
+
+
+@rules("acceptance_is_probability")
 class Exhausted(Share, Rejection):
     """A budget is divided by itself, which is NaN once nothing is left."""
 

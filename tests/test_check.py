@@ -57,6 +57,31 @@ def test_messages_name_one_request_or_value(name: str) -> None:
         assert len(result.message) < 400, result.name
 
 
+def _messages(strategy: AcceptanceStrategy, check: str) -> str:
+    (result,) = check_strategy(strategy, only=[check], raises=False)
+    return f"{result.status}: {result.message}"
+
+
+def test_a_bound_that_is_no_number() -> None:
+    body = {"name": "odd", "traits": Traits(guarantee="lossy", bound="out <= p")}
+    vector = type("Odd", (Rejection,), {**body, "bound_excess": lambda _, p, __, out: out - p})()
+    wanted = "failed: expected bound_excess to return a number, got <Tensor [4] torch.float64 on cpu>"
+    assert _messages(vector, "declared_bound") == wanted
+    forgets = type("Odd", (Rejection,), {**body, "bound_excess": lambda *_: None})()
+    assert _messages(forgets, "promise").endswith("and bound_excess returned None")
+    assert _messages(type("Odd", (Rejection,), body)(), "promise").endswith("override bound_excess")
+
+
+def test_a_verify_that_returns_no_result() -> None:
+    def verify(_: Any, draft_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        return Rejection().verify(draft_token_ids, **arguments).output_token_ids
+
+    strategy = type("Bare", (Rejection,), {"name": "bare", "verify": verify})()
+    assert "verify returned <Tensor [8, 5] torch.int32 on cpu>, expected a VerifyResult" in _messages(
+        strategy, "counts"
+    )
+
+
 def test_results_that_differ_name_the_first_request() -> None:
     one = Rejection().verify(torch.tensor([[1], [1]]), target_probs=torch.eye(3)[[1, 2]].repeat(2, 1, 1), rng=0)
     other = VerifyResult(one.output_token_ids.clone(), one.num_accepted, one.num_emitted, one.status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -14,6 +15,8 @@ from interface_cases import LOSSY, Lenient
 import acceptlib
 from acceptlib import AcceptanceStrategy, Options, Traits, VerifyResult, exact, ops, row_sum, rule
 from acceptlib.errors import BackendError, InputError, StrategyDefinitionError
+from acceptlib.ops import Value
+from acceptlib.strategies.rejection import Rejection
 
 
 def made(traits: Traits = LOSSY, **body: Any) -> type[AcceptanceStrategy]:
@@ -151,22 +154,24 @@ def test_constants_name_no_quantity() -> None:
 
 @pytest.mark.parametrize("name", ["target_prob", "carry", "p", "is_drafted", "position"])
 def test_option_and_row_sum_may_not_be_named_like_a_quantity(name: str) -> None:
-    with pytest.raises(StrategyDefinitionError, match=f"'made': '{name}' already names a quantity or"):
+    with pytest.raises(StrategyDefinitionError, match=f"'made': rename what is named like .* each other: '{name}'$"):
         made(Options=type("Options", (Options,), {"__annotations__": {name: float}, name: 1.0}))
     if name != "carry":  # which is a rule's name as well
-        with pytest.raises(StrategyDefinitionError, match=f"'made': '{name}' already names a quantity or"):
+        with pytest.raises(
+            StrategyDefinitionError, match=f"'made': rename what is named like .* each other: '{name}'$"
+        ):
             made(**{name: row_sum(lambda p: p)})
 
 
 def test_an_option_may_not_be_named_like_an_argument() -> None:
     """`create(..., backend=...)` would never set it."""
-    with pytest.raises(StrategyDefinitionError, match="'made': 'backend' already names a quantity or an argument;"):
+    with pytest.raises(StrategyDefinitionError, match=r"'made': rename what is named like .* each other: 'backend'$"):
         made(Options=type("Options", (Options,), {"__annotations__": {"backend": float}, "backend": 1.0}))
 
 
 def test_several_names_that_are_taken() -> None:
     options = type("Options", (Options,), {"__annotations__": {"q": float, "p": float}, "p": 1.0, "q": 1.0})
-    with pytest.raises(StrategyDefinitionError, match="'made': 'p', 'q' already name quantities or arguments; rename"):
+    with pytest.raises(StrategyDefinitionError, match=r"'made': rename what is named like .* each other: 'p', 'q'$"):
         made(Options=options)
 
 
@@ -384,5 +389,96 @@ def test_an_unknown_backend(backend: Any) -> None:
 
 @pytest.mark.parametrize(("sizes", "device"), [((-1, 2, 3), "cpu"), ((1, 2.0, 3), "cpu"), ((1, 2, 3), "foo")])
 def test_a_workspace_of_no_size(sizes: Any, device: str) -> None:
-    with pytest.raises(InputError, match=r"expected num_requests|device 'foo'"):
+    with pytest.raises(InputError, match=r"expected an int >= 0|device 'foo'"):
         acceptlib.create("rejection").workspace(*sizes, device)
+
+
+# Rules that are no rules, or that do what only one engine would do
+
+
+@pytest.mark.parametrize("function", [staticmethod(abs), functools.partial(abs, 1), max, 3, rule(lambda p: p)], ids=str)
+@pytest.mark.parametrize("mark", [rule, row_sum])
+def test_a_rule_is_a_plain_function(mark: Any, function: Any) -> None:
+    with pytest.raises(StrategyDefinitionError, match=rf"^acceptlib\.{mark.__name__}: expected a plain function"):
+        mark(function)
+
+
+def halves_in_place(target_prob: Value) -> Value:
+    target_prob *= 0.5
+    return target_prob
+
+
+def halves_an_alias(target_prob: Value) -> Value:
+    h = target_prob
+    h *= 0.5
+    return h
+
+
+def halves_its_own(target_prob: Value) -> Value:
+    h = 1.0 * target_prob
+    h *= 0.5
+    return h
+
+
+@pytest.mark.parametrize("function", [halves_in_place, halves_an_alias])
+@pytest.mark.parametrize("role", ["accept", "carry"])
+def test_a_rule_that_writes_into_what_it_reads(role: str, function: Any) -> None:
+    """Kernels bind a name anew; an array would be changed for every rule that reads it."""
+    with pytest.raises(StrategyDefinitionError, match=f"rule '{role}' writes into what it reads"):
+        made(**{role: rule(function)})()
+    ids, probs = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
+    halved = made(accept=rule(halves_its_own))().verify(ids, target_probs=probs, draft_probs=probs[:, :1], rng=0)
+    assert int(halved.status) == 0
+
+
+def test_a_residual_that_writes_into_a_row() -> None:
+    def residual(p: Value, q: Value) -> Value:
+        p -= q
+        return p
+
+    with pytest.raises(StrategyDefinitionError, match="rule 'residual' writes into what it reads"):
+        made(residual=rule(residual))()
+
+
+def test_a_flag_is_inverted_with_not() -> None:
+    """`~False` is -1 and `~True` is -2, both of which count as true."""
+    options = type("Options", (Options,), {"__annotations__": {"strict": bool}, "strict": False})
+
+    def inverted(target_prob: Value, strict: Value) -> Value:
+        return ops.where((target_prob < 0.5) & ~strict, 0.0, target_prob)
+
+    def negated(target_prob: Value, strict: Value) -> Value:
+        return target_prob if not strict else ops.where((target_prob < 0.5) & strict, 0.0, target_prob)
+
+    with pytest.raises(StrategyDefinitionError, match=r"rule 'accept' inverts an option with `~`.*: write `not`"):
+        made(Options=options, accept=rule(inverted))()
+    made(Options=options, accept=rule(negated))(strict=True)
+
+
+def test_forgive_says_whether() -> None:
+    traits = Traits(guarantee="lossy", bound="none", stop="window", window=1)
+    with pytest.raises(StrategyDefinitionError, match="expected rule 'forgive' to return whether a token may stand"):
+        made(traits, forgive=rule(lambda target_prob: target_prob))()
+    made(traits, forgive=rule(lambda target_prob: target_prob > 0))()
+    made(traits, forgive=rule(lambda: True))()
+
+
+def test_a_row_sum_is_no_rule() -> None:
+    with pytest.raises(StrategyDefinitionError, match=r"expected `residual` to be a rule .*, got <RowSum"):
+        made(residual=row_sum(lambda p, q: p - q))
+
+
+def test_aliases_are_not_inherited() -> None:
+    """They are the built-in strategy's, and a package that took them would be refused them by name."""
+    assert Rejection.aliases
+    assert type("Mine", (Rejection,), {"name": "mine"}).aliases == ()
+    assert type("Mine", (Rejection,), {"name": "mine", "aliases": ("ours",)}).aliases == ("ours",)
+
+
+def test_constants_that_leave_options_out() -> None:
+    options = type("Options", (Options,), {"__annotations__": {"decay": float}, "decay": 0.5})
+    body = {"Options": options, "accept": rule(lambda target_prob, decay: target_prob * decay)}
+    with pytest.raises(
+        StrategyDefinitionError, match=r"reads 'decay', which it cannot.*adds to what `super\(\)\.const"
+    ):
+        made(**body, constants=lambda _: {"half": 0.5})()

@@ -69,11 +69,17 @@ def test_suggests_a_path_that_pip_takes_for_one(tmp_path: Path, monkeypatch: pyt
     assert "pip install ./acceptlib-demo\n" in new_plugin("demo")
 
 
-@pytest.mark.parametrize("name", ["Demo", "my_rule", "2fast", "a--b", "-a", "a-", "", "../a", "a b", "é", "none"])
+@pytest.mark.parametrize("name", ["Demo", "my_rule", "2fast", "a--b", "-a", "a-", "", "../a", "a b", "é"])
 def test_refuses_a_name(name: str, tmp_path: Path) -> None:
     said = new_plugin("--path", str(tmp_path), "--", name, code=2)
     assert said.startswith("Error: NAME: expected lower-case words")
     assert repr(name) in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_refuses_a_name_whose_class_python_would_not_take(tmp_path: Path) -> None:
+    said = new_plugin("none", "--path", str(tmp_path), code=2)
+    assert said == "Error: NAME: the class of 'none' would be named None, a word of Python: choose another\n"
     assert not list(tmp_path.iterdir())
 
 

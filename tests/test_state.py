@@ -153,7 +153,9 @@ def test_state_may_not_take_a_name(name: str) -> None:
     class Options(acceptlib.Options):
         floor: float = 0.5
 
-    with pytest.raises(StrategyDefinitionError, match=f"strategy 'made': '{name}' already names"):
+    with pytest.raises(
+        StrategyDefinitionError, match=f"strategy 'made': rename what is named like .* each other: '{name}'$"
+    ):
         type(
             "Made",
             (AcceptanceStrategy,),

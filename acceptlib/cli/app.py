@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -122,7 +123,8 @@ def show_command(
     entry = registry.find(name)
     strategy, problem = None, None
     try:
-        strategy = entry.create(**parse_assignments(option or []))
+        with contextlib.redirect_stdout(sys.stderr):
+            strategy = entry.create(**parse_assignments(option or []))
     except Exception as error:
         if option or worked:
             raise
@@ -230,7 +232,8 @@ def plugins_command(form: FormatOption = Format.plain) -> None:
 def _fault_of(strategy: type[AcceptanceStrategy]) -> str:
     """Return what is wrong with a strategy if creating it shows that; nothing if some option lacks a default."""
     try:
-        registry.create(strategy.name)
+        with contextlib.redirect_stdout(sys.stderr):  # what a rule prints is no part of a command's JSON
+            registry.create(strategy.name)
     except OptionError:
         return ""
     except AcceptlibError as error:

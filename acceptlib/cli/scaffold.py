@@ -65,9 +65,12 @@ def create(name: str, parent: Path) -> Path:
     Raises:
         CommandError: The name cannot be used, the folder exists, or `parent` cannot be written.
     """
-    if not NAME.fullmatch(name) or keyword.iskeyword(class_of(name)):
+    if not NAME.fullmatch(name):
         expected = "lower-case words of letters and digits with '-' between them, as my-rule"
         msg = f"NAME: expected {expected}, got {shortened(name)}"
+        raise CommandError(msg)
+    if keyword.iskeyword(class_of(name)):
+        msg = f"NAME: the class of {name!r} would be named {class_of(name)}, a word of Python: choose another"
         raise CommandError(msg)
     if len(name) > LONGEST_NAME:
         msg = f"NAME: expected at most {LONGEST_NAME} letters, since files are named after it, got {len(name)}"

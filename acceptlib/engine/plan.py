@@ -95,6 +95,26 @@ class Traits:
                 raise StrategyDefinitionError(msg)
 
 
+class _Flag(int):
+    """Stands for an option that is a bool while a rule is tried."""
+
+    def __invert__(self) -> int:
+        """Refuse what gives -1 or -2, both of which count as true."""
+        raise TypeError(INVERTED)
+
+
+INVERTED: Final = "~ of a bool option"
+
+MISTAKES: Final = {
+    "ambiguous": "branches on values that differ from token to token. An `if` may ask for options alone: use "
+    "acceptlib.ops.where for the rest. `and`, `or`, `not`, `min`, `max` and a < b < c branch too: use &, |, ~, "
+    "ops.minimum and ops.maximum.",
+    "read-only": "writes into what it reads, as `x *= y` does, and others read that too: write `x = x * y`.",
+    INVERTED: "inverts an option with `~`, which is -1 or -2 for a bool and so always true: write `not`.",
+}
+"""What a rule does, by a part of the error that it raises when it is tried."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """A strategy with its options bound, as the engines take it. Plans compare by identity: engines cache by them.
@@ -148,34 +168,42 @@ class Plan:
                 msg = (
                     f"strategy {self.name!r}: rule {role!r} reads {name!r}, which it cannot.{suggest(name, known)} "
                     f"Available: {', '.join(sorted(known))}. Options are read as `constants()` gives them: numbers and "
-                    "tuples of them, unless it is overridden."
+                    "tuples of them. One that overrides it adds to what `super().constants()` returns."
                 )
                 raise StrategyDefinitionError(msg)
         if rule:
             self._try(rule, role)
 
     def _try(self, rule: Rule, role: str) -> None:
-        """Evaluate a rule on two tokens at once, so that a branch on a value that may differ between them fails."""
-        some = np.full(2, 0.5)
+        """Evaluate a rule on two tokens at once, in arrays that it must not write to.
+
+        A branch on a value that may differ between them fails.
+        """
+        some, flags = np.full(2, 0.5), np.full(2, fill_value=True)
+        for array in (some, flags):
+            array.setflags(write=False)
         values: dict[str, Value] = {
-            name: some < 1 if name.startswith("is_") else some
+            name: flags if name.startswith("is_") else some
             for name in rule.names
             if not isinstance(self.constants.get(name), int | float)
         }
+        options = {name: _Flag(value) if isinstance(value, bool) else value for name, value in self.constants.items()}
         try:
             with np.errstate(all="ignore"):
-                evaluate(rule, values, self.constants)
+                found = evaluate(rule, values, options)
         except Exception as error:
             # What else is wrong shows on real values.
             if is_wrong_anyway(error.__cause__):
                 raise
-            if "ambiguous" in str(error):
-                msg = (
-                    f"strategy {self.name!r}: rule {role!r} branches on values that differ from token to token. An "
-                    "`if` may ask for options alone: use acceptlib.ops.where for the rest. `and`, `or`, `not`, `min`, "
-                    "`max` and a < b < c branch too: use &, |, ~, ops.minimum and ops.maximum."
-                )
-                raise StrategyDefinitionError(msg) from error
+            for part, mistake in MISTAKES.items():
+                if part in str(error):
+                    msg = f"strategy {self.name!r}: rule {role!r} {mistake}"
+                    raise StrategyDefinitionError(msg) from error
+            return
+        if role == "forgive" and np.asarray(found).dtype != bool:
+            what = "whether a token may stand, as a comparison does"
+            msg = f"strategy {self.name!r}: expected rule 'forgive' to return {what}, got {shortened(found)}"
+            raise StrategyDefinitionError(msg)
 
     @cached_property
     def reads(self) -> frozenset[str]:

@@ -13,7 +13,14 @@ import torch
 from torch.nn import functional
 
 from acceptlib.drafting import sample
-from acceptlib.errors import InputError, StatusError, expect_int, import_extra
+from acceptlib.errors import (
+    InputError,
+    StatusError,
+    StrategyDefinitionError,
+    expect_int,
+    import_extra,
+    shortened,
+)
 from acceptlib.registry import as_strategy
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
@@ -283,6 +290,9 @@ class _Sequence:
         )
         verify_seconds = self._now() - start
 
+        if not isinstance(result, VerifyResult):  # of a `verify` of the strategy's own
+            msg = f"strategy {self.decoder.strategy.name!r}: verify returned {shortened(result)}, no VerifyResult"
+            raise StrategyDefinitionError(msg)
         result.raise_for_status()
         state = {name: tensor.clone() for name, tensor in self.state.items()}
         self.decoder.strategy.update_state(self.state, result)

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import torch
 
 from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
-from acceptlib.errors import ConformanceError
+from acceptlib.errors import ConformanceError, shortened
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
@@ -26,10 +26,10 @@ VerifyArguments: TypeAlias = Callable[[int, torch.device], Mapping[str, Any]]
 CAPACITY: Final = 256
 """Keys of requests are below it: per-request arguments are made for so many requests, then looked up by key."""
 
-STEPS: Final = 4
-"""Requests with state have 0 to 3 steps behind them, of `MOST` drafted tokens below `VOCABULARY`."""
+LENGTHS: Final = (5, 4, 3)
+"""Requests with state have 0 to 3 steps behind them, of so many drafted tokens below `VOCABULARY`."""
 
-MOST: Final = 3
+STEPS: Final = len(LENGTHS) + 1
 VOCABULARY: Final = 11
 
 
@@ -111,7 +111,9 @@ class Subject:
 
     def call(self, keys: Sequence[int], **arguments: Any) -> VerifyResult:
         """Call `verify` on the device for the requests of these keys; tensors already there are passed as they are."""
-        return self.strategy.verify(**self.place(arguments), **self.further(keys))
+        found: object = self.strategy.verify(**self.place(arguments), **self.further(keys))
+        expect(isinstance(found, VerifyResult), f"verify returned {shortened(found)}, expected a VerifyResult")
+        return cast("VerifyResult", found)
 
     def further(self, keys: Sequence[int]) -> dict[str, Any]:
         """Return fresh further arguments for the requests of these keys: a strategy may write to them.
@@ -130,14 +132,15 @@ class Subject:
         arguments = self.every_time(CAPACITY)
         state: Mapping[str, torch.Tensor] = arguments.get("state", {})
         strategy = self.on_backend("torch").strategy  # every engine emits the same tokens
-        key, place = torch.arange(CAPACITY), torch.arange(MOST)
-        for step in range(1, STEPS if state else 1):
+        key = torch.arange(CAPACITY)
+        for step, length in enumerate(LENGTHS if state else (), 1):
             source = generator(step)
-            logits = 2 * torch.randn(CAPACITY, MOST + 1, VOCABULARY, generator=source)
-            q = (logits[:, :MOST] + torch.randn(CAPACITY, MOST, VOCABULARY, generator=source)).softmax(-1)
-            ids = torch.multinomial(q.flatten(0, 1), 1, generator=source).view(CAPACITY, MOST)
-            # A rule may let few tokens stand, but the target's argmaxes among them: 0 to 3 of these come first.
-            ids = torch.where(place < (key // STEPS % STEPS)[:, None], logits[:, :MOST].argmax(-1), ids)
+            logits = 2 * torch.randn(CAPACITY, length + 1, VOCABULARY, generator=source)
+            q = (logits[:, :length] + torch.randn(CAPACITY, length, VOCABULARY, generator=source)).softmax(-1)
+            ids = torch.multinomial(q.flatten(0, 1), 1, generator=source).view(CAPACITY, length)
+            # A rule may let few tokens stand, but the target's argmaxes among them: 0 to 5 of these come first.
+            best = torch.arange(length) < (key // STEPS % (LENGTHS[0] + 1))[:, None]
+            ids = torch.where(best, logits[:, :length].argmax(-1), ids)
             rows = {"draft_token_ids": ids, "target_probs": logits.softmax(-1), "draft_probs": q}
             before = {name: value.clone() for name, value in state.items()}
             result = strategy.verify(**self.place(rows), **arguments, rng=self.streams(key.tolist()))

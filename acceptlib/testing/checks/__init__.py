@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from acceptlib.testing.checks import contract, execution, law, parameters, randomness, state, statistics, values
+from acceptlib.testing.checks import contract, execution, greedy, law, parameters, randomness, state, statistics, values
 from acceptlib.testing.subject import Subject
 
 Function: TypeAlias = Callable[[Subject], None]
@@ -20,7 +20,7 @@ STATE: Final[tuple[Function, ...]] = (
 
 PROOFS: Final[dict[str, tuple[Function, ...]]] = {
     "lossless": (law.check_lossless_law, law.check_lossless_law_one_hot, law.check_zero_draft_probability),
-    "greedy": (law.check_greedy_sequence,),
+    "greedy": (greedy.check_greedy_sequence,),
     "lossy": (law.check_promise, law.check_declared_bound, law.check_neutral_setting),
 }
 """By declared guarantee: what must be proven before anything is measured."""
@@ -33,6 +33,7 @@ EVERY: Final[tuple[Function, ...]] = (
     values.check_drawn_token_is_possible,
     values.check_invalid_row_marks_request,
     values.check_token_outside_vocabulary,
+    values.check_decreasing_counts,
     values.check_nan_in_draft_is_zero,
     values.check_larger_target_vocabulary,
     values.check_wide_flat_rows,
@@ -46,6 +47,7 @@ EVERY: Final[tuple[Function, ...]] = (
     contract.check_forms_of_a_call,
     parameters.check_temperature,
     parameters.check_filters,
+    parameters.check_parameters_out_of_range,
     contract.check_half_precision,
     parameters.check_logprobs,
     contract.check_ragged_equals_padded,
@@ -54,6 +56,7 @@ EVERY: Final[tuple[Function, ...]] = (
     contract.check_strides,
     contract.check_inputs_unmodified,
     contract.check_out_is_overwritten,
+    contract.check_totals,
     contract.check_poisoned_memory,
     randomness.check_uniforms_of_stream,
     randomness.check_own_seed,

@@ -319,16 +319,39 @@ def check_out_is_overwritten(subject: Subject) -> None:
     added to.
     """
     requests = mixed(COUNT, VOCABULARY)
-    wanted = subject.verify(requests)
-    values = (wanted.output_token_ids, wanted.num_accepted, wanted.num_emitted, wanted.status)
-    out = VerifyResult(*(torch.full_like(value, GARBAGE) for value in values))
-    places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
-    for batch in (mixed(COUNT, VOCABULARY, first_key=40), requests):
-        found = subject.verify(batch, out=out)
-        expect(found is out, "expected the very `out` that was passed")
-    now = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
-    expect(places == now, "the tensors of `out` were replaced, which a CUDA graph would not see")
-    same(out, wanted, what="a reused `out` and a fresh result")
+    for layout in ("padded", "ragged"):
+        wanted = subject.verify(requests, layout)
+        values = (wanted.output_token_ids, wanted.num_accepted, wanted.num_emitted, wanted.status)
+        out = VerifyResult(*(torch.full_like(value, GARBAGE) for value in values))
+        places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
+        for batch in (mixed(COUNT, VOCABULARY, first_key=40), requests):
+            found = subject.verify(batch, layout, out=out)
+            expect(found is out, f"{layout}: expected the very `out` that was passed")
+        now = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
+        expect(places == now, f"{layout}: the tensors of `out` were replaced, which a CUDA graph would not see")
+        same(out, wanted, what=f"{layout}, a reused `out` and a fresh result")
+
+
+def check_totals(subject: Subject) -> None:
+    """Where `out` has them, tokens that pass are counted, and each call adds to the totals.
+
+    Catches totals that begin anew at every call, of which a server's acceptance rate is made, and a count of what
+    stands in the place of what passes: no token passes that stands not, at the first rejection at least.
+    """
+    requests = mixed(COUNT, VOCABULARY)
+    for layout in ("padded", "ragged"):
+        wanted = subject.verify(requests, layout)
+        out = VerifyResult.empty(COUNT, wanted.output_token_ids.shape[1] - 1, subject.device, totals=True)
+        assert out.num_passed is not None and out.totals is not None  # noqa: S101, PT018 - asked for
+        passed = emitted = 0
+        for step in range(2):
+            subject.verify(requests, layout, out=out)
+            passed, emitted = passed + int(out.num_passed.sum()), emitted + int(out.num_emitted.sum())
+            found = out.totals.tolist()
+            expect(
+                found == [passed, emitted], f"{layout}, call {step}: expected totals {[passed, emitted]}, got {found}"
+            )
+        same(replace(out, num_passed=None, totals=None), wanted, what=f"{layout}, with totals and without")
 
 
 def check_poisoned_memory(subject: Subject) -> None:

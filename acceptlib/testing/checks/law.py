@@ -6,20 +6,20 @@ import itertools
 import reprlib
 from collections import defaultdict
 from collections.abc import Mapping
+from numbers import Real
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from acceptlib import exact, registry
 from acceptlib.engine import decide
-from acceptlib.engine.constants import ROW_SUM_LIMIT
+from acceptlib.engine.constants import MASS_LIMIT, ROW_SUM_LIMIT
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.errors import ConformanceError
+from acceptlib.errors import ConformanceError, shortened
 from acceptlib.exact.enumeration import acceptance, row_scalars
 from acceptlib.rng import Uniforms
 from acceptlib.strategy import AcceptanceStrategy
-from acceptlib.testing.batches import ALMOST_ONE, ROUNDING, Request, fixed, generator, mask_drafted, mixed, same, tokens
+from acceptlib.testing.batches import ALMOST_ONE, ROUNDING, fixed, generator, mask_drafted, mixed, same
 from acceptlib.testing.subject import Skipped, Subject, expect
 
 EXACT: Final = 1e-12
@@ -120,8 +120,9 @@ def check_acceptance_is_probability(subject: Subject) -> None:
 
     It does so in every state that steps lead to. Catches a row sum that is NaN where the target's row has a 0, or where
     a row is as wide as a model's and its terms too large, for which no comparison holds, an unguarded division, which
-    gives NaN at 0 / 0 and an infinity at p / 0, a ratio that was not cut at 1, a budget that goes below 0, and a rule
-    whose masses cannot be left out: an engine finds them only where they can still change the decision.
+    gives NaN at 0 / 0 and an infinity at p / 0, in a residual too, a ratio that was not cut at 1, a budget that goes
+    below 0, and a rule whose masses cannot be left out: an engine finds them only where they can still change the
+    decision.
     """
     plan, keys = subject.plan, subject.distinct
     for name, (target, draft), length in (*((name, pair, 2) for name, pair in PAIRS.items()), *FLAT):
@@ -133,12 +134,20 @@ def check_acceptance_is_probability(subject: Subject) -> None:
         _expect_finite_sums(plan, name, ids, p, q, state)
         for rows in (q, p[:-1], torch.zeros_like(q)):
             rows = rows.expand(len(ids), -1, -1)  # noqa: PLW2901 - for every sequence
-            h = acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state).h
-            for index, position in (~((h >= 0) & (h <= 1 + EXACT))).nonzero()[:1].tolist():  # NaN compares as false
-                where, found = f"rows {name!r}{subject.having(keys[index // each])}", float(h[index, position])
-                drafted = f"position {position} of drafted tokens {ids[index].tolist()}"
-                msg = f"{where}, {drafted}: expected accept in [0, 1], got {found}"
-                raise ConformanceError(msg)
+            found = acceptance(plan, ids, p.expand(len(ids), -1, -1), rows, state)
+            sums = found.weights.sum(-1).expand(found.h.shape)
+            for what, numbers, sound in (
+                ("accept in [0, 1]", found.h, (found.h >= 0) & (found.h <= 1 + EXACT)),  # NaN compares as false
+                (
+                    f"weights of the draw that add up to at most {MASS_LIMIT:g}",
+                    sums,
+                    (sums <= MASS_LIMIT) | (found.h >= 1),
+                ),
+            ):
+                for index, position in (~sound).nonzero()[:1].tolist():
+                    where = f"rows {name!r}{subject.having(keys[index // each])}, position {position} of drafted tokens"
+                    msg = f"{where} {ids[index].tolist()}: expected {what}, got {float(numbers[index, position])}"
+                    raise ConformanceError(msg)
     wide = torch.softmax(torch.tensor([0.0, 3.0])[:, None] * torch.randn(LARGE, generator=generator(6)), -1).double()
     for name, row in zip(("flat", "ordinary"), wide, strict=True):
         ids, q = torch.zeros(1, 1, dtype=torch.int64), row.roll(1)[None]
@@ -303,51 +312,6 @@ def check_zero_draft_probability(subject: Subject) -> None:
     expect(bool((stood == 0).all()), f"q(x) = 0 and p(x) = 0: expected every token rejected, got {stood.tolist()}")
 
 
-def check_greedy_sequence(subject: Subject) -> None:
-    """Greedy: the emitted tokens are the target's argmax sequence, ties to the lowest id.
-
-    This holds with draft rows, which may be sure of another token, and without. Catches ties broken otherwise than by
-    torch.argmax, which are frequent in bfloat16 rows; accepting a token because it ties with the best or because the
-    draft is certain of it; and an argmax of the wrong row: with greedy drafts and softmax rows (transformers#32867) the
-    sequence follows the draft.
-    """
-    source = generator(5)
-    for name, rows in _greedy_rows(source).items():
-        requests = []
-        for key, p in enumerate(rows):
-            best, other = p.argmax(1), p.shape[1] - 1 - p.flip(1).argmax(1)
-            # The highest id of a tie. Without a tie this is the argmax itself, and the second best is taken instead.
-            other = torch.where(other == best, p.topk(2).indices[:, 1], other) if name != "ties" else other
-            # The argmax first, then the other one.
-            ids = torch.where(torch.arange(LONG) < key % LONG, best[:LONG], other[:LONG])
-            sure = functional.one_hot(ids, p.shape[1]).float()
-            q = (p[:LONG].roll(1, 1), sure, 0.9 * sure + 0.1 * p[:LONG])[key % 3]  # the first has another argmax
-            requests.append(Request(ids, p, q, key))
-        for layout, draft in itertools.product(("padded", "ragged"), (True, False)):
-            result = subject.verify(requests, layout, draft=draft)
-            for index, request in enumerate(requests):
-                best = request.p.argmax(1)
-                stop = int((request.ids == best[:LONG]).int().cumprod(0).sum())
-                found, wanted = tokens(result, index), best[: stop + 1].tolist()
-                drafted = "with" if draft else "without"
-                where = f"rows {name!r} {drafted} draft rows, {layout}, request {index}{subject.having(request.key)}"
-                expect(found == wanted, f"{where}: expected the argmax sequence {wanted}, got {found}")
-
-
-def _greedy_rows(source: torch.Generator) -> dict[str, torch.Tensor]:
-    """Return rows [requests, LONG + 1, V] by what they are like."""
-    count, length = 12, LONG + 1
-    weights = torch.randint(0, 4, (count, length, 8), generator=source).float()
-    weights[torch.arange(count), :, torch.arange(count) % 8] += 1
-    close = torch.rand(count, length, 8, generator=source) + 1
-    first, second = close.topk(2).indices.unbind(-1)
-    close.scatter_(-1, second[..., None], close.gather(-1, first[..., None]) * (1 - 2**-12))
-    found = {"ties": weights, "nearly ties": close}
-    for name, sharpness, vocab_size in (("flat", 0.3, 64), ("ordinary", 2.0, 64), ("sharp", 8.0, 8)):
-        found[name] = (sharpness * torch.randn(count, length, vocab_size, generator=source)).exp()
-    return {name: rows / rows.sum(-1, keepdim=True) for name, rows in found.items()}
-
-
 def check_promise(subject: Subject) -> None:
     """Lossy: the strategy says what it promises instead: a bound that can be checked, a neutral setting, or `none`.
 
@@ -359,20 +323,29 @@ def check_promise(subject: Subject) -> None:
         bool(traits.bound or traits.neutral),
         "Traits declares neither a bound nor a neutral setting: say bound='none' if there is none",
     )
-    row = torch.full((VOCABULARY,), 1 / VOCABULARY, dtype=torch.float64)
-    checkable = subject.strategy.bound_excess(row, row, row) is not None
-    expect(
-        checkable or traits.bound in {"", "none"},
-        f"Traits declares the bound {traits.bound!r}, which nothing can check: override bound_excess",
-    )
+    row, strategy = torch.full((VOCABULARY,), 1 / VOCABULARY, dtype=torch.float64), type(subject.strategy)
+    checkable, own = subject.strategy.bound_excess(row, row, row) is not None, "bound_excess" in vars(strategy)
+    declared = f"Traits declares bound={traits.bound!r}"
+    if traits.bound in {"", "none"}:
+        expect(not (checkable and own), f"{declared}, and bound_excess checks one: say in a few words which")
+    else:
+        instead = "bound_excess returned None" if own else "nothing can check it: override bound_excess"
+        expect(checkable, f"{declared}, and {instead}")
 
 
 def check_options_are_read(subject: Subject) -> None:
-    """Every option is read by a rule, or the class derives something from its options.
+    """Every option, row sum and carry is read by a rule, or the class derives something from its options.
 
-    Catches an option that is silently ignored: two settings of it are then one strategy under two names.
+    Catches an option that is silently ignored: two settings of it are then one strategy under two names. Also a rule
+    that reads a quantity of acceptlib's by mistake, where it has a sum or a carry of its own.
     """
     plan, strategy = subject.plan, type(subject.strategy)
+    for row_sum in plan.row_sums:
+        expect(row_sum in plan.reads, f"no rule reads the row sum {row_sum!r}: read it in a rule by name, or remove it")
+    if plan.carry is not None:
+        readers = [rule for rule in (plan.accept, plan.forgive, plan.residual) if rule is not None]
+        read = any("carry" in rule.names for rule in readers)
+        expect(read, "no rule but `carry` itself reads the carry: read it in a rule by name, or remove it")
     if derived := [name for name in DERIVED if getattr(strategy, name) is not getattr(AcceptanceStrategy, name)]:
         msg = f"what {', '.join(derived)} make of the options is not looked into"
         raise Skipped(msg)
@@ -454,10 +427,15 @@ def _expect_bound(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch
 
 
 def _excess(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:
-    excess = subject.strategy.bound_excess(p, q, out)
+    excess: object = subject.strategy.bound_excess(p, q, out)
+    if isinstance(excess, torch.Tensor) and excess.numel() == 1:
+        excess = excess.item()
     if excess is None:
         msg = "bound_excess returns None"
         raise Skipped(msg)
+    if not isinstance(excess, Real):
+        msg = f"expected bound_excess to return a number, got {shortened(excess)}"
+        raise ConformanceError(msg)
     return float(excess)
 
 
@@ -472,7 +450,8 @@ def check_neutral_setting(subject: Subject) -> None:
         msg = "the strategy declares no neutral setting"
         raise Skipped(msg)
     other = registry.find(traits.neutral_equals).strategy
-    expect(other.traits.guarantee != "lossy", f"neutral_equals names {traits.neutral_equals!r}, which is lossy itself")
+    expected = f"expected neutral_equals to name a lossless or greedy strategy, and {traits.neutral_equals!r} is lossy"
+    expect(other.traits.guarantee != "lossy", expected)
     options = {**strategy.options.model_dump(), **traits.neutral}
     neutral = subject.with_strategy(type(strategy)(backend=strategy.backend, **options))
     lossless = subject.with_strategy(other(backend=strategy.backend))

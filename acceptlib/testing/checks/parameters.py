@@ -10,14 +10,16 @@ import torch
 from torch.nn import functional
 
 from acceptlib.result import INVALID_PARAMETER, VerifyResult
-from acceptlib.sampling import LogitBias, SamplingParams
-from acceptlib.testing.batches import Request, lay_out, mixed, same, streams, tokens
+from acceptlib.sampling import LogitBias, SamplingParams, pack_bitmask
+from acceptlib.testing.batches import Request, generator, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, expect
 
 VOCABULARY: Final = 11
 COUNT: Final = 12
-ALLOWED: Final = 0b10110101101
-"""Bitmask of the vocabulary."""
+WIDE: Final = 45
+"""Entries of rows with a bitmask, which has two words then."""
+KINDS: Final = 9
+"""Kinds of filters, one of them for each request."""
 
 
 def check_temperature(subject: Subject) -> None:
@@ -79,65 +81,107 @@ def _one_hot(request: Request) -> Request:
 def check_filters(subject: Subject) -> None:
     """Top-k, top-p, min-p, bias and bitmask act on every row of their request: as on the logits beforehand.
 
-    One number for all requests acts as one for each. Catches parameters that verification leaves out (vllm#9834), so
-    that a token stands or is drawn that the target may not emit, and a grammar's mask that is not applied to the bonus
-    row (vllm#44297).
+    The draft's rows have filters of their own where they are given; each row has its own mask. One number for all
+    requests acts as one for each. Catches parameters that verification leaves out (vllm#9834), so that a token stands
+    or is drawn that the target may not emit, a grammar's mask that is not applied to the bonus row (vllm#44297), and a
+    draft's law that is not the one its tokens were drawn under.
     """
-    kinds = 9
-    count = kinds if subject.interpreted else 4 * kinds
-    requests, keys = mixed(count, VOCABULARY), range(count)
-    key = torch.arange(count)
     # All in one call, each for every ninth request, because a GPU takes seconds to compile for a form of call.
-    kind = [key % kinds == number for number in range(kinds)]
-    top_k = torch.where(kind[0], 3, 0)
-    top_p = torch.where(kind[1], 1e-6, torch.where(kind[2], 0.5, 1.0))
-    min_p = torch.where(kind[3], 1.0, torch.where(kind[4], 0.3, 0.0))
-    biased, masked = kind[5] | kind[6], kind[7] | kind[8]
-    bias = torch.where(kind[5], -torch.inf, 1.5)
-    token = key % VOCABULARY
-    allowed = (ALLOWED >> torch.arange(VOCABULARY)) % 2 == 1
-
-    def filtered(rows: torch.Tensor, index: int) -> torch.Tensor:
-        ordered, order = rows.double().sort(-1, descending=True)
-        kept = (ordered.cumsum(-1) - ordered < top_p[index]) & (ordered >= min_p[index] * ordered[..., :1])
-        kept &= torch.arange(VOCABULARY) < (int(top_k[index]) or VOCABULARY)
-        logits = rows.log().where(torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
-        if biased[index]:
-            logits[..., token[index]] += bias[index]
-        return logits
-
-    beforehand = []
-    for request in requests:
-        p = filtered(request.p, request.key)
-        p = p.where(allowed, -torch.inf) if masked[request.key] else p  # the mask is for the target alone
-        beforehand.append(replace(request, p=p, q=None if request.q is None else filtered(request.q, request.key)))
-    lengths = torch.tensor([request.n + 1 for request in requests])
-    words = torch.where(masked, ALLOWED, -1).to(torch.int32)[:, None]
-    bitmasks = {
-        "padded": words[:, None].expand(-1, int(lengths.max()), -1),
-        "ragged": words.repeat_interleave(lengths, 0),
-    }
-    for layout, bitmask in bitmasks.items():
-        sampling = SamplingParams(
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            logit_bias=LogitBias(torch.where(biased, token, -1)[:, None], bias[:, None]),
-            allowed_token_bitmask=bitmask,
-        )
-        plain = lay_out(requests, layout, "logits")
-        one = subject.call(keys, **plain, sampling=sampling, rng=streams(keys))
-        other = subject.call(keys, **_given_as_logits(beforehand, layout), rng=streams(keys))
-        same(one, other, what=f"{layout}, parameters and logits processed beforehand")
+    count = KINDS if subject.interpreted else 4 * KINDS
+    requests, keys = mixed(count, WIDE), range(count)
+    key = torch.arange(count)
+    of_target, of_draft = _Filters(key % KINDS), _Filters((key + 1) % KINDS)
+    masked = of_target.kind >= KINDS - 2
+    allowed = torch.rand(count, 1 + max(request.n for request in requests), WIDE, generator=generator(9)) < 0.6  # noqa: PLR2004 - most
+    plain = {layout: lay_out(requests, layout, "logits") for layout in ("padded", "ragged")}
+    words = pack_bitmask(allowed | ~masked[:, None, None])
+    bitmasks = {"padded": words, "ragged": torch.cat([words[request.key, : request.n + 1] for request in requests])}
+    for name, own in (("the same for both models", of_target), ("of each model", of_draft)):
+        beforehand = []
+        for request in requests:
+            p = of_target.applied(request.p, request.key)
+            p = (
+                p.where(allowed[request.key, : request.n + 1], -torch.inf) if masked[request.key] else p
+            )  # the target alone
+            q = None if request.q is None else own.applied(request.q, request.key)
+            beforehand.append(replace(request, p=p, q=q))
+        for layout, bitmask in bitmasks.items():
+            sampling = replace(of_target.sampling, allowed_token_bitmask=bitmask)
+            further = {} if own is of_target else {"draft_sampling": own.sampling}
+            one = subject.call(keys, **plain[layout], sampling=sampling, **further, rng=streams(keys))
+            other = subject.call(keys, **_given_as_logits(beforehand, layout), rng=streams(keys))
+            same(one, other, what=f"{layout}, parameters {name} and logits processed beforehand")
     numbers: dict[str, Any] = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.3}
     for name, number in numbers.items():
         of_all: dict[str, Any] = {name: number}
         of_each: dict[str, Any] = {name: torch.full((count,), number)}
         one, other = (
-            subject.call(keys, **plain, sampling=SamplingParams(**given), rng=streams(keys))
+            subject.call(keys, **plain["ragged"], sampling=SamplingParams(**given), rng=streams(keys))
             for given in (of_all, of_each)
         )
         same(one, other, what=f"{name} = {number} for all and for each")
+
+
+class _Filters:
+    """One kind of filter for each request, and what it makes of rows."""
+
+    def __init__(self, kind: torch.Tensor) -> None:
+        """Take a number below `KINDS` for each request; the last two stand for none."""
+        self.kind, count = kind, len(kind)
+        self.biased = (kind == 5) | (kind == 6)  # noqa: PLR2004 - a number each
+        first, second = torch.arange(count) % WIDE, (torch.arange(count) * 7 + 3) % WIDE
+        bias = torch.where(kind == 5, -torch.inf, 1.5)  # noqa: PLR2004 - as above
+        self.ids, self.bias = torch.stack((first, second), 1), torch.stack((bias, -bias.clamp(min=-2.0)), 1)
+        self.top_k = torch.where(kind == 0, 3, 0)
+        self.top_p = torch.where(kind == 1, 1e-6, torch.where(kind == 2, 0.5, 1.0))  # noqa: PLR2004 - as above
+        self.min_p = torch.where(kind == 3, 1.0, torch.where(kind == 4, 0.3, 0.0))  # noqa: PLR2004 - as above
+        self.sampling = SamplingParams(
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            logit_bias=LogitBias(torch.where(self.biased[:, None], self.ids, -1), self.bias),
+        )
+
+    def applied(self, rows: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the logits of a request's rows [n, V] of probabilities, filtered."""
+        ordered, order = rows.double().sort(-1, descending=True)
+        kept = (ordered.cumsum(-1) - ordered < self.top_p[index]) & (ordered >= self.min_p[index] * ordered[..., :1])
+        kept &= torch.arange(WIDE) < (int(self.top_k[index]) or WIDE)
+        logits = rows.log().where(torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
+        if self.biased[index]:
+            logits[..., self.ids[index]] += self.bias[index]
+        return logits
+
+
+def check_parameters_out_of_range(subject: Subject) -> None:
+    """A top-k, top-p or min-p out of range marks its request, and no other one.
+
+    Catches a value that is quietly replaced by the nearest one that makes sense: a caller that counts on its filter has
+    none. Temperatures are looked at in `temperature`.
+    """
+    requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
+    cases = {
+        "top_k": ((5, -1, 0), torch.int64),
+        "top_p": ((0.5, 0.0, 1.0, 1.5, torch.nan), torch.float64),
+        "min_p": ((0.25, -0.125, 0.0, 1.125, torch.nan), torch.float64),
+    }
+    for layout in ("padded", "ragged"):
+        for name, (values, dtype) in cases.items():
+            given = [values[key % len(values)] for key in keys]
+            good = [key for key in keys if key % len(values) in {0, 2}]
+            sound = [value if key in good else values[0] for key, value in zip(keys, given, strict=True)]
+            one, other = (
+                subject.verify(
+                    requests,
+                    layout,
+                    "logits",
+                    sampling=SamplingParams(**{name: torch.tensor(numbers, dtype=dtype)}),  # type: ignore[arg-type]
+                )
+                for numbers in (given, sound)
+            )
+            same(one, other, good, good, what=f"{layout}, {name} beside some out of range and without")
+            status, wanted = one.status.tolist(), [0 if key in good else INVALID_PARAMETER for key in keys]
+            expect(status == wanted, f"{layout}, {name} = {given}: expected status {wanted}, got {status}")
 
 
 def check_logprobs(subject: Subject) -> None:

@@ -14,15 +14,17 @@ from acceptlib.testing.subject import Skipped, Subject, expect
 VOCABULARY: Final = 61
 
 
-def _drawn(subject: Subject, pairs: Sequence[tuple[int, int]], rng: Rng | None = None) -> list[int]:
-    """Return the token that each (seed, offset) draws from a flat row: the bonus token where nothing is drafted."""
+def _drawn(subject: Subject, pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the token that each (seed, offset) draws from a flat row."""
+    seeds, offsets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+    return _drawn_from(subject, subject.place(Rng(seeds=seeds.clone(), offsets=offsets.clone())), len(pairs))
+
+
+def _drawn_from(subject: Subject, rng: Rng | torch.Generator | None, count: int) -> list[int]:
+    """Return what each request draws from a flat row: its bonus token, since nothing is drafted."""
     if subject.traits.bonus != "sample":
         msg = "the bonus token is an argmax: nothing is drawn"
         raise Skipped(msg)
-    count = len(pairs)
-    if rng is None:
-        seeds, offsets = torch.tensor(pairs, dtype=torch.int64).unbind(1)
-        rng = subject.place(Rng(seeds=seeds.clone(), offsets=offsets.clone()))
     ids = torch.empty(count, 0, dtype=torch.int64)
     flat = torch.full((count, 1, VOCABULARY), 1 / VOCABULARY)
     found: list[int] = (
@@ -104,18 +106,26 @@ def check_offsets_advance(subject: Subject) -> None:
         expect(found == wanted, f"after {step} calls: expected offsets {wanted}, got {found}")
         expect(rng.seeds.tolist() == [5, 6, 7, 8], f"the seeds were changed to {rng.seeds.tolist()}")
     rng = subject.place(Rng(seeds=rng.seeds, offsets=torch.tensor(start), advances=False))
-    subject.verify(requests, "padded", rng=rng)
-    expect(rng.offsets.tolist() == start, f"offsets that do not advance: expected {start}, got {rng.offsets.tolist()}")
+    for layout in ("padded", "ragged"):
+        subject.verify(requests, layout, rng=rng)
+        found = rng.offsets.tolist()
+        expect(found == start, f"{layout}, offsets that do not advance: expected {start}, got {found}")
 
 
 def check_steps_differ(subject: Subject) -> None:
     """Consecutive steps of a stream draw different tokens, and the same step draws the same ones.
 
-    Catches an offset that is advanced but not read, and numbers that come from elsewhere than the stream.
+    So do consecutive calls with a generator, or without any stream. Catches an offset that is advanced but not read,
+    numbers that come from elsewhere than the stream, and a generator taken for its seed.
     """
     pairs = [(seed, 3) for seed in range(8)]
     first, second = _drawn(subject, pairs), _drawn(subject, [(seed, 4) for seed in range(8)])
     expect(first != second, f"offsets 3 and 4 drew the same tokens: {first}")
     rng = subject.place(Rng(seeds=torch.arange(8), offsets=torch.full((8,), 3)))
-    again = [_drawn(subject, pairs, rng) for _ in range(2)]
+    again = [_drawn_from(subject, rng, 8) for _ in range(2)]
     expect(again == [first, second], f"two steps of a stream drew {again}, its offsets 3 and 4 {[first, second]}")
+    with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
+        for source in (torch.Generator(subject.device).manual_seed(3), None):
+            first, second = (_drawn_from(subject, source, 8) for _ in range(2))
+            what = "no rng" if source is None else "one generator"
+            expect(first != second, f"two calls with {what} drew the same tokens: {first}")

@@ -9,17 +9,19 @@ import torch
 
 from acceptlib.engine import decide
 from acceptlib.exact.enumeration import acceptance
-from acceptlib.result import PLACEHOLDER_TOKEN_ID, Status
+from acceptlib.result import INVALID_COUNT, PLACEHOLDER_TOKEN_ID, Status, VerifyResult
 from acceptlib.rng import Uniforms
 from acceptlib.testing.batches import (
     ALMOST_ONE,
     ROUNDING,
     fixed,
     generator,
+    lay_out,
     mask_drafted,
     mixed,
     ordinary,
     same,
+    streams,
     tokens,
 )
 from acceptlib.testing.subject import Skipped, Subject, expect
@@ -31,6 +33,8 @@ COUNT: Final = 12
 
 def check_decisions_follow_rules(subject: Subject) -> None:
     """A drafted token is accepted iff u < h, at u = 0, at the largest u, and on either side of h.
+
+    `num_passed` counts those, also behind the stop.
 
     Catches `u <= h`, which accepts h = 0 at u = 0 (sglang#35771), a u rounded to 1.0, which rejects h = 1
     (sglang#30822), and a u stuck at 0, which accepts everything (vllm-ascend#13766).
@@ -58,7 +62,11 @@ def check_decisions_follow_rules(subject: Subject) -> None:
         near = ((u - rules.h).abs() < ROUNDING) & (rules.h > 0) & (rules.h < 1)
         u = torch.where(near, (u + 0.5) % 1.0, u)  # noqa: PLW2901 - the same uniforms, but for these
         uniforms = Uniforms(accept=u, emit=torch.zeros(len(requests), dtype=torch.int64))
-        found = subject.verify(requests, uniforms=uniforms).num_accepted.tolist()
+        out = VerifyResult.empty(len(requests), length, subject.device, num_passed=True)
+        found = subject.verify(requests, uniforms=uniforms, out=out).num_accepted.tolist()
+        counted = None if out.num_passed is None else out.num_passed.tolist()
+        passed = (u < rules.h).sum(1).tolist()
+        expect(counted == passed, f"{what}: expected num_passed {passed}, got {counted}")
         wanted = decide.stop_position(plan, u < rules.h, rules.may_stand, count).tolist()
         for index, request in enumerate(requests):
             where = f"{what}, request {index}{subject.having(request.key)}"
@@ -86,7 +94,8 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
             position = request.key % request.n
             stood = int(result.num_accepted[index])
             where = f"request {index}{subject.having(request.key)}"
-            expect(stood <= position, f"{where}: p(x) = 0 at position {position}, but {stood} tokens stand")
+            stands = f"p(x) = 0 at position {position}, but {stood} tokens stand"
+            expect(stood <= position, f"{where}: {stands}: `accept` has to be 0 where `target_prob` is")
 
 
 def check_drawn_token_is_possible(subject: Subject) -> None:
@@ -162,6 +171,26 @@ def check_token_outside_vocabulary(subject: Subject) -> None:
             expect(status != Status.OK, f"{layout}, request {index}: expected a status, got 0 and {row}")
             expect(max(row) < VOCABULARY, f"{layout}, request {index}: emitted {row}, vocabulary {VOCABULARY}")
         same(result, subject.verify(good, layout), rest, rest, what=f"{layout}, beside an id outside and without")
+
+
+def check_decreasing_counts(subject: Subject) -> None:
+    """A count below 0 marks the requests on both sides of its bound, and changes no other.
+
+    Catches bounds that are put in order, so that tokens are verified against another request's rows.
+    """
+    requests = mixed(COUNT, VOCABULARY)
+    keys, given = range(COUNT), lay_out(requests, "ragged")
+    wanted = subject.call(keys, **given, rng=streams(keys))
+    cu = given["cu_num_draft_tokens"].clone()
+    cu[5] = cu[4] - 1
+    result = subject.call(keys, **{**given, "cu_num_draft_tokens": cu}, rng=streams(keys))
+    marked = [4, 5]
+    found = result.status[marked].tolist()
+    expect(
+        found == [INVALID_COUNT] * 2, f"counts {cu.diff().tolist()}: expected status {INVALID_COUNT} twice, got {found}"
+    )
+    rest = [key for key in keys if key not in marked]
+    same(result, wanted, rest, rest, what="beside a count below 0 and without")
 
 
 def check_nan_in_draft_is_zero(subject: Subject) -> None:
