@@ -7,6 +7,7 @@ and the position: not on its batch row, its neighbours, padding or the backend.
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, kept
+from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
 from acceptlib.errors import InputError, expect_int, shortened
 
 ROUNDS: Final = 10
@@ -142,7 +143,8 @@ class Rng:
         expect_int("max_num_draft_tokens", max_num_draft_tokens)
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
         seeds, offsets = as_words(self.seeds), as_words(self.offsets)
-        position, purpose = _columns(max_num_draft_tokens, self.seeds.device)
+        columns = _columns.__wrapped__ if _is_traced(self.seeds) else _columns
+        position, purpose = columns(max_num_draft_tokens, self.seeds.device)
         words = philox(counters(position, purpose, offsets[:, None]), seeds[:, None])
         return Uniforms(accept=as_tensor(to_uniform(words[:, :, :-1])), emit=as_tensor(join(words[:, :, -1])))
 
@@ -198,9 +200,14 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
     return Rng.of(source, num_requests, device)
 
 
+def _is_traced(words: Words) -> bool:
+    """Return whether words belong to a graph that is being made, and hold no values."""
+    return torch.compiler.is_dynamo_compiling() or isinstance(words, FakeTensor)
+
+
 def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two contiguous tensors [B] int64 share memory; False if they have none."""
-    if torch.compiler.is_dynamo_compiling() or isinstance(one, FakeTensor):
+    if _is_traced(one):
         return False
     try:
         first, second = one.data_ptr(), other.data_ptr()
@@ -232,8 +239,9 @@ def philox(counter: Words, seed: Words) -> Words:
     """
     tensors = isinstance(counter, torch.Tensor)
     stack, swap = (torch.stack, torch.flipud) if tensors else (np.stack, _swap)
-    device, ndim = counter.device if tensors else None, counter.ndim
-    multiplier, weyl, half, mask = kept(("philox", ndim), device, lambda: _constants(device, ndim))
+    # A tracer warns about cached functions, and what is fake must not be kept.
+    constants = _constants.__wrapped__ if _is_traced(counter) else _constants
+    multiplier, weyl, half, mask = constants(counter.device if tensors else None, counter.ndim)
     # Both multiplications of a round run as one: `even` holds words 0 and 2, `odd` words 3 and 1. Only what is
     # multiplied must be below 2^32, so that is what is masked.
     even, odd = counter[0::2], swap(counter[1::2])
@@ -274,6 +282,7 @@ def _swap(words: Words) -> Words:
     return words[::-1]
 
 
+@functools.lru_cache
 def _constants(device: torch.device | None, ndim: int) -> tuple[Words, ...]:
     """Return multipliers [2, ...], what each round adds to the key's words [ROUNDS, 2, ...], 32 and the mask.
 
@@ -286,16 +295,12 @@ def _constants(device: torch.device | None, ndim: int) -> tuple[Words, ...]:
     return words if device is None else tuple(torch.from_numpy(array).to(device) for array in words)
 
 
+@functools.lru_cache
 def _columns(max_num_draft_tokens: int, device: torch.device) -> tuple[Words, Words]:
     """Return position and purpose, [K+1] int64, of the numbers of one step."""
-
-    def make() -> tuple[Words, Words]:
-        position = torch.tensor([*range(max_num_draft_tokens), 0], device=device)
-        purpose = torch.tensor([Purpose.ACCEPT] * max_num_draft_tokens + [Purpose.EMIT], device=device)
-        return as_words(position), as_words(purpose)
-
-    found: tuple[Words, Words] = kept(("columns", max_num_draft_tokens), device, make)
-    return found
+    position = torch.tensor([*range(max_num_draft_tokens), 0], device=device)
+    purpose = torch.tensor([Purpose.ACCEPT] * max_num_draft_tokens + [Purpose.EMIT], device=device)
+    return as_words(position), as_words(purpose)
 
 
 def join(words: Words) -> Words:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Final
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -88,11 +89,13 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None or isinstance(value, torch.Tensor):
                 continue
+            if isinstance(value, np.generic):
+                value = value.item()  # noqa: PLW2901 - a narrow one warns where a bound is beyond it
             is_number = isinstance(value, kind) and not isinstance(value, bool)
             if not is_number or not low <= value <= high or value == math.inf:
                 msg = f"{name}: expected {expected} or a tensor [B], got {shortened(value)}"
                 raise InputError(msg)
-            # NumPy's too, and an int of more than 64 bits
+            # An int of more than 64 bits too
             object.__setattr__(self, name, float(value) if kind is Real else int(value))
         if self.logit_bias is not None and not isinstance(self.logit_bias, LogitBias):
             got = f"{shortened(self.logit_bias)} ({type(self.logit_bias).__name__})"

@@ -204,10 +204,10 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(tensor.is_inference() for tensor in kept)
     assert filled(parameters) == 0
     assert filled(parameters | {"temperature": 0.66}) == 1
-    monkeypatch.setattr(arrays, "MOST_KEPT", 8)
+    monkeypatch.setattr(arrays, "MOST_KEPT", 6)
     for temperature in (0.1, 0.2, 0.3):
         filled({"temperature": temperature})
-        assert len(arrays._KEPT) <= 8
+        assert len(arrays._KEPT) <= 6
     assert filled({"temperature": 0.3}) == 0  # what is new is kept rather than what is old
 
 

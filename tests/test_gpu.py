@@ -40,6 +40,7 @@ from acceptlib.engine.triton import engine, launching, tunings
 from acceptlib.engine.triton import kernel as kernels
 from acceptlib.engine.triton import memory as kept
 from acceptlib.rng import CUDA_STEP
+from acceptlib.testing import check_strategy
 
 pytestmark = on_a_gpu
 
@@ -236,6 +237,14 @@ def test_calls_in_a_queue_are_timed_as_in_a_graph() -> None:
     host = timing.host(call, batch.device)
     assert host is not None
     assert 0.8 * in_graph < in_queue < min(1.5 * in_graph, host)
+
+
+def test_the_suite_passes_on_a_gpu() -> None:
+    """With kernels, only what is quick to compile: a form of call takes seconds."""
+    results = check_strategy("rejection", device="cuda", backend="torch")
+    some = ["offsets_advance", "out_is_overwritten", "totals", "steps_differ", "decreasing_counts", "graph_capture"]
+    results += check_strategy("greedy", device="cuda", backend="triton", only=some)
+    assert {result.name: result.message for result in results if result.status not in {"passed", "skipped"}} == {}
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

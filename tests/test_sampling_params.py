@@ -253,6 +253,7 @@ def test_a_number_out_of_range_is_an_error(name: str, value: Any, expected: str)
 
 
 def test_numbers_of_numpy_are_numbers_and_flags_are_not() -> None:
+    SamplingParams(temperature=np.float16(0.5))  # without a warning that a bound is beyond its range
     found = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=np.float64(0.5), min_p=np.float16(0))
     assert found == SamplingParams(temperature=0.5, top_k=3, top_p=0.5, min_p=0.0)
     assert [type(getattr(found, name)) for name in ("temperature", "top_k")] == [float, int]

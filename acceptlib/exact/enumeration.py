@@ -421,7 +421,7 @@ def as_model(rows: torch.Tensor | Model, name: str, vocab_size: int | None = Non
     def row(prefix: tuple[int, ...]) -> torch.Tensor:
         if prefix not in known:
             given = rows[len(prefix)] if isinstance(rows, torch.Tensor) else rows(prefix)
-            exact = torch.as_tensor(given, dtype=torch.float64)
+            exact = torch.as_tensor(given, dtype=torch.float64).detach()
             if vocab_size is not None and exact.ndim == 1 and len(exact) < vocab_size:
                 exact = functional.pad(exact, (0, vocab_size - len(exact)))  # a draft's vocabulary may be narrower
             total = exact.sum()

@@ -105,7 +105,7 @@ def check_offsets_advance(subject: Subject) -> None:
         found, wanted = rng.offsets.tolist(), [offset + step for offset in start]
         expect(found == wanted, f"after {step} calls: expected offsets {wanted}, got {found}")
         expect(rng.seeds.tolist() == [5, 6, 7, 8], f"the seeds were changed to {rng.seeds.tolist()}")
-    rng = subject.place(Rng(seeds=rng.seeds, offsets=torch.tensor(start), advances=False))
+    rng = Rng(seeds=rng.seeds, offsets=subject.place(torch.tensor(start)), advances=False)
     for layout in ("padded", "ragged"):
         subject.verify(requests, layout, rng=rng)
         found = rng.offsets.tolist()
