@@ -90,7 +90,7 @@ class SamplingParams:
             if value is None or isinstance(value, torch.Tensor):
                 continue
             if isinstance(value, np.generic):
-                value = value.item()  # noqa: PLW2901 - a narrow one warns where a bound is beyond it
+                value = value.item()  # a narrow one warns where a bound is beyond its range
             is_number = isinstance(value, kind) and not isinstance(value, bool)
             if not is_number or not low <= value <= high or value == math.inf:
                 msg = f"{name}: expected {expected} or a tensor [B], got {shortened(value)}"
