@@ -516,3 +516,6 @@ def test_raise_for_status_is_silent_where_all_is_well() -> None:
 
 def test_every_status_is_explained() -> None:
     assert {*EXPLANATIONS} == {*Status} - {Status.OK}
+    documented = " ".join((Status.__doc__ or "").replace("`", "").split())
+    for status in EXPLANATIONS.keys() - {Status.INVALID_PARAMETER}:  # of which the page says the short of it
+        assert f"{status.name}: {status.value}, {EXPLANATIONS[status]}" in documented
