@@ -142,8 +142,8 @@ class VerifyResult:
             where = f"request {index}, position {int(self.num_accepted[index])}"
             places.setdefault(Status(int(self.status[index])), []).append(where)
         problems = [f"{' and '.join(found)}: {EXPLANATIONS[status]}" for status, found in places.items()]
-        if len(marked) > NAMED_REQUESTS:
-            problems.append(f"and {len(marked) - NAMED_REQUESTS} requests more")
+        if rest := len(marked[NAMED_REQUESTS:]):
+            problems.append(f"and {rest} request{'s' * (rest > 1)} more")
         if problems:
             hint = f" {FORMS}" if places.keys() & ROW_FAULTS else ""
             raise StatusError("; ".join(problems) + f". Tokens accepted before were kept; nothing was drawn.{hint}")

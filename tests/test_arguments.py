@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, SamplingParams, Traits, Uniforms, VerifyResult, checks, inputs, rule
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, shortened
 from acceptlib.ops import Value
 from acceptlib.result import Status
+from acceptlib.tensors import as_device
 
 pytestmark = pytest.mark.usefixtures("remembered")
 
@@ -229,6 +231,8 @@ ROWS = {"target_logits": torch.zeros(2, 3, 7), "draft_logits": torch.zeros(2, 2,
 NOTHING: Any = None
 MOVED = SamplingParams(temperature=BIAS.token_ids, top_k=BIAS.values)
 
+NUMBERS = Uniforms(accept=torch.zeros(2, 2, dtype=F64), emit=torch.zeros(2, dtype=I64))
+
 LOOKALIKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "tensor": ({}, {"draft_token_ids": describe(torch.zeros(2, 2, dtype=I64))}, "draft_token_ids"),
     "moved": (
@@ -237,6 +241,22 @@ LOOKALIKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "draft_sampling",
     ),
     "number": ({"max_num_draft_tokens": 2}, {"max_num_draft_tokens": 2.0}, "max_num_draft_tokens"),
+    "out": (
+        {"out": VerifyResult.empty(2, 2, "cpu")},
+        {"out": dataclasses.replace(VerifyResult.empty(2, 2, "cpu"), status=torch.empty(2, dtype=torch.int32))},
+        r"out\.status",
+    ),
+    "emit": (
+        {"rng": None, "uniforms": NUMBERS},
+        {"rng": None, "uniforms": dataclasses.replace(NUMBERS, emit=NUMBERS.emit.int())},
+        r"uniforms\.emit",
+    ),
+    "rng": ({"rng": None, "uniforms": NUMBERS}, {"uniforms": NUMBERS}, "rng and uniforms both"),
+    "bias": (
+        {"sampling": SamplingParams(logit_bias=BIAS)},
+        {"sampling": SamplingParams(logit_bias=acceptlib.LogitBias(BIAS.token_ids, torch.ones(2, 2)))},
+        r"logit_bias\.values",
+    ),
 }
 
 
@@ -424,3 +444,71 @@ def test_ends_below_zero() -> None:
     )
     assert result.output_token_ids.tolist() == [[-1], [-1]]
     assert result.status.tolist() == [Status.INVALID_COUNT] * 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.tensor(7), "tensor(7)"),
+        (torch.ones((), device="meta"), "<Tensor [] torch.float32 on meta>"),
+        (torch.ones(1), "<Tensor [1] torch.float32 on cpu>"),
+    ],
+    ids=["number", "number elsewhere", "numbers"],
+)
+def test_a_message_shows_a_number_that_is_at_hand(value: torch.Tensor, said: str) -> None:
+    """To show one of another device would wait for it."""
+    assert shortened(value) == said
+
+
+@pytest.mark.usefixtures("remembered")
+def test_the_longest_draft_is_found_anew_in_each_ragged_call() -> None:
+    """It follows from values of a tensor, so a call of the same shapes may have another."""
+    ids, target = torch.zeros(4, dtype=torch.int64), torch.ones(6, 1)
+    for counts, longest in (([0, 2, 4], 2), ([0, 1, 4], 3), ([0, 4, 4], 4)):
+        result = acceptlib.create("greedy").verify(ids, target_probs=target, cu_num_draft_tokens=torch.tensor(counts))
+        assert result.output_token_ids.shape == (2, longest + 1)
+        assert result.status.tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("remembered")
+def test_a_signature_says_whether_a_negation_is_a_flag() -> None:
+    """The tensor that takes its place has other strides."""
+    rows = torch.rand(2, 3, 14)[:, :, ::2].softmax(-1).expand(2, 3, 7)
+    ids, wide = torch.zeros(2, 2, dtype=torch.int64), torch.empty(2, 3, 14)
+    wide[:, :, ::2] = rows
+    plain, flagged = wide[:, :, ::2], torch._neg_view(-wide)[:, :, ::2]
+    assert plain.stride() == torch._neg_view(-wide)[:, :, ::2].stride()
+    found = [checks._signature(checks.Arguments(ids, target_probs=given), ()) for given in (plain, flagged)]
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("state", [{"stops": torch.ones(2)}, {"steps": torch.ones(3)}], ids=["name", "shape"])
+def test_other_state_than_that_of_a_good_call_is_checked(state: dict[str, torch.Tensor]) -> None:
+    class Counting(AcceptanceStrategy):
+        """Accept what a request's state says."""
+
+        name = "counting"
+        traits = Traits(guarantee="lossy", bound="none", state=("steps",))
+
+        @rule
+        def accept(steps: Value) -> Value:
+            """Return h."""
+            return steps
+
+    strategy = Counting()
+    strategy.verify(**plain_call() | {"state": {"steps": torch.ones(2)}})
+    with pytest.raises(InputError, match="state"):
+        strategy.verify(**plain_call() | {"state": state})
+
+
+def test_signatures_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    monkeypatch.setattr(checks, "MOST_CHECKED", 2)
+    for count in range(1, 6):
+        acceptlib.create("greedy").verify(torch.zeros(count, 1, dtype=I64), target_probs=torch.ones(count, 2, 1))
+        assert 1 <= len(checks._CHECKED) <= 2
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"^device 'cuda:99': "):
+        as_device("cuda:99")

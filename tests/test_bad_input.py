@@ -519,3 +519,20 @@ def test_every_status_is_explained() -> None:
     documented = " ".join((Status.__doc__ or "").replace("`", "").split())
     for status in EXPLANATIONS.keys() - {Status.INVALID_PARAMETER}:  # of which the page says the short of it
         assert f"{status.name}: {status.value}, {EXPLANATIONS[status]}" in documented
+
+
+def test_one_request_more_than_are_named_is_counted() -> None:
+    requests = [support.standing(1, 10, seed) for seed in range(9)]
+    for request in requests:
+        request.p[0] = math.nan
+    with pytest.raises(StatusError, match=r"; and 1 request more\. Tokens accepted"):
+        support.verify("rejection", requests).raise_for_status()
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.5])
+def test_a_fault_of_rows_gets_advice_on_rows(value: float) -> None:
+    """Of either kind by itself: rows of logits are negative, or do not sum to 1."""
+    request = support.standing(2, 10, 0)
+    request.p[2] *= value
+    with pytest.raises(StatusError, match=r"target_logits and draft_logits take logits\.$"):
+        support.verify("rejection", [request]).raise_for_status()

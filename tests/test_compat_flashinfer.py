@@ -305,3 +305,26 @@ def test_ids_without_a_batch_are_an_error() -> None:
     rows = batch(1)
     with pytest.raises(InputError, match=r"draft_token_ids: expected a tensor \[B, K\], got \[3\]"):
         chain_speculative_sampling(rows["draft_probs"][0], rows["draft_token_ids"][0], rows["target_probs"][0])
+
+
+def test_rows_that_share_a_seed_are_far_apart() -> None:
+    """Each has room for 2^40 calls, and no batch has 2^23 rows."""
+    for seed in (5, torch.tensor([5])):
+        streams = flashinfer._streams(seed, 7, None, 3, torch.device("cpu"))
+        assert streams.seeds.tolist() == [5, 5, 5]
+        assert streams.offsets.tolist() == [7, 7 + (1 << 40), 7 + (1 << 41)]
+
+
+@pytest.mark.parametrize("seed", [None, torch.tensor([5])], ids=["no seed", "seed"])
+def test_an_offset_that_is_a_tensor_is_left_as_it_is(seed: torch.Tensor | None) -> None:
+    offset = torch.tensor([3])
+    chain_speculative_sampling(**batch(1), seed=seed, offset=offset)
+    assert offset.tolist() == [3]
+
+
+def test_an_offset_without_a_seed_is_a_place_in_the_streams_of_drawn_seeds() -> None:
+    rows, source = batch(40), torch.Generator()
+    seeds = acceptlib.Rng.of(source.manual_seed(1), 40, "cpu").seeds
+    for offset in (0, 3, torch.tensor([3])):
+        found = chain_speculative_sampling(**rows, generator=source.manual_seed(1), offset=offset)
+        assert same(found, chain_speculative_sampling(**rows, seed=seeds, offset=offset))

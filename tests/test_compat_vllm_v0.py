@@ -510,3 +510,51 @@ def test_typical_extremes() -> None:
     bonus = torch.tensor([[7], [8], [9]])
     assert sampler(certain, bonus, None, ids).tolist() == [[0, 7], [25, 8], [49, 9]]
     assert sampler(certain, bonus, None, ids - ids % 2 + 1).tolist() == [[0, -1], [25, 8], [49, 9]]
+
+
+@samplers
+def test_a_sampler_first_called_in_inference_mode_counts_outside_of_it(kind: str) -> None:
+    sampler = SAMPLERS[kind](strict_mode=True, disable_bonus_tokens=True)
+    given = forced(ACCEPTED)
+    with torch.inference_mode():
+        sampler(**given)
+    once = sampler.num_emitted_tokens.item()
+    sampler(**given)
+    assert sampler.num_emitted_tokens.item() == 2 * once
+
+
+@samplers
+@pytest.mark.parametrize("name", ["draft_token_ids", "bonus_token_ids"])
+@pytest.mark.parametrize("token", [-1, 5])
+def test_strict_mode_refuses_the_nearest_ids_outside_the_vocabulary(kind: str, name: str, token: int) -> None:
+    given = forced(ACCEPTED)
+    given[name][0, 0] = token
+    with pytest.raises(StrictModeError, match=rf"{name}: expected ids in \[0, 5\)"):
+        SAMPLERS[kind](strict_mode=True)(**given)
+
+
+@pytest.mark.parametrize(("alpha", "passing"), [(0.45, True), (0.8, False)])
+def test_the_guard_of_the_logarithm_is_that_of_vllm(alpha: float, passing: bool) -> None:  # noqa: FBT001
+    """Of 100000 equal entries the law is exp(-entropy) = 1e-5, and with the guard 2e-5."""
+    sampler = TypicalAcceptanceSampler(posterior_alpha=alpha)
+    rows, ids = torch.full((1, 1, 100_000), 1e-5), torch.tensor([[3]])
+    assert sampler._evaluate_accepted_tokens(rows, ids).tolist() == [[passing]]
+
+
+def test_a_token_as_likely_as_the_threshold_does_not_pass() -> None:
+    rows, ids = torch.full((1, 1, 4), 0.25), torch.tensor([[3]])
+    for threshold, passing in ((0.25, False), (0.2499, True)):
+        sampler = TypicalAcceptanceSampler(posterior_threshold=threshold, posterior_alpha=10.0)
+        assert sampler._evaluate_accepted_tokens(rows, ids).tolist() == [[passing]]
+
+
+def test_numbers_of_typical_acceptance_are_those_of_vllm() -> None:
+    sampler = TypicalAcceptanceSampler()
+    assert (sampler._posterior_threshold, sampler._posterior_alpha) == (0.09, 0.3)
+
+
+@pytest.mark.parametrize("name", ["posterior_threshold", "posterior_alpha"])
+@pytest.mark.parametrize("number", [-0.1, math.inf, math.nan])
+def test_numbers_of_typical_acceptance_out_of_range(name: str, number: float) -> None:
+    with pytest.raises(acceptlib.errors.OptionError, match=f"option '{name}'"):
+        TypicalAcceptanceSampler(**{name: number})

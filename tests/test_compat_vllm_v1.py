@@ -576,3 +576,109 @@ def test_dummy_metadata() -> None:
 def test_a_sampler_of_later_versions_is_refused() -> None:
     with pytest.raises(InputError, match="RejectionSampler: expected no arguments"):
         RejectionSampler(torch.nn.Identity())
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-9])
+def test_a_top_p_below_what_float32_tells_from_zero_keeps_the_largest_entry(top_p: float) -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    probs = compute_probs(logits, torch.tensor([2], dtype=torch.int32), random_sampling(1, top_p=torch.tensor([top_p])))
+    assert probs.tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_tokens_behind_the_last_count_are_of_the_last_request() -> None:
+    """On a GPU nobody sees that counts do not add up, and no index may lead out of a tensor."""
+    assert expand_batch_to_tokens(torch.tensor([5, 7]), torch.tensor([1, 2], dtype=torch.int32), 4).tolist() == [
+        5,
+        7,
+        7,
+        7,
+    ]
+
+
+@pytest.mark.parametrize("num_tokens", [2, 4])
+def test_uniform_numbers_of_another_number_of_tokens_are_an_error(num_tokens: int) -> None:
+    with pytest.raises(InputError, match=f"num_tokens: expected 3, the sum of num_draft_tokens, got {num_tokens}"):
+        generate_uniform_probs(num_tokens, [1, 2], {}, CPU)
+
+
+def test_a_bound_above_the_longest_draft_sets_the_width() -> None:
+    given, sampling = batch([2, 1]), random_sampling(2)
+    metadata = given["metadata"]
+    for some in (sampling, GREEDY):
+        found = rejection_sample(
+            metadata.draft_token_ids,
+            metadata.num_draft_tokens,
+            5,
+            metadata.cu_num_draft_tokens,
+            given["draft_probs"],
+            given["target_logits"].exp(),
+            given["bonus_token_ids"],
+            some,
+        )
+        assert found.shape == (2, 6)
+        assert (found[:, 3:] == PLACEHOLDER_TOKEN_ID).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_recovered_tokens_have_the_dtype_of_drafted_ones(dtype: torch.dtype) -> None:
+    given = batch([2, 1])
+    metadata = given["metadata"]
+    found = sample_recovered_tokens(
+        2,
+        metadata.num_draft_tokens,
+        metadata.cu_num_draft_tokens,
+        metadata.draft_token_ids.to(dtype),
+        given["draft_probs"],
+        given["target_logits"].exp(),
+        random_sampling(2),
+        CPU,
+    )
+    assert found.dtype == dtype
+
+
+def test_a_sampler_is_made_of_nothing_by_name_either() -> None:
+    with pytest.raises(InputError, match="RejectionSampler: expected no arguments"):
+        RejectionSampler(sampler=object())
+
+
+def test_temperatures_of_another_batch_are_an_error_from_probabilities_too() -> None:
+    given = batch([2, 1])
+    mixed = SamplingMetadata(temperature=torch.zeros(1), all_greedy=False, all_random=False)
+    metadata = given["metadata"]
+    with pytest.raises(InputError, match=r"sampling_metadata\.temperature: expected a tensor \[2\], got \[1\]"):
+        rejection_sample(
+            metadata.draft_token_ids,
+            metadata.num_draft_tokens,
+            metadata.max_spec_len,
+            metadata.cu_num_draft_tokens,
+            given["draft_probs"],
+            given["target_logits"].exp(),
+            given["bonus_token_ids"],
+            mixed,
+        )
+
+
+def test_without_generators_numbers_come_from_torch_s_default_one() -> None:
+    def uniform() -> torch.Tensor:
+        return generate_uniform_probs(40, [20, 20], {}, CPU)
+
+    def recovered() -> torch.Tensor:
+        given = batch([1] * 40)
+        metadata = given["metadata"]
+        return sample_recovered_tokens(
+            1,
+            metadata.num_draft_tokens,
+            metadata.cu_num_draft_tokens,
+            metadata.draft_token_ids,
+            None,
+            given["target_logits"].exp(),
+            random_sampling(40),
+            CPU,
+        )
+
+    for draw in (uniform, recovered):
+        torch.manual_seed(3)
+        first, second = draw(), draw()
+        torch.manual_seed(3)
+        assert torch.equal(draw(), first)
+        assert not torch.equal(second, first)

@@ -7,6 +7,7 @@ import math
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -516,3 +517,34 @@ def test_flags_and_texts_are_no_numbers(annotation: Any, good: list[Any], bad: l
     for value in bad:
         with pytest.raises(pydantic.ValidationError, match=r"expected (a number|an integer), not"):
             options(value=value)
+
+
+@pytest.mark.parametrize("options", [False, 0, "", []])
+def test_what_is_empty_is_no_table_of_options(options: object) -> None:
+    """Only null is a key without a value."""
+    with pytest.raises(ConfigError, match="key 'options': expected a table, got"):
+        acceptlib.from_config({"strategy": "block", "options": options})
+
+
+def test_the_key_that_is_given_twice_is_named_wherever_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.json", '{"other": 1, "acceptance": {}, "acceptance": {}}')
+    with pytest.raises(ConfigError, match="key 'acceptance' is given twice"):
+        acceptlib.from_config(path)
+
+
+def test_a_mapping_that_is_no_dict_is_not_shown_as_a_file() -> None:
+    with pytest.raises(UnknownStrategyError, match=r"^Unknown strategy 'blok'\."):
+        acceptlib.from_config(MappingProxyType({"strategy": "blok"}))
+
+
+def test_a_config_that_was_read_stays_as_it_is() -> None:
+    found = config.load({"strategy": "block"})
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        found.strategy = "fly"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("count", "ending"), [(5, "plugins, strategy."), (6, " And 1 more.")])
+def test_problems_beyond_the_fifth_are_counted(count: int, ending: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        acceptlib.from_config({"strategy": "block", **{f"key{index}": 1 for index in range(count)}})
+    assert str(caught.value).endswith(ending)

@@ -120,3 +120,17 @@ def test_what_is_no_result_is_refused() -> None:
     with pytest.raises(InputError, match="result: expected a VerifyResult, as verify returns it, got list"):
         metrics.update(result([1], [2]).to_lists(), torch.tensor([1]))  # type: ignore[arg-type]
     assert metrics == AcceptanceMetrics()
+
+
+def test_more_numbers_than_requests_are_an_error_that_counts_nothing() -> None:
+    metrics = AcceptanceMetrics()
+    with pytest.raises(InputError, match=r"a tensor \[2\] of integers"):
+        metrics.update(result([1, 0], [2, 1]), torch.tensor([1, 1, 1]))
+    assert metrics == AcceptanceMetrics()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_numbers_of_drafted_tokens_are_integers_of_any_width(dtype: torch.dtype) -> None:
+    metrics = AcceptanceMetrics()
+    metrics.update(result([1, 0], [2, 1]), torch.tensor([2, 1], dtype=dtype))
+    assert (metrics.num_draft_tokens, metrics.drafted_at) == (3, [2, 1])

@@ -20,6 +20,7 @@ from acceptlib.engine import process
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.exact import oracle
+from acceptlib.inputs import make_rows
 
 
 def nearly_one_hot() -> torch.Tensor:
@@ -299,3 +300,36 @@ def test_min_p_is_compared_as_the_float64_that_it_is(vocab_size: int) -> None:
     logits[0, 0], logits[0, 1] = 0.0, near[near.exp() == weight][0]
     for min_p, kept in ((0.7, 1), (float(weight), 2), (weight[None], 2), (torch.tensor([0.7], dtype=torch.float64), 1)):
         assert int((law(logits, SamplingParams(min_p=min_p)) > 0).sum()) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "taken"),
+    [
+        ("temperature", torch.float64, torch.float32),
+        ("temperature", torch.bfloat16, torch.float32),
+        ("top_p", torch.float64, torch.float64),
+        ("min_p", torch.float64, torch.float64),
+        ("min_p", torch.float16, torch.float32),
+    ],
+)
+def test_a_tensor_of_parameters_is_taken_in_a_dtype_that_engines_read(
+    name: str, given: torch.dtype, taken: torch.dtype
+) -> None:
+    parameters = SamplingParams(**{name: torch.full((2,), 0.5, dtype=given)})
+    assert getattr(make_rows(torch.zeros(2, 3, 5), None, parameters, 2), name).dtype == taken
+
+
+def test_rows_say_what_acts_on_them() -> None:
+    data, number = torch.zeros(2, 3, 5), torch.full((2,), 0.5)
+    ids = torch.zeros(2, 1, dtype=torch.int64)
+    for parameters, constrained, filtered in (
+        ({}, False, False),
+        ({"temperature": number}, False, False),
+        ({"logit_bias": LogitBias(ids, number[:, None])}, True, False),
+        ({"allowed_token_bitmask": torch.ones(2, 3, 1, dtype=torch.int32)}, True, False),
+        ({"top_k": ids[:, 0]}, False, True),
+        ({"top_p": number}, False, True),
+        ({"min_p": number}, False, True),
+    ):
+        rows = make_rows(data, None, SamplingParams(**parameters), 2)
+        assert (rows.is_constrained, rows.is_filtered, rows.is_plain) == (constrained, filtered, not parameters)

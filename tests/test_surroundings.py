@@ -216,3 +216,19 @@ def test_a_rule_that_raises_costs_its_own_call_alone() -> None:
         strategy.verify(torch.zeros(1, 1, dtype=torch.int64), target_probs=torch.full((1, 2, 2), 0.5), rng=0)
     assert scratch._BUFFERS.users == 0
     assert not torch.is_inference_mode_enabled()
+
+
+def test_memory_that_is_an_entry_short_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    for length in (5, 6, 4):
+        assert scratch.scratch("rows", (length,), torch.float32, torch.device("cpu")).shape == (length,)
+
+
+def test_each_thread_has_memory_of_its_own() -> None:
+    def address() -> int:
+        return scratch.scratch("rows", (5,), torch.float32, torch.device("cpu")).data_ptr()
+
+    here = address()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(address).result() != here
+    assert address() == here

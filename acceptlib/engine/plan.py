@@ -95,6 +95,13 @@ class Traits:
                 raise StrategyDefinitionError(msg)
 
 
+TRIED, TRIED_FLAGS = np.full(2, 0.5), np.full(2, fill_value=True)
+"""What rules are tried on."""
+
+for _array in (TRIED, TRIED_FLAGS):
+    _array.setflags(write=False)
+
+
 class _Flag(int):
     """Stands for an option that is a bool while a rule is tried."""
 
@@ -179,11 +186,8 @@ class Plan:
 
         A branch on a value that may differ between them fails.
         """
-        some, flags = np.full(2, 0.5), np.full(2, fill_value=True)
-        for array in (some, flags):
-            array.setflags(write=False)
         values: dict[str, Value] = {
-            name: flags if name.startswith("is_") else some
+            name: TRIED_FLAGS if name.startswith("is_") else TRIED
             for name in rule.names
             if not isinstance(self.constants.get(name), int | float)
         }
