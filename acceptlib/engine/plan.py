@@ -96,19 +96,10 @@ class Traits:
 
 
 TRIED, TRIED_FLAGS = np.full(2, 0.5), np.full(2, fill_value=True)
-"""What rules are tried on."""
+"""What rules are tried on. Made here, because strategies are made in compiled functions too."""
 
 for _array in (TRIED, TRIED_FLAGS):
     _array.setflags(write=False)
-
-
-class _Flag(int):
-    """Stands for an option that is a bool while a rule is tried."""
-
-    def __invert__(self) -> int:
-        """Refuse what gives -1 or -2, both of which count as true."""
-        raise TypeError(INVERTED)
-
 
 INVERTED: Final = "~ of a bool option"
 
@@ -120,6 +111,14 @@ MISTAKES: Final = {
     INVERTED: "inverts an option with `~`, which is -1 or -2 for a bool and so always true: write `not`.",
 }
 """What a rule does, by a part of the error that it raises when it is tried."""
+
+
+class _Flag(int):
+    """Stands for an option that is a bool while a rule is tried."""
+
+    def __invert__(self) -> int:
+        """Refuse what gives -1 or -2, both of which count as true."""
+        raise TypeError(INVERTED)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -335,8 +335,8 @@ def check_out_is_overwritten(subject: Subject) -> None:
 def check_totals(subject: Subject) -> None:
     """Where `out` has them, tokens that pass are counted, and each call adds to the totals.
 
-    Catches totals that begin anew at every call, of which a server's acceptance rate is made, and a count of what
-    stands in the place of what passes: no token passes that stands not, at the first rejection at least.
+    Catches totals that begin anew at every call: a server makes its acceptance rate of them. What passes is looked at
+    in `decisions_follow_rules`.
     """
     requests = mixed(COUNT, VOCABULARY)
     for layout in ("padded", "ragged"):

@@ -18,8 +18,10 @@ VOCABULARY: Final = 11
 COUNT: Final = 12
 WIDE: Final = 45
 """Entries of rows with a bitmask, which has two words then."""
-KINDS: Final = 9
-"""Kinds of filters, one of them for each request."""
+MOST: Final = 0.6
+"""Share of a row that a mask allows."""
+KINDS: Final = ("top-k", "strict top-p", "top-p", "strict min-p", "min-p", "ban", "bias", "mask", "another mask")
+"""Of filters, one for each request."""
 
 
 def check_temperature(subject: Subject) -> None:
@@ -87,22 +89,20 @@ def check_filters(subject: Subject) -> None:
     draft's law that is not the one its tokens were drawn under.
     """
     # All in one call, each for every ninth request, because a GPU takes seconds to compile for a form of call.
-    count = KINDS if subject.interpreted else 4 * KINDS
+    count = len(KINDS) if subject.interpreted else 4 * len(KINDS)
     requests, keys = mixed(count, WIDE), range(count)
     key = torch.arange(count)
-    of_target, of_draft = _Filters(key % KINDS), _Filters((key + 1) % KINDS)
-    masked = of_target.kind >= KINDS - 2
-    allowed = torch.rand(count, 1 + max(request.n for request in requests), WIDE, generator=generator(9)) < 0.6  # noqa: PLR2004 - most
-    plain = {layout: lay_out(requests, layout, "logits") for layout in ("padded", "ragged")}
-    words = pack_bitmask(allowed | ~masked[:, None, None])
+    of_target, of_draft = _Filters(key % len(KINDS)), _Filters((key + 1) % len(KINDS))
+    flags = torch.rand(count, 1 + max(request.n for request in requests), WIDE, generator=generator(9))
+    allowed = (flags < MOST) | ~of_target.masked[:, None, None]
+    words = pack_bitmask(allowed)
     bitmasks = {"padded": words, "ragged": torch.cat([words[request.key, : request.n + 1] for request in requests])}
+    plain = {layout: lay_out(requests, layout, "logits") for layout in bitmasks}
     for name, own in (("the same for both models", of_target), ("of each model", of_draft)):
         beforehand = []
         for request in requests:
             p = of_target.applied(request.p, request.key)
-            p = (
-                p.where(allowed[request.key, : request.n + 1], -torch.inf) if masked[request.key] else p
-            )  # the target alone
+            p = p.where(allowed[request.key, : request.n + 1], -torch.inf)  # the mask is for the target alone
             q = None if request.q is None else own.applied(request.q, request.key)
             beforehand.append(replace(request, p=p, q=q))
         for layout, bitmask in bitmasks.items():
@@ -126,15 +126,18 @@ class _Filters:
     """One kind of filter for each request, and what it makes of rows."""
 
     def __init__(self, kind: torch.Tensor) -> None:
-        """Take a number below `KINDS` for each request; the last two stand for none."""
-        self.kind, count = kind, len(kind)
-        self.biased = (kind == 5) | (kind == 6)  # noqa: PLR2004 - a number each
-        first, second = torch.arange(count) % WIDE, (torch.arange(count) * 7 + 3) % WIDE
-        bias = torch.where(kind == 5, -torch.inf, 1.5)  # noqa: PLR2004 - as above
-        self.ids, self.bias = torch.stack((first, second), 1), torch.stack((bias, -bias.clamp(min=-2.0)), 1)
-        self.top_k = torch.where(kind == 0, 3, 0)
-        self.top_p = torch.where(kind == 1, 1e-6, torch.where(kind == 2, 0.5, 1.0))  # noqa: PLR2004 - as above
-        self.min_p = torch.where(kind == 3, 1.0, torch.where(kind == 4, 0.3, 0.0))  # noqa: PLR2004 - as above
+        """Take an index into `KINDS` for each request, [B]."""
+
+        def of(name: str, value: float, others: float | torch.Tensor) -> torch.Tensor:
+            return torch.where(kind == KINDS.index(name), value, others)
+
+        self.top_k = of("top-k", 3, 0)
+        self.top_p = of("strict top-p", 1e-6, of("top-p", 0.5, 1.0))
+        self.min_p = of("strict min-p", 1.0, of("min-p", 0.3, 0.0))
+        bias, token = of("ban", -torch.inf, of("bias", 1.5, 0.0)), torch.arange(len(kind))
+        self.bias, self.biased = torch.stack((bias, -bias.clamp(min=-2.0)), 1), bias != 0
+        self.ids = torch.stack((token % WIDE, (7 * token + 3) % WIDE), 1)
+        self.masked = kind >= KINDS.index("mask")
         self.sampling = SamplingParams(
             top_k=self.top_k,
             top_p=self.top_p,
