@@ -277,18 +277,19 @@ def test_a_tensor_in_the_place_of_something_else_is_not_read(argument: str) -> N
         acceptlib.create("rejection").verify(**plain_call() | LOGITS | {argument: given})
 
 
+class Counting(AcceptanceStrategy):
+    """Accept what a request's state says."""
+
+    name = "counting"
+    traits = Traits(guarantee="lossy", bound="none", state=("steps",))
+
+    @rule
+    def accept(steps: Value) -> Value:
+        """Return h."""
+        return steps
+
+
 def test_state_of_another_strategy_is_refused() -> None:
-    class Counting(AcceptanceStrategy):
-        """Accept what a request's state says."""
-
-        name = "counting"
-        traits = Traits(guarantee="lossy", bound="none", state=("steps",))
-
-        @rule
-        def accept(steps: Value) -> Value:
-            """Return h."""
-            return steps
-
     call = plain_call() | {"state": {"steps": torch.ones(2)}}
     Counting().verify(**call)
     with pytest.raises(InputError, match="state: expected none"):
@@ -484,17 +485,6 @@ def test_a_signature_says_whether_a_negation_is_a_flag() -> None:
 
 @pytest.mark.parametrize("state", [{"stops": torch.ones(2)}, {"steps": torch.ones(3)}], ids=["name", "shape"])
 def test_other_state_than_that_of_a_good_call_is_checked(state: dict[str, torch.Tensor]) -> None:
-    class Counting(AcceptanceStrategy):
-        """Accept what a request's state says."""
-
-        name = "counting"
-        traits = Traits(guarantee="lossy", bound="none", state=("steps",))
-
-        @rule
-        def accept(steps: Value) -> Value:
-            """Return h."""
-            return steps
-
     strategy = Counting()
     strategy.verify(**plain_call() | {"state": {"steps": torch.ones(2)}})
     with pytest.raises(InputError, match="state"):
