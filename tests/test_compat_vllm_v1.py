@@ -587,12 +587,8 @@ def test_a_top_p_below_what_float32_tells_from_zero_keeps_the_largest_entry(top_
 
 def test_tokens_behind_the_last_count_are_of_the_last_request() -> None:
     """On a GPU nobody sees that counts do not add up, and no index may lead out of a tensor."""
-    assert expand_batch_to_tokens(torch.tensor([5, 7]), torch.tensor([1, 2], dtype=torch.int32), 4).tolist() == [
-        5,
-        7,
-        7,
-        7,
-    ]
+    counts = torch.tensor([1, 2], dtype=torch.int32)
+    assert expand_batch_to_tokens(torch.tensor([5, 7]), counts, 4).tolist() == [5, 7, 7, 7]
 
 
 @pytest.mark.parametrize("num_tokens", [2, 4])
@@ -602,9 +598,9 @@ def test_uniform_numbers_of_another_number_of_tokens_are_an_error(num_tokens: in
 
 
 def test_a_bound_above_the_longest_draft_sets_the_width() -> None:
-    given, sampling = batch([2, 1]), random_sampling(2)
+    given = batch([2, 1])
     metadata = given["metadata"]
-    for some in (sampling, GREEDY):
+    for some in (random_sampling(2), GREEDY):
         found = rejection_sample(
             metadata.draft_token_ids,
             metadata.num_draft_tokens,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,11 +13,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import registry
+from acceptlib.cli.app import app
 from acceptlib.cli.options import strategy_of
-from acceptlib.errors import ConfigError, OptionError, UnknownStrategyError
+from acceptlib.config import json_schema
+from acceptlib.errors import ConfigError, OptionError, PluginError, UnknownStrategyError
 from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
 
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
@@ -277,6 +282,391 @@ def test_an_option_of_a_class_that_has_no_name_in_the_registry_says_nothing_of_c
 
 
 # Plugins
+
+
+@pytest.mark.parametrize("raised", ["KeyError('x')", "SystemExit(5)"])
+def test_what_a_plugin_raises_as_it_is_created_is_said_with_its_package(raised: str, install: Install) -> None:
+    text = source("bad-coin", hook="")
+    text += f"    def __init__(self, **options):\n        raise {raised}\n" + HOOK
+    install("bad-coin", text)
+    what = raised.replace("(", ": ").replace(")", "")
+    with pytest.raises(PluginError, match=f"^strategy 'bad-coin' of bad-coin 1.2: creating it raised {what}$"):
+        acceptlib.create("bad-coin")
+
+
+def test_plugin_is_found_with_its_provenance(install: Install) -> None:
+    install("good-coin", source("good-coin", aliases=("good-penny",)), version="3.1")
+    check_others_work("good-coin")
+    assert acceptlib.create("good-penny").name == "good-coin"
+    assert registry.find("good-coin").distribution == "good-coin 3.1"
+    assert loaded("good-coin 3.1").problems == ()
+    assert [entry.name for entry in metadata.entry_points(group="acceptlib") if entry.name == "good-coin"]
+
+
+def test_plugin_may_be_an_object_of_a_module(install: Install) -> None:
+    hook = """
+class Plugin:
+    @acceptlib.hookimpl
+    def acceptlib_strategies(self):
+        return (Coin,)
+
+plugin = Plugin()
+"""
+    install("object-coin", source("object-coin", hook=hook), entry="object_coin:plugin")
+    check_others_work("object-coin")
+
+
+HOOKS = {
+    "misspelt": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategy():\n    return [Coin]\n",
+        ["unknown hook 'acceptlib_strategy'", "Did you mean 'acceptlib_strategies'"],
+    ),
+    "unmarked": ("def acceptlib_strategies():\n    return [Coin]\n", ["implements no hook"]),
+    "raises": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    raise ValueError('out of coins')\n",
+        ["its hook raised ValueError: out of coins"],
+    ),
+    "takes-arguments": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies(config):\n    return [Coin]\n",
+        ["its hook raised", "config"],
+    ),
+    "returns-instance": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [Coin()]\n",
+        ["its hook returned", "expected subclasses of acceptlib.AcceptanceStrategy"],
+    ),
+    "returns-other-class": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [dict]\n",
+        ["its hook returned <class 'dict'>", "expected subclasses of acceptlib.AcceptanceStrategy"],
+    ),
+    "returns-the-interface": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return [AcceptanceStrategy]\n",
+        ["its hook returned", "expected subclasses of acceptlib.AcceptanceStrategy"],
+    ),
+    "returns-no-list": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return Coin\n",
+        ["its hook returned <class 'bad_coin.Coin'>: expected a list of strategy classes"],
+    ),
+    "returns-nothing": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    [Coin]\n",
+        ["its hook returned None: expected a list of strategy classes", "is a `return` missing?"],
+    ),
+    "returns-a-name": (
+        "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return 'coin'\n",
+        ["its hook returned 'coin': expected a list of strategy classes"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOOKS)
+def test_broken_hook_is_reported_and_harms_nobody(install: Install, case: str) -> None:
+    hook, fragments = HOOKS[case]
+    install("bad-coin", source("bad-coin", hook=hook))
+    install("good-coin", source("good-coin"))
+    check_others_work("good-coin")
+    assert "bad-coin" not in acceptlib.available()
+    problems = loaded("bad-coin 1.2").problems
+    for fragment in fragments:
+        assert fragment in " ".join(problems)
+    with pytest.raises(UnknownStrategyError, match=r"(?s)problems: bad-coin 1\.2: .*See `acceptlib plugins`"):
+        acceptlib.create("bad-coin")
+
+
+def test_a_problem_that_is_a_sentence_ends_once(install: Install) -> None:
+    install("bad-coin", "raise RuntimeError('no licence.')")
+    with pytest.raises(UnknownStrategyError, match=r"no licence\. See `acceptlib plugins`\.$"):
+        acceptlib.create("bad-coin")
+
+
+def test_error_gives_the_problems_of_the_name_asked_for(install: Install) -> None:
+    """Of an entry point or a strategy of that name; of any other name, who might have brought it."""
+    install("bad-coin", "raise RuntimeError('no licence')")
+    install("future-coin", source("dime", version=2))
+    said = {}
+    for name in ("bad-coin", "dime", "penny"):
+        with pytest.raises(UnknownStrategyError) as caught:
+            acceptlib.create(name)
+        said[name] = str(caught.value).partition(" Plugins with problems: ")[2]
+    assert said == {
+        "bad-coin": "bad-coin 1.2: importing 'bad_coin' raised RuntimeError: no licence. See `acceptlib plugins`.",
+        "dime": f"future-coin 1.2: {loaded('future-coin 1.2').problems[0]}. See `acceptlib plugins`.",
+        "penny": "bad-coin 1.2; future-coin 1.2. See `acceptlib plugins`.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import no_such_module_of_acceptlib", "raised ModuleNotFoundError: No module named"),
+        ("def broken(:", "raised SyntaxError"),
+        ("raise RuntimeError('no licence')", "raised RuntimeError: no licence"),
+        ("import sys\nsys.exit('no licence')", "raised SystemExit: no licence"),
+        ("class Panic(BaseException): ...\nraise Panic('no licence')", "raised Panic: no licence"),
+        ("import acceptlib\nclass C(acceptlib.AcceptanceStrategy):\n    name = 'c'", "raised StrategyDefinitionError"),
+    ],
+    ids=["missing-module", "syntax", "raises", "exits", "panics", "strategy-without-traits"],
+)
+def test_plugin_that_fails_to_import_is_reported_and_harms_nobody(install: Install, text: str, problem: str) -> None:
+    install("bad-coin", text)
+    install("good-coin", source("good-coin"))
+    check_others_work("good-coin")
+    (reported,) = loaded("bad-coin 1.2").problems
+    assert reported.startswith("importing 'bad_coin' ")
+    assert problem in reported
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise KeyboardInterrupt",
+        "import acceptlib\n@acceptlib.hookimpl\ndef acceptlib_strategies():\n    raise KeyboardInterrupt",
+    ],
+    ids=["import", "hook"],
+)
+def test_ctrl_c_while_a_plugin_is_loaded_ends_the_program(install: Install, text: str) -> None:
+    """It is no problem of the plugin's: the next look-up loads it."""
+    install("slow-coin", text)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            acceptlib.available()
+
+
+def test_entry_point_without_a_target_is_reported(install: Install) -> None:
+    install("bad-coin", source("bad-coin"), entry="bad_coin:missing")
+    check_others_work()
+    assert "AttributeError" in " ".join(loaded("bad-coin 1.2").problems)
+
+
+ASKS = """
+import acceptlib
+NAMES = acceptlib.available()
+BASE = acceptlib.create("rejection")
+try:
+    acceptlib.create("good-coin")
+except acceptlib.AcceptlibError as error:
+    SAID = str(error)
+"""
+
+
+@pytest.mark.parametrize("entry", ["asking-coin", "zz-asking-coin"])
+def test_plugin_that_looks_strategies_up_while_it_is_loaded_sees_the_built_ins(install: Install, entry: str) -> None:
+    """Whether it comes before or behind the others."""
+    install("good-coin", source("good-coin"))
+    install(entry, ASKS + source(entry))
+    check_others_work("good-coin", entry)
+    module = sys.modules[entry.replace("-", "_")]
+    assert module.NAMES == BUILT_IN
+    assert module.SAID.startswith("Unknown strategy 'good-coin'.")
+    assert all(plugin.problems == () for plugin in registry.loaded_plugins())
+
+
+def test_what_a_plugin_prints_while_it_is_loaded_goes_to_stderr(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stdout it would be in the midst of a command's JSON."""
+    hook = "@acceptlib.hookimpl\ndef acceptlib_strategies():\n    print('tails')\n    return [Coin]\n"
+    install("loud-coin", "print('heads')\n" + source("loud-coin", hook=hook))
+    check_others_work("loud-coin")
+    assert capsys.readouterr() == ("", "heads\ntails\n")
+
+
+@pytest.mark.parametrize("returned", ["[]", "()"])
+def test_hook_that_brings_none_is_no_problem(install: Install, returned: str) -> None:
+    install(
+        "empty-coin", source("x", hook=f"@acceptlib.hookimpl\ndef acceptlib_strategies():\n    return {returned}\n")
+    )
+    check_others_work()
+    assert loaded("empty-coin 1.2").strategies == ()
+    assert loaded("empty-coin 1.2").problems == ()
+
+
+def test_other_interface_version_is_reported(install: Install) -> None:
+    install("future-coin", source("future-coin", version=2))
+    check_others_work()
+    assert "future-coin" not in acceptlib.available()
+    (problem,) = loaded("future-coin 1.2").problems
+    assert problem.endswith("interface version 2; this acceptlib has 1: upgrade the older of the two")
+
+
+def test_built_in_name_cannot_be_taken(install: Install) -> None:
+    install("taking-coin", source("rejection", aliases=("speculative", "taking-penny")))
+    check_others_work("rejection")
+    for name in ("rejection", "speculative"):
+        assert registry.find(name).distribution.startswith("acceptlib ")
+    problems = " ".join(loaded("taking-coin 1.2").problems)
+    for name in ("rejection", "speculative"):
+        assert f"the name {name!r} is taken by acceptlib " in problems
+    assert loaded("taking-coin 1.2").strategies == ()
+    assert all(plugin.problems == () for plugin in registry.loaded_plugins() if plugin.name == "acceptlib")
+
+
+def test_an_alias_that_is_refused_is_shown_nowhere(install: Install) -> None:
+    """In the schema it would put the package's options upon a built-in."""
+    install("taking-coin", source("coin", aliases=("lenience", "speculative", "penny")))
+    assert registry.aliases(registry.find("coin").strategy) == ["penny"]
+    rows, listed, shown, record = (
+        CliRunner().invoke(app, command.split()).stdout
+        for command in ("list -f json", "list", "show coin", "show coin -f json")
+    )
+    assert [row["aliases"] for row in json.loads(rows) if row["name"] == "coin"] == [["penny"]]
+    assert json.loads(record)["aliases"] == ["penny"]
+    assert re.search(r"^coin +lossy +taking-coin 1\.2 +penny *$", listed, re.MULTILINE)
+    assert shown.startswith("coin (also penny)\n")
+    branches = json_schema()["properties"]["acceptance"]["allOf"]
+    named = [name for branch in branches for name in branch["if"]["properties"]["strategy"]["enum"]]
+    assert len(named) == len({*named})
+    assert "penny" in named
+
+
+def test_one_name_of_two_packages_is_an_error_that_names_both(install: Install) -> None:
+    install("first-coin", source("twin", aliases=("first-penny",)))
+    install("second-coin", source("twin"), version="0.9")
+    check_others_work()
+    assert "twin" not in acceptlib.available()
+    with pytest.raises(PluginError) as caught:
+        acceptlib.create("twin")
+    assert str(caught.value) == "Both first-coin 1.2 and second-coin 0.9 provide a strategy 'twin'; uninstall one."
+    assert acceptlib.create("first-penny").name == "twin"
+    with pytest.raises(UnknownStrategyError) as unknown:
+        acceptlib.create("none")
+    assert "twin" not in str(unknown.value).partition("Plugins with problems")[0]
+    for distribution in ("first-coin 1.2", "second-coin 0.9"):
+        assert loaded(distribution).problems == (str(caught.value),)
+
+
+def test_one_name_twice_in_a_package_is_an_error_that_names_it(install: Install) -> None:
+    """And does not ask to uninstall one of it."""
+    hook = """
+class Other(Coin):
+    name = "twin"
+
+@acceptlib.hookimpl
+def acceptlib_strategies():
+    return [Coin, Other]
+"""
+    install("twin-coin", source("twin", hook=hook))
+    check_others_work()
+    with pytest.raises(PluginError) as caught:
+        acceptlib.create("twin")
+    assert str(caught.value) == "twin-coin 1.2 provides two strategies 'twin'; rename one."
+    assert loaded("twin-coin 1.2").problems == (str(caught.value),)
+
+
+@pytest.mark.parametrize("other", ["aaa-coin", "zzz-coin"])
+def test_alias_yields_to_another_package_s_name(install: Install, other: str) -> None:
+    """Whichever is loaded first."""
+    install("good-coin", source("good-coin"))
+    install(other, source(other, aliases=("good-coin", "penny")))
+    check_others_work("good-coin", other)
+    assert registry.find("good-coin").distribution == "good-coin 1.2"
+    assert acceptlib.create("penny").name == other
+    assert loaded(f"{other} 1.2").problems == ("the name 'good-coin' is taken by good-coin 1.2",)
+    assert loaded("good-coin 1.2").problems == ()
+
+
+def test_plugins_says_what_is_wrong_with_a_rule(install: Install) -> None:
+    """It shows only when the strategy is created; one whose options have no default is not at fault."""
+    hook = """
+class Misspelt(Coin):
+    name = "misspelt-coin"
+
+    @acceptlib.rule
+    def accept(target_porb):
+        return target_porb
+
+class Choosy(Coin):
+    name = "choosy-coin"
+
+    class Options(acceptlib.Options):
+        side: int
+
+@acceptlib.hookimpl
+def acceptlib_strategies():
+    return [Coin, Misspelt, Choosy]
+"""
+    install("fine-coin", source("fine-coin", hook=hook))
+    records = json.loads(CliRunner().invoke(app, ["plugins", "-f", "json"]).stdout)
+    found = {record["entry_point"]: record for record in records}
+    assert found["fine-coin"]["strategies"] == ["fine-coin", "misspelt-coin", "choosy-coin"]
+    (problem,) = found["fine-coin"]["problems"]
+    assert "'misspelt-coin'" in problem
+    assert "'target_porb'" in problem
+    assert found["acceptlib"]["problems"] == []
+
+
+def test_one_class_given_twice_is_one_strategy_and_reported(install: Install) -> None:
+    hook = """
+class Other(Coin):
+    name = "other-coin"
+
+@acceptlib.hookimpl
+def acceptlib_strategies():
+    return [Coin, Coin, Other]
+"""
+    install("double-coin", source("double-coin", hook=hook))
+    check_others_work("double-coin", "other-coin")
+    assert [strategy.name for strategy in loaded("double-coin 1.2").strategies] == ["double-coin", "other-coin"]
+    assert loaded("double-coin 1.2").problems == (
+        "its hook returned <class 'double_coin.Coin'> twice: expected each class once",
+    )
+
+
+@pytest.mark.parametrize("value", ["1", "yes", "true"])
+def test_environment_turns_plugins_off(install: Install, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install("good-coin", source("good-coin"))
+    monkeypatch.setenv(DISABLE_VARIABLE, value)
+    assert acceptlib.available() == BUILT_IN
+    assert [plugin.name for plugin in registry.loaded_plugins()] == ["acceptlib"]
+    with pytest.raises(UnknownStrategyError):
+        acceptlib.create("good-coin")
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_environment_leaves_plugins_on(install: Install, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install("good-coin", source("good-coin"))
+    monkeypatch.setenv(DISABLE_VARIABLE, value)
+    check_others_work("good-coin")
+
+
+def test_plugin_that_is_turned_off_is_not_imported(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("loud-coin", "raise SystemExit('imported')")
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    check_others_work()
+    assert "loud_coin" not in sys.modules
+
+
+def test_config_turns_plugins_off(install: Install) -> None:
+    install("good-coin", source("good-coin"))
+    assert acceptlib.from_config({"strategy": "good-coin"}).name == "good-coin"
+    assert acceptlib.from_config({"strategy": "good-coin", "plugins": True}).name == "good-coin"
+    assert acceptlib.from_config({"strategy": "block", "plugins": False}).name == "block"
+    with pytest.raises(UnknownStrategyError, match="'good-coin'"):
+        acceptlib.from_config({"strategy": "good-coin", "plugins": False})
+
+
+def test_config_cannot_turn_on_what_the_environment_turned_off(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("good-coin", source("good-coin"))
+    monkeypatch.setenv(DISABLE_VARIABLE, "1")
+    with pytest.raises(UnknownStrategyError):
+        acceptlib.from_config({"strategy": "good-coin", "plugins": True})
+
+
+def test_entry_point_of_no_distribution() -> None:
+    """As a host application makes them by hand."""
+    entry = metadata.EntryPoint(name="by-hand", value="no_such_module_of_acceptlib", group="acceptlib")
+    _, plugin = discover([entry])
+    assert (plugin.name, plugin.distribution, plugin.strategies) == ("by-hand", "unknown", ())
+    assert "ModuleNotFoundError" in plugin.problems[0]
+
+
+@pytest.mark.parametrize("version", [0, "1"])
+def test_a_strategy_of_an_older_interface_is_reported(install: Install, version: object) -> None:
+    install("old-coin", HEADER.format(name="old-coin", aliases=(), version=repr(version)) + HOOK)
+    check_others_work()
+    assert "old-coin" not in acceptlib.available()
+    (problem,) = loaded("old-coin 1.2").problems
+    assert f"was written for interface version {version!r}; this acceptlib has 1" in problem
 
 
 @pytest.mark.parametrize("raised", ["SystemExit", "GeneratorExit"])
