@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import quick_interpreter
@@ -19,10 +20,12 @@ import triton_engine_cases as cases
 from triton.runtime.interpreter import GridExecutor
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Workspace, checks
+from acceptlib import AcceptanceStrategy, VerifyResult, Workspace, checks
 from acceptlib.engine import torch_engine
 from acceptlib.engine.triton import engine, tunings
+from acceptlib.engine.triton.launching import Launch
 from acceptlib.engine.triton.layout import layout_of
+from acceptlib.engine.triton.memory import Lent
 from acceptlib.errors import InputError
 from acceptlib.inputs import Inputs
 
@@ -59,7 +62,8 @@ UNFIT = ("unfit/counters", "unfit/words", "unfit/device", "unfit/address")
 LISTS = "lists/bad-counts"
 LEFT_OUT = "left-out/rows"
 REMEMBERED = "remembered/values"
-ONCE = [LISTS, LEFT_OUT, REMEMBERED]
+WITHIN = "within/another"
+ONCE = [LISTS, LEFT_OUT, REMEMBERED, WITHIN]
 CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS]
 CASES += [*(f"exact/{case}" for case in EXACT), *UNFIT, *FAR, *ONCE]
 
@@ -106,10 +110,10 @@ def in_exact_memory(strategy: AcceptanceStrategy, form: str) -> str:
     expected = cases.run(torch_engine.verify, strategy, arguments)
     lent: list[Callable[[], str]] = []
 
-    def exactly(_: Inputs, num_counters: int, num_words: int) -> Workspace:
+    def exactly(_: Inputs, num_counters: int, num_words: int) -> Lent:
         workspace, misuse = guarded(Workspace.allocate(num_counters, num_words, "cpu"))
         lent.append(misuse)
-        return workspace
+        return Lent(workspace)
 
     _, tunings.SIZES, _ = cases.EVERY_SIZE
     with mock.patch.object(engine, "memory_for", exactly):
@@ -196,6 +200,33 @@ def left_out(strategy: AcceptanceStrategy) -> str:
     return "" if last.any(1).tolist() == [False, True, True] else f"rows of requests are read: {last.tolist()}"
 
 
+def within_another(strategy: AcceptanceStrategy) -> str:
+    """Return what is wrong with calls between the launches of another, which share none of its memory."""
+    forms = triton_calls.calls(SIZES)
+    outer, inner = forms["logits"], forms["ragged-logits"]
+    expected = [cases.run(torch_engine.verify, strategy, call) for call in (outer, inner)]
+    plain = engine.launch
+    for tunings.SIZES in cases.EVERY_SIZE:
+        found: list[VerifyResult | str] = []
+
+        def interrupted(launches: tuple[Launch, ...], *arguments: Any, found: list[VerifyResult | str] = found) -> None:
+            for stage in launches:
+                plain((stage,), *arguments)
+                with mock.patch.object(engine, "launch", plain):
+                    found.append(cases.run(engine.verify, strategy, inner))
+
+        with mock.patch.object(engine, "launch", interrupted):
+            result = cases.run(engine.verify, strategy, outer)
+        if len(found) < 2:
+            return f"{len(found)} launches"
+        for got, wanted in [(result, expected[0]), *((each, expected[1]) for each in found)]:
+            if isinstance(got, str) or isinstance(wanted, str):
+                return f"{got} and {wanted}"
+            if not torch.equal(got.output_token_ids, wanted.output_token_ids):
+                return f"tokens {got.output_token_ids.tolist()}, not {wanted.output_token_ids.tolist()}"
+    return ""
+
+
 def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path) -> str:
     """Return what is wrong with a call whose rows lie far apart, in files of which only what is touched exists."""
     _, most, _ = SIZES
@@ -259,6 +290,7 @@ def main(_mode: str, path: str) -> None:
     found[LISTS] = lists_of_others(strategies["rejection"])
     found[LEFT_OUT] = left_out(strategies["rejection"])
     found[REMEMBERED] = remembered("rejection")
+    found[WITHIN] = within_another(strategies["block"])
     found |= {case: unfit(strategies["block"], case.split("/")[1]) for case in UNFIT}
     # The interpreter copies every storage onto itself after a call, and would touch all of it.
     with mock.patch.object(GridExecutor, "_restore_args_dev"):

@@ -227,6 +227,26 @@ def test_streams_do_not_meet(name: str, lends: bool) -> None:  # noqa: FBT001
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_a_call_between_launches_disturbs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a signal's handler that verifies: after the first launch of another call, and before its second."""
+    outer, inner = (Step(name, 64, "logits", seed, lends=False) for seed in range(2))
+    expected = [step.from_the_start(3) for step in (outer, inner)]
+    plain, found = engine.launch, []
+
+    def interrupted(launches: tuple[launching.Launch, ...], *arguments: Any) -> None:
+        assert len(launches) > 1
+        plain(launches[:1], *arguments)
+        with mock.patch.object(engine, "launch", plain):
+            found.append(inner().clone())
+        plain(launches[1:], *arguments)
+
+    monkeypatch.setattr(engine, "launch", interrupted)
+    for index in range(3):
+        assert torch.equal(outer(), expected[0][index])
+        assert torch.equal(found[index], expected[1][index])
+
+
 def test_calls_in_a_queue_are_timed_as_in_a_graph() -> None:
     """A launch of its own for each call costs the device little, and the host's time is not in it."""
     batch = workloads.make(Workload(num_requests=64, kind="probs"), "cuda")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -268,11 +271,17 @@ def test_a_workspace_is_enough_for_smaller_batches(num_requests: int, vocab_size
     assert len(workspace.counters) < 30000  # as of few requests, not of 100 that wait
 
 
+def lent(inputs: Inputs, *sizes: int) -> acceptlib.Workspace:
+    """Return what a call gets that ends well."""
+    with memory.memory_for(inputs, *sizes) as workspace:
+        return workspace
+
+
 def test_a_workspace_of_just_enough_is_taken() -> None:
     workspace = acceptlib.Workspace(counters=torch.zeros(4, dtype=torch.int32), words=torch.empty(5, dtype=torch.int64))
     call = {"target_logits": torch.rand(1, 2, 9), "workspace": workspace}
     inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, **call)
-    assert memory.memory_for(inputs, 4, 5) is workspace
+    assert lent(inputs, 4, 5) is workspace
     for needed in ((5, 5), (4, 6)):
         with pytest.raises(InputError, match="expected at least {} counters and {} words".format(*needed)):
             memory.memory_for(inputs, *needed)
@@ -504,10 +513,41 @@ def test_what_is_remembered_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_share_no_memory() -> None:
     """Their launches on one stream may take turns."""
     inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
-    kept = functools.partial(memory.memory_for, inputs, 3, 5)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(kept).result() is not kept()
-    assert kept() is kept()
+        assert other.submit(lent, inputs, 3, 5).result() is not lent(inputs, 3, 5)
+    assert lent(inputs, 3, 5) is lent(inputs, 3, 5)
+
+
+def test_a_call_within_a_call_shares_no_memory() -> None:
+    """As where a signal's handler verifies between two launches."""
+    inputs = inputs_on("cpu")
+    with memory.memory_for(inputs, 3, 5) as outer:
+        inner = lent(inputs, 3, 5)
+        assert inner is not outer
+        assert lent(inputs, 3, 5) is inner
+    assert lent(inputs, 3, 5) is outer
+
+
+def test_memory_in_which_a_call_failed_is_not_lent_again() -> None:
+    inputs = inputs_on("cpu")
+    with contextlib.suppress(KeyboardInterrupt), memory.memory_for(inputs, 3, 5) as failed:
+        failed.counters.fill_(7)
+        raise KeyboardInterrupt
+    found = lent(inputs, 3, 5)
+    assert found is not failed
+    assert not found.counters.any()
+
+
+def test_memory_is_kept_for_the_latest_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_KEPT", collections.OrderedDict())
+    monkeypatch.setattr(memory, "MOST_KEPT", 2)
+    inputs, found = inputs_on("cpu"), {}
+    for thread in (1, 2, 1, 3, 1, 2):
+        monkeypatch.setattr(threading, "get_ident", lambda thread=thread: thread)
+        found.setdefault(thread, []).append(lent(inputs, 3, 5))
+        assert len(memory._KEPT) <= 2
+    assert len({id(each) for each in found[1]}) == 1
+    assert found[2][0] is not found[2][1]  # longest without a call when the third came
 
 
 def test_calls_share_memory_of_every_size() -> None:
@@ -515,15 +555,15 @@ def test_calls_share_memory_of_every_size() -> None:
     inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_logits=torch.rand(1, 2, 9))
     sizes = list(itertools.product((40, 3, 900), (50, 7000, 6)))
     with ThreadPoolExecutor(1) as other:  # which has none yet
-        found = list(other.map(lambda size: memory.memory_for(inputs, *size), sizes))
-    for (num_counters, num_words), lent in zip(sizes, found, strict=True):
-        assert len(lent.counters) >= num_counters
-        assert len(lent.words) >= num_words
-        assert not lent.counters.any()
+        found = list(other.map(lambda size: lent(inputs, *size), sizes))
+    for (num_counters, num_words), workspace in zip(sizes, found, strict=True):
+        assert len(workspace.counters) >= num_counters
+        assert len(workspace.words) >= num_words
+        assert not workspace.counters.any()
     largest = found[-1]
     assert (len(largest.counters), len(largest.words)) == (1024, 8192)
-    assert all(lent is largest for lent in found[sizes.index((900, 50)) :])
-    assert len({id(lent) for lent in found}) == 3  # and not one for each pair of sizes
+    assert all(workspace is largest for workspace in found[sizes.index((900, 50)) :])
+    assert len({id(workspace) for workspace in found}) == 3  # and not one for each pair of sizes
 
 
 def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,17 +571,16 @@ def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "_RESERVED", {})
     monkeypatch.setattr(memory, "current_stream", mock.Mock(side_effect=[1, 2, 2]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    memory._kept.cache_clear()
-    memory.memory_for(inputs_on("cpu"), 3, 5)
+    monkeypatch.setattr(memory, "_KEPT", collections.OrderedDict())
+    lent(inputs_on("cpu"), 3, 5)
     assert not memory._RESERVED
     with FakeTensorMode():
         given = inputs_on("cuda")
-        first, *others = [memory.memory_for(given, 3, 5) for _ in range(3)]
+        first, *others = [lent(given, 3, 5) for _ in range(3)]
     assert others[0] is others[1]
     assert others[0] is not first  # of another stream, whose calls may run at the same time
     (counters,) = memory._RESERVED.values()
     assert len(counters) == memory.RESERVED_COUNTERS
-    memory._kept.cache_clear()
 
 
 def test_captured_calls_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,12 +588,12 @@ def test_captured_calls_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None
     device, reserved = torch.device("cpu"), torch.zeros(10, dtype=torch.int32)
     monkeypatch.setattr(memory, "_RESERVED", {device: reserved})
     found = [memory._captured(size, 5, device) for size in (4, 4, 4, 2)]
-    for number, lent in enumerate(found):
-        assert not lent.counters.any()
-        lent.counters.fill_(number + 1)
-    assert [lent.counters.tolist() for lent in found] == [[1] * 4, [2] * 4, [3] * 4, [4] * 2]
+    for number, workspace in enumerate(found):
+        assert not workspace.counters.any()
+        workspace.counters.fill_(number + 1)
+    assert [workspace.counters.tolist() for workspace in found] == [[1] * 4, [2] * 4, [3] * 4, [4] * 2]
     assert reserved.tolist() == [1] * 4 + [2] * 4 + [4] * 2
-    assert len({lent.words.data_ptr() for lent in found}) == 4
+    assert len({workspace.words.data_ptr() for workspace in found}) == 4
 
 
 def test_a_captured_call_finds_no_memory_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,14 +601,13 @@ def test_a_captured_call_finds_no_memory_of_others(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory, "current_stream", lambda _: 1)
     monkeypatch.setattr(memory, "_RESERVED", {})
     monkeypatch.setattr(memory, "RESERVED_COUNTERS", 0)
-    memory._kept.cache_clear()
+    monkeypatch.setattr(memory, "_KEPT", collections.OrderedDict())
     with FakeTensorMode():
         given, found = inputs_on("cuda"), []
         for capturing in (False, True, True):
             monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
-            found.append(memory.memory_for(given, 4, 5))
-    assert len({id(lent) for lent in found}) == 3
-    memory._kept.cache_clear()
+            found.append(lent(given, 4, 5))
+    assert len({id(workspace) for workspace in found}) == 3
 
 
 def test_no_requests_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from triton_calls import strategies
 
 import acceptlib
 from acceptlib import VerifyResult, ops
-from acceptlib.engine.triton import engine, plans, tunings
+from acceptlib.engine.triton import engine, memory, plans, tunings
 from acceptlib.engine.triton.layout import num_counts
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 from acceptlib.engine.triton.stages import parts
@@ -327,9 +327,9 @@ def sizes_of(name: str, num_requests: int = 2, most: int = 3, **arguments: Any) 
     rows = torch.zeros(num_requests, most + 1, 50)
     found: list[tuple[int, int]] = []
 
-    def note(_: object, *sizes: int) -> acceptlib.Workspace:
+    def note(_: object, *sizes: int) -> memory.Lent:
         found.append(sizes)  # type: ignore[arg-type]
-        return acceptlib.Workspace.allocate(*sizes, "cpu")
+        return memory.Lent(acceptlib.Workspace.allocate(*sizes, "cpu"))
 
     form, draft = arguments.pop("form", "logits"), arguments.pop("draft", False)
     given = {f"target_{form}": rows} | ({f"draft_{form}": rows[:, :most]} if draft else {})

@@ -239,7 +239,7 @@ def shrink() -> None:
     engine.launch = launch_and_hold
     stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
-    memory._scratch = poisoned
+    memory._taken = poisoned
 
 
 def launch_and_hold(launches: tuple[Any, ...], tensors: tuple[Any, ...], numbers: tuple[int, ...]) -> None:
@@ -292,8 +292,9 @@ def shrink_further() -> None:
     records.HELD = min_p.HELD = triton.language.constexpr(4)
 
 
-def poisoned(device: torch.device, _stream: int, num_counters: int, num_words: int) -> Workspace:
+def poisoned(place: memory.Place, num_counters: int, num_words: int) -> Workspace:
     """Return memory whose words are anything, every other NaN, and no counts."""
+    device = place[0]
     workspace = Workspace.allocate(num_counters, num_words, device)
     LENT.append(workspace.counters)
     workspace.words.random_(generator=torch.Generator(device).manual_seed(num_words.bit_length()))

@@ -15,7 +15,7 @@ from acceptlib.engine.triton.counters import ROW_COUNTS
 from acceptlib.engine.triton.forms import PARAMETERS, Form, RowsForm, call_of, form_of, may_leave_rows, numbers_of
 from acceptlib.engine.triton.launching import Key, Launch, launch, launch_of
 from acceptlib.engine.triton.layout import layout_of, num_counts
-from acceptlib.engine.triton.memory import clear, memory_for
+from acceptlib.engine.triton.memory import memory_for
 from acceptlib.engine.triton.plans import bound, rules_of
 from acceptlib.engine.triton.rows import BOTH
 from acceptlib.engine.triton.stages import READERS, Stage, stages
@@ -246,36 +246,32 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     run: Run | None = inputs.checked.runs.get(key)
     if run is None:
         run = inputs.checked.runs[key] = _run_of(plan, inputs, out)
-    memory = memory_for(inputs, run.num_counters, run.num_words)
     state = [inputs.state[name] for name in plan.traits.state]
-    tensors = (
-        out.output_token_ids,
-        out.num_accepted,
-        out.num_emitted,
-        out.status,
-        out.logprobs,
-        out.raw_logprobs,
-        out.num_passed,
-        out.totals,
-        memory.counters,
-        memory.words,
-        *_TENSORS(target),
-        *_TENSORS(draft if run.reads_draft else target),
-        inputs.draft_token_ids,
-        inputs.cu_num_draft_tokens,
-        uniforms.accept if uniforms else None,
-        uniforms.emit if uniforms else None,
-        seeds,
-        offsets,
-        inputs.bonus_token_ids,
-        tables if run.reads_tables else None,
-        _stacked(state, memory.words) if state else None,
-    )
-    try:
+    with memory_for(inputs, run.num_counters, run.num_words) as memory:
+        tensors = (
+            out.output_token_ids,
+            out.num_accepted,
+            out.num_emitted,
+            out.status,
+            out.logprobs,
+            out.raw_logprobs,
+            out.num_passed,
+            out.totals,
+            memory.counters,
+            memory.words,
+            *_TENSORS(target),
+            *_TENSORS(draft if run.reads_draft else target),
+            inputs.draft_token_ids,
+            inputs.cu_num_draft_tokens,
+            uniforms.accept if uniforms else None,
+            uniforms.emit if uniforms else None,
+            seeds,
+            offsets,
+            inputs.bonus_token_ids,
+            tables if run.reads_tables else None,
+            _stacked(state, memory.words) if state else None,
+        )
         launch(run.launches, tensors, (*root, *run.numbers))
-    except BaseException:  # an interruption while a stage compiles, say: the next call finds no counts of this one
-        clear(memory.counters[: run.num_counters])
-        raise
     if out.logprobs is not None and out.raw_logprobs is not None and not run.raw:
         with torch.inference_mode():  # where tensors made in it may be written too
             out.raw_logprobs.copy_(out.logprobs)

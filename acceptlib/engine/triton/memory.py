@@ -1,8 +1,11 @@
 """The memory of a call: the caller's, what is kept for calls of a thread on a stream, or a captured graph's own."""
 
+from __future__ import annotations
+
 import contextlib
-import functools
 import threading
+from collections import OrderedDict
+from typing import TypeAlias
 
 import torch
 
@@ -19,7 +22,33 @@ ALIGNMENT = 8
 """Bytes of a counter that is waited for."""
 
 
-def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
+class Lent:
+    """Memory of one call, as a context: the workspace within it.
+
+    What is kept for calls is out of their reach meanwhile. So a call within this one, of a signal's handler between two
+    launches, gets memory of its own, and one that fails leaves its counts to nobody.
+    """
+
+    __slots__ = ("kept_as", "workspace")
+
+    def __init__(self, workspace: Workspace, kept_as: Place | None = None) -> None:
+        """Hold memory, which is kept for a place when the call has ended well if one is given."""
+        self.workspace, self.kept_as = workspace, kept_as
+
+    def __enter__(self) -> Workspace:
+        """Return the workspace."""
+        return self.workspace
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Keep what is kept; leave no counts of a call that failed in a caller's workspace."""
+        if self.kept_as is None:
+            if failure is not None:
+                clear(self.workspace.counters)
+        elif failure is None:
+            _KEPT[self.kept_as] = self.workspace
+
+
+def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Lent:
     """Return the caller's workspace if there is one, else memory for calls that run one after the other."""
     given, device, stream = inputs.workspace, inputs.device, 0
     if given is not None:
@@ -39,13 +68,14 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Workspace:
                 "larger tensor begins at an even element."
             )
             raise InputError(msg)
-        return given
+        return Lent(given)
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             # It belongs to the graph: no other call may find it.
-            return _captured(num_counters, num_words, device)
+            return Lent(_captured(num_counters, num_words, device))
         stream = current_stream(device)
-    return _scratch(device, stream, num_counters, num_words)
+    place = (device, stream, threading.get_ident())
+    return Lent(_taken(place, num_counters, num_words), place)
 
 
 def clear(counters: torch.Tensor) -> None:
@@ -58,46 +88,41 @@ def clear(counters: torch.Tensor) -> None:
             counters.zero_()
 
 
-class _Kept:
-    """Memory for calls that run one after the other.
+Place: TypeAlias = tuple[torch.device, int, int]
+"""A device, a stream and a thread, whose calls run one after the other."""
 
-    Where they come to need more, what is too small is let go. No graph holds it, and whatever gets that memory next on
-    the stream runs behind the calls that still use it.
+MOST_KEPT = 128
+"""Places that memory is kept for; the one that has had no call for longest is let go."""
+
+_KEPT: OrderedDict[Place, Workspace] = OrderedDict()
+
+
+def _taken(place: Place, num_counters: int, num_words: int) -> Workspace:
+    """Return what was kept for a place, which is kept no longer, or larger memory.
+
+    What is too small is let go. No graph holds it, and whatever gets that memory next on the stream runs behind the
+    calls that still use it.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._have(0, 0)
-
-    def _have(self, num_counters: int, num_words: int) -> None:
-        self.workspace = Workspace.allocate(num_counters, num_words, self.device)
-        self.num_counters, self.num_words = num_counters, num_words
-
-    def grow(self, num_counters: int, num_words: int) -> None:
-        """Have at least so many counters and words, rounded up to powers of two so that this happens a few times."""
-        needed = [1 << (number - 1).bit_length() for number in (num_counters, num_words)]
-        sizes = max(self.num_counters, needed[0]), max(self.num_words, needed[1])
-        self._have(0, 0)  # so that there need not be room for both
-        self._have(*sizes)
-
-
-def _scratch(device: torch.device, stream: int, num_counters: int, num_words: int) -> Workspace:
-    """Return memory for this thread's calls on one stream."""
-    kept = _kept(device, stream, threading.get_ident())
-    if num_counters > kept.num_counters or num_words > kept.num_words:
-        kept.grow(num_counters, num_words)
-    return kept.workspace
-
-
-@functools.lru_cache
-def _kept(device: torch.device, stream: int, thread: int) -> _Kept:
-    """Return what is kept for a thread's calls on one stream; the first one on a GPU reserves counters for graphs."""
-    del stream, thread
+    kept = _KEPT.pop(place, None)
+    sizes = (0, 0) if kept is None else (kept.counters.numel(), kept.words.numel())
+    if kept is not None and sizes[0] >= num_counters and sizes[1] >= num_words:
+        return kept
+    del kept  # so that there need not be room for both
+    # Powers of two, so that this happens a few times.
+    sizes = (max(sizes[0], 1 << (num_counters - 1).bit_length()), max(sizes[1], 1 << (num_words - 1).bit_length()))
+    device = place[0]
     if device.type == "cuda":
-        with _RESERVED_LOCK:
-            if device not in _RESERVED:
-                _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
-    return _Kept(device)
+        _reserve(device)
+    if len(_KEPT) >= MOST_KEPT:
+        _KEPT.popitem(last=False)
+    return Workspace.allocate(*sizes, device)
+
+
+def _reserve(device: torch.device) -> None:
+    """Have counters for graphs, before one is captured."""
+    with _RESERVED_LOCK:
+        if device not in _RESERVED:
+            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
 
 
 _RESERVED: dict[torch.device, torch.Tensor] = {}
