@@ -268,13 +268,19 @@ def test_the_suite_passes_on_a_gpu() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_runs_on_the_device_of_the_rows() -> None:
-    strategy, call = create("block"), batch(8, "probs")
-    expected = strategy.verify(**call, rng=streams(8))
-    elsewhere = {name: value.to("cuda:1") for name, value in call.items()}
-    rng = Rng(seeds=streams(8).seeds.to("cuda:1"), offsets=streams(8).offsets.to("cuda:1"))
-    found = strategy.verify(**elsewhere, rng=rng)
-    assert torch.equal(found.output_token_ids.to("cuda:0"), expected.output_token_ids)
+@pytest.mark.parametrize("form", ["probs", "logits"])
+def test_runs_on_the_device_of_the_rows(form: str) -> None:
+    """Which is not the current one: in a plain call, and in a graph of that device."""
+    strategy, call = create("block"), batch(8, form)
+    sampling = SamplingParams(top_p=0.9) if form == "logits" else None
+    expected = strategy.verify(**call | {"sampling": sampling}, rng=5).output_token_ids.to("cuda:1")
+    elsewhere = {name: value.to("cuda:1") for name, value in call.items() if name != "sampling"}
+    assert torch.equal(strategy.verify(**elsewhere, sampling=sampling, rng=5).output_token_ids, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=torch.cuda.Stream(1)):
+        found = strategy.verify(**elsewhere, sampling=sampling, rng=5)
+    graph.replay()
+    assert torch.equal(found.output_token_ids, expected)
 
 
 # What a request's tokens depend on

@@ -18,8 +18,7 @@ pytest.importorskip("triton")
 import triton_cases
 
 import acceptlib
-from acceptlib.engine.triton.binding import bind
-from acceptlib.engine.triton.source import compile_rule
+from acceptlib.engine.triton.rules import bind, compile_rule
 from acceptlib.errors import StrategyDefinitionError
 
 if TYPE_CHECKING:
@@ -198,6 +197,14 @@ def listing(target_prob: Any) -> Any:
     return both[0] * both[1]
 
 
+@acceptlib.rule
+def branching(target_prob: Any) -> Any:
+    """Ask a value whether it is true, which a tensor does not know."""
+    if target_prob > 0.5:
+        return target_prob / 2
+    return target_prob
+
+
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
@@ -216,10 +223,11 @@ def listing(target_prob: Any) -> Any:
         (twice, r"x, x = \(target_prob, 0\.1\)"),
         (listing, r"\[target_prob, 0\.1\]"),
         (summing, r"for weight in \(0\.5, 0\.25\):.*"),
+        (branching, r"if target_prob > .*"),
     ],
     ids=[
         *("power", "floor", "torch", "builtin", "method"),
-        *("import", "comprehension", "lambda", "function", "name", "while", "unpacking", "twice", "list", "for"),
+        *("import", "comprehension", "lambda", "function", "name", "while", "unpacking", "twice", "list", "for", "if"),
     ],
 )
 def test_operators_that_a_gpu_has_not_are_refused(rule: Any, code: str) -> None:

@@ -82,13 +82,13 @@ class Deferred(AcceptanceStrategy):
 
     @rule
     def carry(carry: Value, target_prob: Value, draft_prob: Value) -> Value:
-        """Return the product of ratios, at most 1."""
-        return ops.minimum(ops.ratio(carry * target_prob, draft_prob), 1.0)
+        """Return the product of ratios, which has no limit."""
+        return ops.ratio(carry * target_prob, draft_prob)
 
     @rule
     def accept(carry: Value, next_residual_mass: Value) -> Value:
         """Return h."""
-        return ops.minimum(0.5 * carry + next_residual_mass, 1.0)
+        return 0.5 * ops.minimum(carry, 1.0) + next_residual_mass
 
     @rule
     def forgive(target_prob: Value, carry: Value) -> Value:
@@ -98,7 +98,7 @@ class Deferred(AcceptanceStrategy):
     @rule
     def residual(p: Value, q: Value, carry: Value) -> Value:
         """Return the weight of each entry."""
-        return carry * p - q
+        return ops.minimum(carry, 1.0) * p - q
 
 
 class Miser(AcceptanceStrategy):
@@ -498,6 +498,7 @@ def bad_entries(
         "bad-entry": {"ids": ids, "target_probs": row, "draft_probs": sure, "uniforms": first},
         "bad-entry-below-0": {"ids": ids, "target_probs": below, "draft_probs": sure, "uniforms": every},
         "bad-entry-of-draft": {"ids": ids, "target_probs": p, "draft_probs": infinite, "uniforms": every},
+        "undrafted": {"ids": ids, "target_probs": p, "draft_probs": q.scatter(2, ids[..., None], 0.0)},
         "bad-entry-outside": {"ids": outside, "target_probs": torch.where(p == p[0, 0], 3.0, p), "uniforms": every},
     }
 

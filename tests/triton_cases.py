@@ -32,7 +32,7 @@ import acceptlib
 from acceptlib import ops as vocabulary
 from acceptlib.compat import vllm_v0
 from acceptlib.engine import plan as plans
-from acceptlib.engine.triton.binding import bind, evaluate
+from acceptlib.engine.triton.rules import bind, evaluate
 from acceptlib.rules import ELEMENTS, SCALARS, Rule
 
 if TYPE_CHECKING:

@@ -101,7 +101,8 @@ COMPILED_LARGE = (  # and in the stages of a large batch: each way to decide
 # behind others.
 MASSES = ("block",)
 FOUND_WITH_STOPS = ("typical", "greedy")  # that go through "outside-logits": a stop tells what is wrong with its token
-WINDOWS = ("deferred", "fly")  # that go through it too, for theirs does not; "logits-placeholders"; and "forgiven"
+WINDOWS = ("deferred", "fly")
+"""That go through it too, for theirs does not; "logits-placeholders"; "forgiven"; "undrafted", for a carry of inf."""
 SUMS = ("typical", "entropy-scaled", "fly")  # strategies that go through a bad entry, for they sum over rows
 APART = ("fly",)  # that go through "passed", for a stage of its own finds what passes
 WIDE = ("likeliest", "cascade")  # that go through "wide-draft", for they read a row's largest entry
@@ -393,7 +394,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     }
     more |= dict.fromkeys(("by-mass", "every-length", "last-entry", "many", "outside", "outside-one-hot"), MASSES)
     more |= {"outside-logits": FOUND_WITH_STOPS + WINDOWS} | dict.fromkeys(("forgiven", "logits-placeholders"), WINDOWS)
-    more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS)
+    more |= dict.fromkeys(("bad-draft-mass", "bad-entry-of-draft"), CARELESS) | {"undrafted": WINDOWS}
     return name == "rejection" or call in CORE or name in more.get(call, ())
 
 

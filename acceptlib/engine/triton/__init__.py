@@ -2,8 +2,8 @@
 
 On the host, `engine` sizes and runs a call, `tunings` says what is fast for which batch, `stages` in which order its
 stages run, and `launching` launches them. `plans` and `forms` turn a strategy and its inputs into a `call.Call`, which
-is what a kernel is compiled for; `memory` finds the workspace, and `layout` divides it. `source`, `binding` and `ops`
-turn rules into Triton functions.
+is what a kernel is compiled for; `memory` finds the workspace, and `layout` divides it. `rules` and `ops` turn
+rules into Triton functions.
 
 On the device, `kernel` is the entry. Its stages are in `reduce` (reduce and sum), `select` (select and finish, with
 `lists`, `search` and `min_p`), `bins` (collect), `decide` (with `masses`) and `emit` (with `partials`, `draw`, `held`,

@@ -36,7 +36,7 @@ class Rules:
     """The part of a `Call` that follows from a plan. It is equal to itself alone; plans that are alike share one.
 
     Attributes:
-        accept, carry, forgive, residual, sums: Rules as Triton functions, as `binding.bind` returns them.
+        accept, carry, forgive, residual, sums: Rules as Triton functions, as `rules.bind` returns them.
         keeps_target, within_target: What `residual` leaves as it is; see the functions of `plans` of these names.
         vanishing: Which of `sums` have terms of 0 where the target's probability is 0.
         draws: Whether any token is drawn, or taken from a residual.

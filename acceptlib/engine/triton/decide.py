@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import counters, pairs, positions, rows
-from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DRAFT, TARGET
+from acceptlib.engine.triton.rules import evaluate
 
 FAULT_BITS = tl.constexpr(rows.INVALID_TOKEN_ID.value.bit_length())
 """What `positions.token_fault` returns fits in as many."""

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import laws, reduce, rows
-from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import DROP, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
+from acceptlib.engine.triton.rules import evaluate
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, add_two, fixed, sum_exp
 
 FOUR = tl.constexpr(4)

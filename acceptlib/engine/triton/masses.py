@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import decide, pairs, positions, rows
-from acceptlib.engine.triton.binding import evaluate
+from acceptlib.engine.triton.rules import evaluate
 
 NUM_BITS = tl.constexpr(63)
 """Rows of a request that may be left out one by one; later ones are not."""
@@ -122,7 +122,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
         if CALL.mass_scalar >= 0 and not CALL.spares_masses:
             # The last drafted token has no next row, and no program stores its mass.
             mass_ptr = request.scalars_ptr + CALL.mass_scalar * request.num_positions + position
-            tl.store(mass_ptr, before * 0.0, mask=position == length - 1)
+            tl.store(mass_ptr, tl.zeros_like(before), mask=position == length - 1)
         if CALL.spares_masses or CALL.keeps_laws:
             found = with_scalar(with_scalar(found, before, CALL.carry_scalar), after, CALL.carry_scalar + 1)
         if CALL.keeps_laws:

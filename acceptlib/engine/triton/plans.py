@@ -11,9 +11,9 @@ import torch
 from acceptlib import ops
 from acceptlib.engine.plan import Plan
 from acceptlib.engine.triton import ops as kernel_ops
-from acceptlib.engine.triton.binding import bind
 from acceptlib.engine.triton.call import Rules
 from acceptlib.engine.triton.positions import QUANTITIES
+from acceptlib.engine.triton.rules import bind
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
 

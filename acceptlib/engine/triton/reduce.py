@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from acceptlib.engine.triton import counters, decide, laws, min_p, pairs, positions, rows, scalars, select
-from acceptlib.engine.triton.binding import evaluate
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
+from acceptlib.engine.triton.rules import evaluate
 
 
 class Row(NamedTuple):

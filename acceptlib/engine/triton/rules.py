@@ -1,6 +1,12 @@
-"""Rules as Triton functions.
+"""Rules in kernels: a rule becomes a Triton function of the kernel's tuple of values.
 
-A rule's own source is compiled, with what Triton would read differently from torch spelt out:
+    RULE = bind(plan.accept, ("target_prob", "draft_prob"), plan.constants)
+
+and, inside a kernel that takes it as a `tl.constexpr`:
+
+    h = evaluate(RULE, (target_prob, draft_prob), tl.float64)
+
+The rule's own source is compiled, with what Triton would read differently from torch spelt out:
 
 - Whatever a rule computes from numbers alone (options, constants of its module, literals) is computed here, in Python,
   and written into the source. So numbers keep float64 beside float64 scalars and act as float32 beside float32 rows, as
@@ -10,6 +16,8 @@ A rule's own source is compiled, with what Triton would read differently from to
   Triton has no power, and no `//` or `%` like theirs.
 - Annotations and decorators go: Triton would look their names up.
 """
+
+# ruff: noqa: N803 - a jit function; its constants are in capitals
 
 import ast
 import copy
@@ -26,6 +34,7 @@ import triton
 import triton.language as tl
 
 import acceptlib.ops as torch_ops
+from acceptlib.engine.plan import Constant
 from acceptlib.engine.triton import ops
 from acceptlib.errors import StrategyDefinitionError, shortened
 from acceptlib.rules import Rule
@@ -41,6 +50,54 @@ _REFUSED = (
     *(ast.Tuple, ast.List, ast.Set, ast.Dict, ast.Subscript, ast.Starred),
 )
 """Expressions that Triton has not, that bring names of their own, or that hold numbers, which Triton would round."""
+
+
+def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) -> Any:
+    """Make a Triton function of a rule.
+
+    Args:
+        rule: The rule.
+        names: What the kernel's tuple of values holds, in order. Per-position constants belong here.
+        constants: Numbers for the parameters that are not in `names`; others are ignored.
+
+    Returns:
+        A `triton.JITFunction` of the tuple, the same one for equal arguments.
+
+    Raises:
+        StrategyDefinitionError: The rule has no source, or reads what is neither in `names` nor a number.
+    """
+    numbers: dict[str, float] = {}
+    for name in rule.names:
+        if name in names:
+            continue
+        value = constants.get(name)
+        if not isinstance(value, int | float):
+            msg = f"{rule!r} reads {name!r}: expected one of {', '.join(names)} or a number, got {value!r}"
+            raise StrategyDefinitionError(msg)
+        numbers[name] = value
+    function = compile_rule(rule.function, numbers)
+    return _of_tuple(function, tuple(names.index(name) for name in rule.names if name not in numbers))
+
+
+@functools.cache
+def _of_tuple(function: Any, index: tuple[int, ...]) -> Any:
+    """Return a Triton function that calls `function` with some values of a tuple."""
+    name = "_".join((function.__name__, "of", *(str(i) for i in index)))
+    source = f"def {name}(values):\n    return rule({', '.join(f'values[{i}]' for i in index)})\n"
+    return define(name, source, {"__name__": function.__module__, "rule": function})
+
+
+@triton.jit
+def evaluate(RULE: tl.constexpr, values, DTYPE: tl.constexpr):
+    """Evaluate a rule inside a kernel.
+
+    Args:
+        RULE: The function that `bind` returned.
+        values: Tuple of tensors, float64 scalars for decisions and float32 for rows; those not read may be None.
+        DTYPE: Of the result; `tl.int1` for `forgive`.
+    """
+    result = RULE(values)
+    return result != 0 if tl.int1 == DTYPE else result.to(DTYPE)
 
 
 def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
@@ -143,12 +200,12 @@ class _Specialise(ast.NodeTransformer):
         node.body = self._block(node.body)
         return node
 
-    def visit_If(self, node: ast.If) -> list[ast.stmt] | ast.If:
+    def visit_If(self, node: ast.If) -> list[ast.stmt]:
         """Keep the branch that an option chooses; there are no others, for a tensor has no one truth value."""
         node.test = self.visit(node.test)
-        if isinstance(node.test, ast.Constant):
-            return self._block(node.body if node.test.value else node.orelse)
-        return node
+        if not isinstance(node.test, ast.Constant):
+            self._refuse(node)
+        return self._block(node.body if node.test.value else node.orelse)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         kept: list[ast.stmt] = []
