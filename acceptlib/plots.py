@@ -38,6 +38,10 @@ DASHES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)),
 FRONT_COLOR: Final = "0.6"
 TEXT_COLOR: Final = "0.15"
 
+TV_DIGITS: Final = 12
+"""Decimals of a TV that count: a lossless rule's is some 1e-16, by rounding."""
+LEAST_TV: Final = 0.1
+"""Up to which TVs are shown at least, though all are 0."""
 NAME_OFFSET: Final = 9.0
 """Typographic points from a marker to its name."""
 
@@ -104,9 +108,9 @@ def render(draw: Callable[[Any], None], ending: str, size: tuple[float, float]) 
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other one beats in both tau (more) and TV (less), by rising TV."""
+    """Return the points that no other one beats in both tau (more) and TV (less, beyond rounding), by rising TV."""
     front: list[Point] = []
-    for point in sorted(points, key=lambda point: (point.tv, -point.tau)):
+    for point in sorted(points, key=lambda point: (round(point.tv, TV_DIGITS), -point.tau)):
         if not front or point.tau > front[-1].tau:
             front.append(point)
     return front
@@ -151,6 +155,7 @@ def _draw_trade(axes: Any, points: Sequence[Point], looks: dict[str, dict[str, A
     axes.set_title("Tokens against fidelity, K = " + ", ".join(map(str, lengths)))
     axes.margins(x=0.06, y=0.1)
     low, high = axes.get_xlim()
+    high = max(high, LEAST_TV)
     high += 0.18 * (high - low)  # room for the names
     axes.set_xlim(low, high)
     front = pareto_front(largest)
@@ -321,6 +326,6 @@ def _draw_shares(
         }
         axes.plot(list(mine), list(mine.values()), **looks[name])
     low, high = axes.get_ylim()
-    axes.set_ylim(0, max(high, low))
+    axes.set_ylim(0, 1.08 * max(high, low))  # room for the topmost markers
     axes.set_ylabel("read floor / time (%)")
-    axes.set_title("Share of the read floor")
+    axes.set_title("Read floor as a share of the time")

@@ -197,7 +197,7 @@ def left_out(strategy: AcceptanceStrategy) -> str:
     launches, _, numbers = launch.call_args.args
     num_blocks, num_emit_blocks = numbers[-3:-1]
     sizes = (num_requests * most, num_requests * most, num_requests, num_blocks, num_emit_blocks)
-    sums = workspace.words[layout_of.fn(*sizes, launches[-1].key.call).draft_partials :]
+    sums = workspace.words[layout_of.fn(*sizes, launches[-1].key.call).draft_blocks :]
     # The last block of a row is the last program's, behind the decision about the first position.
     last = sums[: num_requests * most * num_blocks].view(num_requests, most, num_blocks)[:, 1:, -1] != RUBBISH
     return "" if last.any(1).tolist() == [False, True, True] else f"rows of requests are read: {last.tolist()}"

@@ -478,6 +478,10 @@ class TestPlots:
         beaten = self.point("d", 2.5, 0.3)
         assert plots.pareto_front([beaten, lossy, worse, best]) == [best, lossy]
 
+    def test_rounding_is_no_distance(self) -> None:
+        more, less = self.point("a", 2.0, 1e-16), self.point("b", 1.9, 7e-17)
+        assert plots.pareto_front([less, more]) == [more]
+
     @pytest.mark.parametrize(("ending", "magic"), [(".png", PNG), (".svg", b"<?xml"), (".pdf", b"%PDF")])
     def test_files(self, ending: str, magic: bytes) -> None:
         points = [self.point(f"rule{number}", 2 + number / 10, number / 50) for number in range(12)]

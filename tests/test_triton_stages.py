@@ -22,7 +22,7 @@ from acceptlib import VerifyResult, ops
 from acceptlib.engine.triton import engine, memory, plans, tunings
 from acceptlib.engine.triton.layout import num_counts
 from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
-from acceptlib.engine.triton.stages import parts
+from acceptlib.engine.triton.stages import groups
 from acceptlib.ops import Value
 
 
@@ -236,8 +236,8 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
         call = {"target_logits": logits, "sampling": acceptlib.SamplingParams(top_p=top_p)}
         engine.verify(acceptlib.create("rejection").plan, cases.inputs(ids, rng=0, **call))
     near = far > 1
-    found_in_parts = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
-    filtered = [("reduce", True), *found_in_parts[1:], ("emit", False)]
+    found_in_groups = [("reduce", False), ("select", not near), ("collect", False), ("finish", False)] * 2
+    filtered = [("reduce", True), *found_in_groups[1:], ("emit", False)]
     plain = [("reduce", True), ("emit", False)]
     engine.verify(strategies()["fly"].plan, cases.inputs(ids, rng=0, target_probs=logits.softmax(-1)))
     summed = [("sum", True), ("decide", not near), ("emit", False)]
@@ -262,7 +262,7 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
 )
 def test_parts_grow_as_fewer_requests_are_expected(num_positions: int, num_blocks: int, firsts: list[int]) -> None:
     """Each has about as much to read if six of ten requests get on from every position."""
-    assert list(parts(num_positions, num_blocks)) == [*itertools.pairwise([*firsts, num_positions])]
+    assert list(groups(num_positions, num_blocks)) == [*itertools.pairwise([*firsts, num_positions])]
 
 
 @pytest.mark.parametrize("sizes", cases.EVERY_SIZE)

@@ -238,7 +238,7 @@ def shrink() -> None:
     engine_call.WARP = 4  # so that lanes have several parts each
     held.WARP = triton.language.constexpr(1)  # likewise
     engine.launch = launch_and_hold
-    stages.PART_BLOCKS = 4  # so that rows which take several launches are read in two parts
+    stages.GROUP_BLOCKS = 4  # so that rows which take several launches are read in two groups
     engine.resident_programs = lambda *_: 5  # so few that one of two programs goes through two of three blocks
     memory._taken = poisoned
 
@@ -278,7 +278,7 @@ def launch_and_hold(launches: tuple[Any, ...], tensors: tuple[Any, ...], numbers
             tensor.copy_(value)
         sizes = ("num_positions", "num_tokens", "num_requests", "num_blocks", "num_emit_blocks")
         layout = layout_of.fn(*(given[name] for name in sizes), call)
-        marks = layout.draws + given["num_programs"] + layout.draw_words * torch.arange(given["num_requests"])
+        marks = layout.partials + given["num_programs"] + layout.partial_words * torch.arange(given["num_requests"])
         given["workspace_ptr"][marks] = 0
         launching.dispatch(last._replace(grid=(programs - 1, *others)), tensors, numbers)
         wrong = (tokens != -7) & (tokens != drawn)

@@ -201,7 +201,7 @@ class _Page:
 
 @app.command("plugins")
 def plugins_command(form: FormatOption = Format.plain) -> None:
-    """List the sources of strategies, and what went wrong with them and with creating their strategies."""
+    """List the sources of strategies, and what went wrong with them."""
     records: list[dict[str, Any]] = [
         {
             "entry_point": plugin.name,

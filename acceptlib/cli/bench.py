@@ -77,7 +77,7 @@ LEGEND: Final = {
     "us": "median of a call",
     "spread": "distance between its quartiles",
     "floor us": "summing the rows that the step has to read",
-    "of floor": "the floor as a share of the time: 100% where nothing but summing these rows takes time",
+    "of floor": "floor us / us",
     "tau": "emitted tokens a step",
     "match": "the result is the oracle's, or what a third party's own rule gives in float64; other libraries draw "
     "numbers of their own, and only the form of their results is checked",
@@ -90,7 +90,7 @@ HOST_LEGEND: Final = f"{HOST_MARK} timed from the host, for it may wait for the 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Names of the strategies to time; all without any and --config."),
+        typer.Argument(metavar="NAME", help="Names of the strategies to time; all available ones if neither these nor --config are given."),
     ] = None,
     shapes: Annotated[
         str, typer.Option(metavar="BxK,BxK", help="Batches to time: B requests with K drafted tokens each.")
@@ -110,7 +110,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
-    acceptance: Annotated[Level, typer.Option(help="How much of the draft is accepted.")] = "medium",
+    acceptance: Annotated[Level, typer.Option(help="Share of the draft that is accepted: about 30, 60 or 90 percent on synthetic rows.")] = "medium",
     rows: Annotated[
         Source, typer.Option(help="Where rows come from: made up, or computed by the bundled pair of models.")
     ] = "synthetic",
@@ -118,7 +118,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Libraries to time beside them: flashinfer, transformers, vllm, none; all that are there if left out.",
+            help="Other libraries to time: flashinfer, transformers, vllm, or none; all installed ones if left out.",
         ),
     ] = None,
     config: ConfigsOption = None,

@@ -229,7 +229,7 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
             few &= ((values[:, -1:] < last) | (last == -np.inf))[:, 0]  # else more may equal the k-th
     if rows.top_p is not None:
         mass = (weights * np.float32(MASS_SCALE)).astype(np.int64)
-        target = _target(torch.from_numpy(mass.sum(1)), rows.top_p).numpy()
+        target = _mass_to_keep(torch.from_numpy(mass.sum(1)), rows.top_p).numpy()
         weights *= (mass.cumsum(1) - mass < target[:, None]) | (rows.top_p >= 1).numpy()[:, None]
     probs.zero_().scatter_(1, torch.from_numpy(ids), _normalize(torch.from_numpy(weights), rows.min_p))
     return few
@@ -276,7 +276,7 @@ def _filter_all(rows: Rows) -> torch.Tensor:
         weights.mul_((logits >= last) | (rows.top_k <= 0)[:, None])
     if rows.top_p is not None:
         mass = to_fixed(weights, MASS_SCALE)
-        last, rest = _cut(key, mass, _target(mass.sum(1), rows.top_p))
+        last, rest = _cut(key, mass, _mass_to_keep(mass.sum(1), rows.top_p))
         at_cut = logits == last
         count = at_cut.sum(1, keepdim=True)
         each = mass.where(at_cut, 0).amax(1, keepdim=True).clamp_(min=1)
@@ -289,7 +289,7 @@ def _filter_all(rows: Rows) -> torch.Tensor:
     return _normalize(weights, rows.min_p)
 
 
-def _target(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _mass_to_keep(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return the integer mass [n] that top-p keeps."""
     return (top_p.to(torch.float64) * total.to(torch.float64)).to(torch.int64).clamp_(min=1).minimum(total)
 

@@ -289,7 +289,7 @@ class Call(Rules):
     @property
     def extra_words(self) -> int:
         """Words for each block of the target's rows, beyond those that each model's rows have."""
-        return 2 * self.raw + self.entropy + self.masses
+        return 2 * self.raw + self.entropy + self.sums_weights
 
     @property
     def tile_words(self) -> int:
@@ -404,7 +404,7 @@ class Call(Rules):
     @property
     def draws_by_law(self) -> bool:
         """Whether sums of blocks tell where every draw falls: those behind the row's law, or of `masses`."""
-        return self.masses or (self.knows_weights and not self.filtered[0])
+        return self.sums_weights or (self.knows_weights and not self.filtered[0])
 
     @property
     def mixes_draws(self) -> bool:
@@ -417,7 +417,7 @@ class Call(Rules):
         return self.draws and not self.draws_by_law
 
     @property
-    def masses(self) -> bool:
+    def sums_weights(self) -> bool:
         """Whether rows of probabilities are summed up as their argmaxes are found, so that none is gone through again.
 
         This is done where bonus tokens alone are drawn, each from one block of a row. In large batches it takes longer.

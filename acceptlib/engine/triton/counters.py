@@ -135,9 +135,15 @@ def known_stop(exists, request, OVERLAP: tl.constexpr):
     else:
         if OVERLAP:
             tl.extra.cuda.gdc_wait()
-        code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
-        stop = tl.where(code == 0, stop, coded(code))
+        stop = load_stop(stop, request)
     return stop
+
+
+@triton.jit
+def load_stop(none, request):
+    """Return where a request stops, as an earlier stage has stored it, or `none` if it has stored nothing."""
+    code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
+    return tl.where(code == 0, none, coded(code))
 
 
 @triton.jit

@@ -108,17 +108,21 @@ def judge(position, fetched, parts, length, request, CALL: tl.constexpr):
 
 
 @triton.jit
-def settle(position, count, request, CALL: tl.constexpr):
-    """Say whether the drafted token at a position stands. Behind the last one a request stops in any case."""
-    length = count
-    if CALL.reads_length:
-        length = positions.length_of(request, count)
-    here = tl.zeros((1,), tl.int32) + position
-    fetched = positions.fetch(here, length, request, CALL)
-    parts = positions.load_parts(here, length, request, CALL)
-    accepted, _ = judge(here, fetched, parts, length, request, CALL)
-    stands = (position < count) & (tl.sum(accepted.to(tl.int32), 0) != 0)
-    counters.settle(position, stands, request, CALL)
+def settle(position, count, expected, request, CALL: tl.constexpr):
+    """Say whether the drafted token at a position stands, if this program is the last of `expected` to come here.
+
+    Behind the last token a request stops in any case.
+    """
+    if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), expected):
+        length = count
+        if CALL.reads_length:
+            length = positions.length_of(request, count)
+        here = tl.zeros((1,), tl.int32) + position
+        fetched = positions.fetch(here, length, request, CALL)
+        parts = positions.load_parts(here, length, request, CALL)
+        accepted, _ = judge(here, fetched, parts, length, request, CALL)
+        stands = (position < count) & (tl.sum(accepted.to(tl.int32), 0) != 0)
+        counters.settle(position, stands, request, CALL)
 
 
 @triton.jit
@@ -204,7 +208,7 @@ def bit_length(bits):
 
 @triton.jit
 def last_acceptance(count, fetched, request, CALL: tl.constexpr):
-    """Return the largest accepted position, 1-based."""
+    """Return the largest accepted position, 1-based, and the request's length."""
     length = positions.length_of(request, count)
     stop = length * 0
     sound_length = length
@@ -217,14 +221,14 @@ def last_acceptance(count, fetched, request, CALL: tl.constexpr):
         stop = tl.maximum(stop, tl.max(tl.where(accepted & (position < sound_length), position + 1, 0), 0))
         if base + positions.LANES < length:
             fetched = positions.fetch(position + positions.LANES, length, request, CALL)
-    return stop
+    return stop, length
 
 
 @triton.jit
 def window(count, fetched, request, CALL: tl.constexpr):
-    """Return how many tokens stand; a forgiven one does if all the tokens of its window are accepted.
+    """Return how many tokens stand, and the request's length; a forgiven one stands if all of its window are accepted.
 
-    Where `CALL.keeps_laws` and no mass decides, `Kept` of the first positions comes after it.
+    Where `CALL.keeps_laws` and no mass decides, `Kept` of the first positions comes after them.
     """
     NUM: tl.constexpr = CALL.lanes
     KEEPS: tl.constexpr = CALL.keeps_laws and CALL.mass_scalar < 0
@@ -260,23 +264,23 @@ def window(count, fetched, request, CALL: tl.constexpr):
             full = full & (tl.load(flags_ptr + position + follower, mask=inside, other=0.0) == 2.0)
         stands = (flags == 2.0) | ((flags == 1.0) & full)
         stop = tl.minimum(stop, tl.min(tl.where(stands, length, position), 0))
-    return stop, kept
+    return stop, length, kept
 
 
 @triton.jit
 def find_stop(count, fetched, request, CALL: tl.constexpr):
-    """Return how many drafted tokens stand, given every scalar of every position, and how many pass on their own.
+    """Return what `first_rejection` does, however the strategy stops, given every scalar of every position.
 
-    The second number is only found where it is asked for, or comes with the first. `Kept` comes after them where
-    `window` returns it.
+    How many tokens pass is only found where it is asked for, or comes with the stop.
     """
     stop = count
+    length = count
     passed = count
     kept = ()
     if CALL.stop == "first_rejection" or CALL.counts_passed:
-        stop, _, passed, _ = first_rejection(count, fetched, request, CALL)
+        stop, length, passed, kept = first_rejection(count, fetched, request, CALL)
     if CALL.stop == "last_acceptance":
-        stop = last_acceptance(count, fetched, request, CALL)
+        stop, length = last_acceptance(count, fetched, request, CALL)
     elif CALL.stop == "window":
-        stop, kept = window(count, fetched, request, CALL)
-    return stop, passed, kept
+        stop, length, kept = window(count, fetched, request, CALL)
+    return stop, length, passed, kept

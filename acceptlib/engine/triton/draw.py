@@ -1,4 +1,4 @@
-"""The weights of a draw; and a draw from the target's row, by its law alone.
+"""The weights of a draw, a draw from sums of weights, and one from the target's row by its law alone.
 
 Where the weights of a draw are the target's own probabilities, the sums that its law is combined from tell which block
 the draw falls into, and that block alone is read again. After a rejected one-hot draft the drafted token alone has
@@ -10,7 +10,7 @@ another weight, and its exponential is taken out of its block's sum.
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import laws, reduce, rows
+from acceptlib.engine.triton import laws, random, reduce, rows
 from acceptlib.engine.triton.rows import DROP, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.rules import evaluate
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, add_two, fixed, sum_exp
@@ -86,7 +86,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
                 sums, relative = tl.sum(parts.sums, 0), tl.exp2((maxima - law.maximum) * factor)
             terms = _in_units(sums, relative, own, weight, largest, law)
             total = tl.sum(terms, 0)
-    r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+    r = random.multiply_high(bits, total)
     ends = tl.cumsum(terms, 0)
     falls = (ends > r) & (ends - terms <= r)
     within, term = tl.where(falls, r - ends + terms, 0), tl.where(falls, terms, 0)
@@ -112,7 +112,7 @@ def by_sums(stop, bits, request, CALL: tl.constexpr):
     lane = tl.zeros((1,), tl.int32)
     parts = laws.load_parts(request.target, lane + stop, lane == 0, CALL, TARGET)
     sums = tl.sum(parts.sums, 0)  # of the only row
-    r = tl.umulhi(bits, tl.sum(sums, 0).to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+    r = random.multiply_high(bits, tl.sum(sums, 0))
     ends = tl.cumsum(sums, 0)
     falls = (ends > r) & (ends - sums <= r)
     block, within = tl.where(falls, tl.arange(0, CALL.max_blocks), 0), tl.where(falls, r - ends + sums, 0)

@@ -74,27 +74,17 @@ def emit(
 @triton.jit
 def emit_at_stop(grid, count, fetched, fault, request, partials_ptr, out, CALL: tl.constexpr):
     """Weigh the row at the stop, known before any is weighed; finish the request if `partials.finishes` says so."""
+    kept, ahead = (), ()
     if CALL.foreseen:
         stop, length, passed = fetched.stop, fetched.length, fetched.passed
-        kept, ahead = (), ()
     elif CALL.decided:
         length = positions.length_of(request, count)
-        if CALL.settles:
-            stop = tl.minimum(fetched, length)
-        else:
-            code = tl.load(request.counters.stop_ptr, cache_modifier=".cg")
-            stop = tl.minimum(tl.where(code == 0, length, counters.coded(code)), length)
+        stop = tl.minimum(fetched if CALL.settles else counters.load_stop(length, request), length)
         passed = length
-        kept, ahead = (), ()
     else:
-        ahead = ()
         if CALL.lists:
             ahead = listed.load_ahead(count, request, CALL)
-        if CALL.stop == "first_rejection":
-            stop, length, passed, kept = decide.first_rejection(count, fetched, request, CALL)
-        else:
-            stop, passed, kept = decide.find_stop(count, fetched, request, CALL)
-            length = positions.length_of(request, count)
+        stop, length, passed, kept = decide.find_stop(count, fetched, request, CALL)
     if CALL.finds_faults:
         fault = tl.where((fault == 0) & (stop < length), kept.fault, fault)
     if not CALL.weighs:
@@ -183,7 +173,7 @@ def emit_by_mass(grid, count, fetched, fault, request, prepared_ptr, partials_pt
         if not CALL.spares_masses:
             tl.debug_barrier()  # every mass is stored
             again = positions.fetch_first(count, request, CALL)
-            stop, passed, _ = decide.find_stop(count, again, request, CALL)
+            stop, _, passed, _ = decide.find_stop(count, again, request, CALL)
         partials_ptr = partials.row_partials(stop, partials_ptr, grid, CALL)
         if CALL.decided or not CALL.spares_masses:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)
@@ -390,7 +380,7 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
         if CALL.draws:
             if not kind.known:
                 bits = random.bits_of(request, CALL)
-                if CALL.masses:
+                if CALL.sums_weights:
                     token = draw.by_sums(stop, bits, request, CALL)
                 else:
                     token, row_fault = draw.by_law(stop, kind.is_bonus, row, bits, request, CALL)
@@ -443,7 +433,7 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                 parts, _ = weigh_again(parts, num_parts, stop, from_target, row, is_bonus == 0, request, CALL)
                 total, ends = partials.total_and_ends(parts)
         # Draw: the first entry whose running sum exceeds r.
-        r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+        r = random.multiply_high(bits, total)
         found, taken = partials.part_at(ends, r, num_parts)
         if CALL.residual is not None and CALL.recovered == "argmax":
             index = tl.arange(0, CALL.max_emit_blocks * CALL.emit_parts)

@@ -88,7 +88,7 @@ def hold(weights, grid, request, CALL: tl.constexpr):
         bits = random.bits_of(request, CALL)
         words = _words(lane, bits, grid, request, CALL)
         total = _sum_before(words, lane, grid.num_programs)[:, None]
-        r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+        r = random.multiply_high(bits, total)
         r -= _sum_before(words, lane, grid.program)[:, None]
         for i in tl.static_range(ROUNDS):
             rest = r - starts[i]

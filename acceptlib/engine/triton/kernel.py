@@ -189,10 +189,10 @@ def verify_kernel(
         request=number,
         slot=slot + number,
         first_row=start + number if CALL.has_bonus_rows else start,
-        rows_here=count + 1 if CALL.has_bonus_rows else count,
-        num_rows=num_positions + num_requests,
+        num_rows=count + 1 if CALL.has_bonus_rows else count,
+        num_kept_rows=num_positions + num_requests,
         num_blocks=num_blocks,
-        partials_ptr=workspace_ptr,
+        blocks_ptr=workspace_ptr,
         cuts_ptr=workspace_ptr + layout.cuts + (start + number) * layout.cut_words,
         cut_words=layout.cut_words,
         extra_ptr=workspace_ptr + layout.extra,
@@ -221,10 +221,10 @@ def verify_kernel(
         request=number,
         slot=slot,
         first_row=start,
-        rows_here=count,
-        num_rows=num_positions,
+        num_rows=count,
+        num_kept_rows=num_positions,
         num_blocks=num_blocks,
-        partials_ptr=workspace_ptr + layout.draft_partials,
+        blocks_ptr=workspace_ptr + layout.draft_blocks,
         cuts_ptr=workspace_ptr + layout.draft_cuts + start * layout.cut_words,
         cut_words=layout.cut_words,
         extra_ptr=workspace_ptr + layout.extra,
@@ -247,7 +247,7 @@ def verify_kernel(
     awaited_ptr = (counters_ptr + num_counts(num_requests, max_num_draft_tokens)).to(tl.pointer_type(tl.int64))
     awaited_ptr += number * CALL.awaited_words * num_emit_blocks * CALL.emit_parts
     if CALL.holds:  # [B, num_programs + 1]
-        awaited_ptr = workspace_ptr + layout.draws + number * layout.draw_words
+        awaited_ptr = workspace_ptr + layout.partials + number * layout.partial_words
     if CALL.settles:  # [B]
         awaited_ptr += number
     scalars_ptr = (workspace_ptr + layout.scalars).to(tl.pointer_type(tl.float64), bitcast=True)
@@ -323,7 +323,7 @@ def verify_kernel(
         else:
             if carries:
                 fetched = masses.joined(fetched, count, request, CALL)
-            stop, passed, _ = decide.find_stop(count, fetched, request, CALL)
+            stop, _, passed, _ = decide.find_stop(count, fetched, request, CALL)
             tl.store(request.counters.stop_ptr, counters.coded(stop))
             if CALL.counts_passed:
                 tl.store(num_passed_ptr + number, passed)
@@ -347,7 +347,9 @@ def verify_kernel(
             fault,
             request,
             prepared_ptr,
-            workspace_ptr + layout.draws + (slot + number if CALL.mass_scalar >= 0 else number) * layout.draw_words,
+            workspace_ptr
+            + layout.partials
+            + (slot + number if CALL.mass_scalar >= 0 else number) * layout.partial_words,
             out,
             CALL,
         )

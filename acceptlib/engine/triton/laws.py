@@ -120,7 +120,7 @@ def store_block(x, entry, model, position, block, mask, CALL: tl.constexpr, MODE
             else:
                 total = sum_exp(x, maximum, factor)
             tl.store(model.sums_ptr + at, total, mask=mask)
-    if CALL.masses and MODEL == TARGET:
+    if CALL.sums_weights and MODEL == TARGET:
         store_masses(x, at, model, mask, CALL)
     if not CALL.loops:  # after what takes longest; elsewhere registers would have to hold the block until then
         store_best(x, maximum, entry, at, model, mask, CALL, MODEL)
@@ -226,7 +226,7 @@ def load_blocks(model, position, wanted, CALL: tl.constexpr, MODEL: tl.constexpr
     best = tl.zeros(at.shape, tl.int32)
     if CALL.logits[MODEL] or CALL.best[MODEL]:
         maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=CACHE)
-    if CALL.normalises[MODEL] or (CALL.masses and MODEL == TARGET):
+    if CALL.normalises[MODEL] or (CALL.sums_weights and MODEL == TARGET):
         sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         size = model.num_blocks
@@ -234,7 +234,7 @@ def load_blocks(model, position, wanted, CALL: tl.constexpr, MODEL: tl.constexpr
             size = tl.where(model.temperature > 0, 0, model.num_blocks)
         best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=CACHE)
     bits = sums
-    if CALL.masses and MODEL == TARGET:
+    if CALL.sums_weights and MODEL == TARGET:
         bits = tl.load(model.extra_ptr + at * CALL.extra_words, mask=mask, other=0, cache_modifier=CACHE)
     if CALL.entropy and MODEL == TARGET:
         bits_ptr = model.extra_ptr + at * CALL.extra_words + 2 * CALL.raw
@@ -270,7 +270,7 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
     elif CALL.best[MODEL] and MODEL == TARGET:
         maximum = tl.where((maximum > 0) & (maximum < float("inf")), maximum, float("nan"))
-        if CALL.masses:
+        if CALL.sums_weights:
             normaliser = mass_in(parts)
     if CALL.entropy and MODEL == TARGET:
         entropy = entropy_of(parts, maximum, normaliser, total, factor_of(model, CALL, MODEL))
@@ -331,7 +331,7 @@ def rescaled(maxima, sums, maximum, factor):
 def status_of(law, CALL: tl.constexpr):
     """Return the `Status` of a row of the target, as far as its law tells."""
     fault = tl.where(law.maximum == law.maximum, 0, INVALID_ROW)
-    if CALL.masses:
+    if CALL.sums_weights:
         mass = law.normaliser
         fault = tl.where((fault == 0) & (tl.abs(mass - 1) > ROW_TOLERANCE), UNNORMALIZED_ROW, fault)
         fault = tl.where(tl.abs(mass) < float("inf"), fault, INVALID_ROW)

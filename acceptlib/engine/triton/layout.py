@@ -14,11 +14,11 @@ class Layout(NamedTuple):
     """The first word, of 64 bits, of each part.
 
     Attributes:
-        draft_partials: Sums, maxima and argmaxes of blocks of the draft's rows, behind those of the target's.
+        draft_blocks: Sums, maxima and argmaxes of blocks of the draft's rows, behind those of the target's.
         scalars: The plan's scalars, for each position.
         sums: What blocks leave for row sums, largest entries, and magnitudes of row sums, for each position.
-        draws: What the last stage finds of a row, for each request; of every row where a mass decides.
-        draw_words: Words of one of these.
+        partials: What the last stage finds of a row, for each request; of every row where a mass decides.
+        partial_words: Words of one of these.
         prepared: What `masses.prepare` finds, for each request.
         cuts: Laws of the target's filtered rows, and what they are found by.
         cut_words: Words of one of these.
@@ -27,11 +27,11 @@ class Layout(NamedTuple):
         end: The number of words.
     """
 
-    draft_partials: tl.tensor
+    draft_blocks: tl.tensor
     scalars: tl.tensor
     sums: tl.tensor
-    draws: tl.tensor
-    draw_words: tl.tensor
+    partials: tl.tensor
+    partial_words: tl.tensor
     prepared: tl.tensor
     cuts: tl.tensor
     cut_words: tl.tensor
@@ -54,12 +54,12 @@ def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_bloc
     that were.
     """
     num_rows = num_positions + num_requests
-    draft_partials = 2 * num_rows * num_blocks
-    scalars = draft_partials + 2 * num_positions * num_blocks
+    draft_blocks = 2 * num_rows * num_blocks
+    scalars = draft_blocks + 2 * num_positions * num_blocks
     sums = scalars + len(CALL.scalars) * num_positions
-    draws = sums + (2 * len(CALL.sums) + CALL.top_k) * num_positions * num_blocks
-    draw_words = CALL.emit_words * num_emit_blocks
-    prepared = draws + (num_rows if CALL.mass_scalar >= 0 else num_requests) * draw_words
+    partials = sums + (2 * len(CALL.sums) + CALL.top_k) * num_positions * num_blocks
+    partial_words = CALL.emit_words * num_emit_blocks
+    prepared = partials + (num_rows if CALL.mass_scalar >= 0 else num_requests) * partial_words
     cuts = prepared
     if CALL.mass_scalar >= 0:
         cuts += 3 * num_requests
@@ -72,11 +72,11 @@ def layout_of(num_positions, num_tokens, num_requests, num_blocks, num_emit_bloc
         extra += num_tokens * cut_words
     end = extra + CALL.extra_words * num_rows * num_blocks
     return Layout(
-        draft_partials,
+        draft_blocks,
         scalars,
         sums,
-        draws,
-        draw_words,
+        partials,
+        partial_words,
         prepared,
         cuts,
         cut_words,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import draw, keys, reduce, rows
+from acceptlib.engine.triton import draw, keys, random, reduce, rows
 from acceptlib.engine.triton.lists import ABREAST
 from acceptlib.engine.triton.positions import LANES
 from acceptlib.engine.triton.records import list_of, record_of
@@ -173,7 +173,7 @@ def draw_listed(kind, row, listed, bits, request, CALL: tl.constexpr):
             _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
             parts = fixed(weights)
             total, mass = tl.reduce((parts, weights), 0, add_two)
-    r = tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)
+    r = random.multiply_high(bits, total)
     if CALL.lists_runs:
         before = before_in_runs(entry, parts, listed.number, CALL)
     else:

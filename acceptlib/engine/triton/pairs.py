@@ -51,7 +51,7 @@ def pair_at(pair, chosen, CALL: tl.constexpr):
     each other.
     """
     target, draft = pair
-    if CALL.has_argmax and not (CALL.has_draft or CALL.masses or CALL.normalises[TARGET]):
+    if CALL.has_argmax and not (CALL.has_draft or CALL.sums_weights or CALL.normalises[TARGET]):
         word = tl.sum(_packed_at(target.maximum, target.argmax, chosen), 0)  # there is nothing else
         maximum, _ = laws.unpacked(word, tl.float32)
         law = Law(maximum, maximum * 0.0, word.to(tl.int32))

@@ -76,3 +76,9 @@ def bits_of(request, CALL: tl.constexpr):
         return stream.bits
     else:
         return bits(stream.seed, stream.offset, stream.emit_ptr, CALL)
+
+
+@triton.jit
+def multiply_high(bits, total):
+    """Return where a draw falls in [0, total): the high word of bits [uint64] times total [int64]."""
+    return tl.umulhi(bits, total.to(tl.uint64, bitcast=True)).to(tl.int64, bitcast=True)

@@ -55,8 +55,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
                 if CALL.joins:
                     close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not (CALL.needs_sums or CALL.filters):
-            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
-                decide.settle(position, count, request, CALL)
+            decide.settle(position, count, tl.num_programs(0), request, CALL)
 
 
 @triton.jit
@@ -94,8 +93,7 @@ def close_row(position, exists, step, count, request, model, CALL: tl.constexpr,
             if exists:
                 select.store_law(position, model, CALL, MODEL)
         if not CALL.needs_sums:
-            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), CALL.num_reduced):
-                decide.settle(position, count, request, CALL)
+            decide.settle(position, count, CALL.num_reduced, request, CALL)
 
 
 @triton.jit
@@ -116,8 +114,7 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
         else:
             sum_block(position, count, length, row, program, request, CALL)
         if CALL.lazy:
-            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), step):
-                decide.settle(position, count, request, CALL)
+            decide.settle(position, count, step, request, CALL)
 
 
 @triton.jit

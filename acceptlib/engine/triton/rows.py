@@ -77,8 +77,8 @@ class Model(NamedTuple):
     `sums_ptr`, `maxima_ptr` and `best_ptr` are the sum of exponentials (or what `min_p` has in its place), the maximum
     and the argmax of each block of each row, `cuts_ptr` the laws of filtered rows, `cut_words` each. `extra_ptr` is
     what is reduced of the target alone: the sum and the maximum of a block as it is given (`CALL.raw`), and what its
-    entropy needs (`CALL.entropy`), or the sums of its entries and of its weights (`CALL.masses`), of which `sums_ptr`
-    has the latter as an integer.
+    entropy needs (`CALL.entropy`), or the sums of its entries and of its weights (`CALL.sums_weights`), of which
+    `sums_ptr` has the latter as an integer.
     """
 
     rows_ptr: tl.tensor
@@ -145,10 +145,10 @@ def open_model(
     request,
     slot,
     first_row,
-    rows_here,
     num_rows,
+    num_kept_rows,
     num_blocks,
-    partials_ptr,
+    blocks_ptr,
     cuts_ptr,
     cut_words,
     extra_ptr,
@@ -162,10 +162,10 @@ def open_model(
         request: Its number.
         slot: Where what is found of its first row is kept, among rows.
         first_row: The number of that row among those given.
-        rows_here: How many rows it has.
-        num_rows: Rows of all requests that something may be kept of.
+        num_rows: How many rows it has.
+        num_kept_rows: Rows of all requests that something may be kept of.
         num_blocks: Blocks of a row.
-        partials_ptr: Two words for each block of each row.
+        blocks_ptr: Two words for each block of each row.
         cuts_ptr: `cut_words` for each of the request's rows.
         cut_words: See `Layout`.
         extra_ptr: `CALL.extra_words` for each block of each row.
@@ -190,15 +190,15 @@ def open_model(
     mask_ptr = given.mask_ptr
     if CALL.masked[MODEL]:
         mask_ptr += first_row * given.mask_row_stride if CALL.ragged else request * given.mask_request_stride
-    maxima_ptr = (partials_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.float32))
-    best_ptr = (maxima_ptr + num_rows * num_blocks).to(tl.pointer_type(tl.int32))
+    maxima_ptr = (blocks_ptr + num_kept_rows * num_blocks).to(tl.pointer_type(tl.float32))
+    best_ptr = (maxima_ptr + num_kept_rows * num_blocks).to(tl.pointer_type(tl.int32))
     at = slot * num_blocks
     return Model(
         rows_ptr=given.rows_ptr + start,
         row_stride=given.row_stride,
         stride=given.stride,
         width=given.width,
-        num_rows=rows_here,
+        num_rows=num_rows,
         num_blocks=num_blocks,
         temperature=temperature,
         top_k=top_k,
@@ -210,7 +210,7 @@ def open_model(
         bias_ids_ptr=given.bias_ids_ptr + request * given.num_biases,
         bias_values_ptr=given.bias_values_ptr + request * given.num_biases,
         num_biases=given.num_biases,
-        sums_ptr=partials_ptr + at,
+        sums_ptr=blocks_ptr + at,
         maxima_ptr=maxima_ptr + at,
         best_ptr=best_ptr + at,
         cuts_ptr=cuts_ptr,

@@ -59,9 +59,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
             if (program == tl.num_programs(0) - 1) & (position < count):
                 select_row(position, request.draft, STAGE, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
-            if counters.arrive(counters.of_row(position, counters.DECIDED_BY, request), tl.num_programs(0)):
-                tl.debug_barrier()
-                decide.settle(position, count, request, CALL)
+            decide.settle(position, count, tl.num_programs(0), request, CALL)
 
 
 @triton.jit

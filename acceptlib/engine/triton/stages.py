@@ -10,10 +10,10 @@ from acceptlib.engine.triton.rows import BOTH, DRAFT, TARGET
 READERS = frozenset({"reduce", "sum"})
 """Stages that go through whole rows."""
 
-PART_BLOCKS = 4096
-"""Blocks of stopping rows that a part of the positions is meant to have where their rows take more than one launch.
+GROUP_BLOCKS = 4096
+"""Blocks of stopping rows that a group of positions is meant to have where their rows take more than one launch.
 
-Parts are read one after the other: the smaller they are, the fewer rows beyond a stop are read, and the more launches
+Groups are read one after the other: the smaller they are, the fewer rows beyond a stop are read, and the more launches
 wait in line.
 """
 
@@ -45,10 +45,10 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
     reduces = (any(call.logits) or any(call.best)) and not call.in_one_pass
     num_positions = 1 if call.foreseen else most + 1  # whichever row is at the stop
     end_of_sums = most + 1 if call.sums_bonus_rows else most
-    in_parts = call.lazy and reduces and (call.needs_sums or call.selects)
+    in_groups = call.lazy and reduces and (call.needs_sums or call.selects)
     found = []
     filtered, rest = (TARGET, DRAFT) if call.filtered[TARGET] else (DRAFT, TARGET)
-    for first, end in parts(num_positions, num_blocks) if in_parts else [(0, num_positions)]:
+    for first, end in groups(num_positions, num_blocks) if in_groups else [(0, num_positions)]:
         if reduces:
             found.append(Stage("reduce", first, end, rows=(filtered if beside else BOTH).value))
         if call.selects:
@@ -64,16 +64,16 @@ def stages(call: Call, most: int, num_blocks: int, *, beside: bool) -> tuple[Sta
     return (*found, Stage("emit"))
 
 
-def parts(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
-    """Yield the first position of each part and its end, given the blocks of stopping rows at a position.
+def groups(num_positions: int, num_blocks: int) -> Iterator[tuple[int, int]]:
+    """Yield the first position of each group and its end, given the blocks of stopping rows at a position.
 
-    The fewer requests are expected to get there, the more positions a part has. Where tokens are drafted there are two
-    parts at least: how many tokens are drafted must not decide whether any stage waits for the part before.
+    The fewer requests are expected to get there, the more positions a group has. Where tokens are drafted there are two
+    groups at least: how many tokens are drafted must not decide whether any stage waits for the group before.
     """
     first = 0
     while first < num_positions:
         expected = max(num_blocks * ACCEPTANCE**first, 1)
         limit = num_positions if first else max(num_positions - 1, 1)
-        end = min(first + math.ceil(PART_BLOCKS / expected), limit)
+        end = min(first + math.ceil(GROUP_BLOCKS / expected), limit)
         yield first, end
         first = end

@@ -149,9 +149,9 @@ LARGE_MIN_P = LARGE_FILTERED._replace(reduce_registers=128, emit_parts=1, patien
 LARGE_MASSES = LARGE._replace(reduce_registers=64, emit_registers=152, row_blocks=(2048, 4096), shares=3)
 """The same where a mass decides."""
 
-PARTS_PATIENCE = 3
-"""The patience, at least, where positions go in parts, for rows are searched or summed up once their laws are known, or
-where more than argmaxes is found of probabilities."""
+GROUPS_PATIENCE = 3
+"""The patience, at least, where positions go in groups, for rows are searched or summed up once their laws are known,
+or where more than argmaxes is found of probabilities."""
 
 MEDIUM = LARGE._replace(
     reduce_registers=64,
@@ -245,10 +245,10 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
             return TUNINGS.small_probs
         if not rules.goes_through_rows:
             return TUNINGS.large_probs
-        patience = PARTS_PATIENCE if rules.sums or rules.top_k else TUNINGS.large_rows.patience
+        patience = GROUPS_PATIENCE if rules.sums or rules.top_k else TUNINGS.large_rows.patience
         return TUNINGS.large_rows if num_spared >= SIZES.large * patience else TUNINGS.medium_probs
     large = _large(rules, target, draft)
-    patience = max(large.patience, PARTS_PATIENCE) if _in_parts(rules, target, draft) else large.patience
+    patience = max(large.patience, GROUPS_PATIENCE) if _in_groups(rules, target, draft) else large.patience
     if num_spared >= SIZES.large * patience:
         return large
     if small and _draws_listed(rules, target, draft):
@@ -283,7 +283,7 @@ def _draws_listed(rules: Rules, target: RowsForm, draft: RowsForm | None) -> boo
     return bool(lists and rules.draws and rules.within_target and (draft is None or draft.is_logits))
 
 
-def _in_parts(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
+def _in_groups(rules: Rules, target: RowsForm, draft: RowsForm | None) -> bool:
     """Return whether a large batch of logits takes a stage after the one that reads rows."""
     filters, sums = filters_of(target, draft), len(rules.sums)
     with_laws = not filters and sums <= (rules.entropy_scalar >= 0)  # entropies, and largest entries
