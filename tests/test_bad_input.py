@@ -306,6 +306,23 @@ def test_given_bonus_token_needs_no_bonus_row(setting: str) -> None:
         assert [support.tokens(result, b)[-1] for b in range(3)] == [7, 8, 9]
 
 
+@layouts
+@settings
+def test_any_negative_id_ends_the_chain(setting: str, layout: str) -> None:
+    """Of a request alone too, and before a given bonus token."""
+    for count, bonus in ((1, None), (2, None), (2, torch.tensor([4, 5]))):
+        found = []
+        for drafted in (-1, -2, -(2**31)):
+            requests = [support.standing(3, 10, seed) for seed in range(count)]
+            for request in requests:
+                request.ids[1] = drafted
+            uniforms = support.fixed(count, 3, 0.0)
+            found.append(support.verify(setting, requests, layout, uniforms=uniforms, bonus_token_ids=bonus))
+        assert found[0].num_accepted.tolist() == [1] * count
+        support.same(found[1], found[0])
+        support.same(found[2], found[0])
+
+
 @pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "mid-chain", "trailing"])
 @forms
 @layouts
@@ -444,6 +461,28 @@ def test_tiny_temperature_is_greedy(setting: str, temperature: float) -> None:
     assert [support.tokens(result, b) for b in range(4)] == [request.p.argmax(-1).tolist() for request in requests]
 
 
+@pytest.mark.parametrize(
+    ("off", "status"),
+    [
+        (1 / 64, Status.OK),
+        (1 / 64 + 2**-23, Status.UNNORMALIZED_ROW),
+        (-1 / 64, Status.OK),
+        (-1 / 64 - 2**-24, Status.UNNORMALIZED_ROW),
+    ],
+)
+def test_rows_may_be_off_by_a_64th(off: float, status: Status) -> None:
+    """That much is still right: in a row's sum, in one entry, and, above 1 alone, in the sum of a draft's row."""
+    bonus = Request(torch.empty(0, dtype=torch.int64), torch.tensor([[0.5 + off, 0.5]]), torch.empty(0, 2))
+    certain = Request(torch.tensor([0]), torch.tensor([[1 + off, 0.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5]]))
+    drafted = Request(torch.tensor([0]), torch.tensor([[0.0, 1.0], [0.5, 0.5]]), torch.tensor([[0.5 + off, 0.5]]))
+    wanted = (status, *[status if off > 0 else Status.OK] * 2)
+    for request, found in zip((bonus, certain, drafted), wanted, strict=True):
+        for count in (1, 2):
+            uniforms = support.fixed(count, request.n, 0.0)
+            result = support.verify("rejection", [request] * count, "padded", uniforms=uniforms)
+            assert result.status.tolist() == [found] * count
+
+
 # raise_for_status
 
 
@@ -489,6 +528,31 @@ def test_residual_that_is_no_weight_is_not_blamed_on_the_row_alone(factor: float
     assert result.status.tolist() == [Status.UNNORMALIZED_ROW]
     with pytest.raises(StatusError, match=r"position 0: a row .*, or the rule's residual is NaN or sums to over 4"):
         result.raise_for_status()
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 4.0, 4.0 + 2**-21])
+def test_a_residual_that_is_no_weight_matters_only_where_it_is_drawn_from(factor: float) -> None:
+    """One entry is enough, and 4 is a weight still. A bonus token beside it is drawn from the target's row."""
+
+    class Spoiled(AcceptanceStrategy):
+        name = "spoiled"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return ops.where(target_prob > 0.5, 1.0, 0.0)
+
+        @rule
+        def residual(p: Any, is_drafted: Any, factor: Any) -> Any:
+            return ops.where(is_drafted, factor, 0.0 * p)
+
+        def constants(self) -> dict[str, Any]:
+            return {"factor": factor}
+
+    p = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[0.75, 0.25], [0.0, 1.0]]])
+    result = Spoiled(backend="torch").verify(torch.tensor([[0], [0]]), target_probs=p, rng=0)
+    assert result.status.tolist() == [Status.OK if factor == 4 else Status.UNNORMALIZED_ROW, Status.OK]
+    assert result.to_lists() == [[0] if factor == 4 else [], [0, 1]]
 
 
 def test_a_fault_that_is_no_rows_gets_no_advice_on_rows() -> None:

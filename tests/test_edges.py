@@ -82,6 +82,18 @@ def test_the_least_weight_there_is_is_drawn(setting: str) -> None:
         assert [support.tokens(one, 0) for one in alone] == batch.output_token_ids[:, :1].tolist()
 
 
+@pytest.mark.parametrize("setting", ["block", "rejection"])
+def test_many_weights_that_are_none_leave_nothing(setting: str) -> None:
+    """Together they hold more than the least weight there is."""
+    least = torch.full((1, 4096), 2.0**-61)
+    p = torch.cat((torch.tensor([[0.5, 0.499]]), least), 1)
+    request = Request(torch.tensor([1]), p.expand(2, -1), torch.cat((torch.tensor([[0.5, 0.5]]), 0 * least), 1))
+    for bits in (0, -1, 2**63 - 1, -(2**63)):
+        result = support.verify(setting, [request], uniforms=support.fixed(1, 1, ALMOST_ONE, bits))
+        assert result.status.tolist() == [0]
+        assert support.tokens(result, 0)[0] in {0, 1}
+
+
 @pytest.mark.parametrize("q", [0.0, math.nan, -0.5, -math.inf], ids=["zero", "nan", "negative", "minus-inf"])
 @pytest.mark.parametrize("setting", ["block", "fly", "lenience", "mixture", "rejection"])
 def test_drafted_token_without_draft_probability_stands_iff_the_target_gives_it_any(setting: str, q: float) -> None:

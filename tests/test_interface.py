@@ -232,6 +232,15 @@ def test_a_rule_that_returns_a_view_of_a_row_leaves_the_row_alone(kind: Any, vie
     assert torch.equal(given["target_probs"], rows)
 
 
+def test_a_rule_may_return_an_int() -> None:
+    body: dict[str, Any] = {"name": "whole", "traits": LOSSY, "accept": rule(lambda: 0), "residual": rule(lambda: 1)}
+    strategy = type("Whole", (AcceptanceStrategy,), body)()
+    arguments = support.lay_out([support.ordinary(3, 11, 0)], "padded")
+    for result in (strategy.verify(**arguments, rng=0), run(strategy, [support.ordinary(3, 11, 0)] * 2)):
+        assert not result.num_accepted.any()
+        assert {*result.status.tolist()} == {2}  # eleven ones sum to more than 4
+
+
 class PointResidual(AcceptanceStrategy):
     """Rejects everything and never draws the drafted token, weighting the rest by what was drafted."""
 

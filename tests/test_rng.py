@@ -308,6 +308,13 @@ def test_a_device_may_be_named() -> None:
     assert Rng.of(rng, 4, "cpu") is rng
 
 
+def test_streams_may_be_of_another_device_than_their_source() -> None:
+    """And of one whose tensors have no addresses."""
+    for source in (torch.Generator().manual_seed(0), 5):
+        rng = Rng.of(source, 3, "meta")
+        assert rng.seeds.device == rng.offsets.device == torch.device("meta")
+
+
 def test_ints_give_different_streams() -> None:
     """Different ints share no seed: catches `value + row`, where neighbours overlap."""
     device = torch.device("cpu")

@@ -153,6 +153,13 @@ def test_requests_do_not_see_each_others_parameters() -> None:
     assert torch.equal(law(logits, mixed)[order], law(logits[order], shuffled))
 
 
+@pytest.mark.parametrize("vocab_size", [2047, 2048, 2049, 2050])
+def test_the_last_logit_may_be_the_largest(vocab_size: int) -> None:
+    """Past the last whole block of 64, and alone there too."""
+    logits = torch.arange(vocab_size)[None] / 64
+    assert law(logits, SamplingParams(top_k=1)).nonzero().tolist() == [[0, vocab_size - 1]]
+
+
 def test_temperature_0_ignores_the_filters() -> None:
     """Lowest id among equal logits, of which top-p would keep the highest."""
     found = law(ROWS["tied"], params(0.0, 5, 0.1, 0.5))
@@ -317,6 +324,18 @@ def test_a_tensor_of_parameters_is_taken_in_a_dtype_that_engines_read(
 ) -> None:
     parameters = SamplingParams(**{name: torch.full((2,), 0.5, dtype=given)})
     assert getattr(make_rows(torch.zeros(2, 3, 5), None, parameters, 2), name).dtype == taken
+
+
+def test_parameters_whose_negation_is_a_flag_are_copied() -> None:
+    """Kernels read what lies in memory."""
+    number, ids = torch._neg_view(torch.full((2,), -0.5)), torch.zeros(2, 1, dtype=torch.int64)
+    parameters = SamplingParams(
+        temperature=number, top_p=number, min_p=number, logit_bias=LogitBias(ids, number[:, None])
+    )
+    rows = make_rows(torch._neg_view(torch.zeros(2, 3, 5)), None, parameters, 2)
+    for found in (rows.data, rows.temperature, rows.top_p, rows.min_p, rows.bias_values):
+        assert found is not None
+        assert not found.is_neg()
 
 
 def test_rows_say_what_acts_on_them() -> None:

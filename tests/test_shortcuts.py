@@ -116,6 +116,15 @@ def test_few_greedy_requests_are_taken_one_by_one() -> None:
         assert walk.called == few == (count == chains.FEW_REQUESTS and drafted < 5)
 
 
+@forms
+def test_few_greedy_requests_of_half_precision(form: str) -> None:
+    arguments = support.lay_out(mixed(3), "padded", form)
+    half = {name: rows.bfloat16() if rows.is_floating_point() else rows for name, rows in arguments.items()}
+    full = {name: rows.float() if rows.is_floating_point() else rows for name, rows in half.items()}
+    found, wanted = (acceptlib.create("greedy").verify(**rows, rng=0) for rows in (half, full))
+    support.same(found, wanted)
+
+
 def _without_bonus_rows(target: torch.Tensor, requests: list[Request]) -> torch.Tensor:
     if target.ndim > 2:
         return target[:, :-1].contiguous()
@@ -308,6 +317,31 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(
     assert statuses >= {0, 1, 3} | ({5} if form == "parameters" else {2})
 
 
+@pytest.mark.parametrize("what", ["bonus", "half", "narrow", "wide", "logprobs", "passed"])
+def test_a_request_alone_that_plain_numbers_do_not_serve(what: str) -> None:
+    requests = [support.standing(3, 11, seed) for seed in (0, 1)]
+    arguments = support.lay_out(requests, "padded", "probs")
+    q = arguments["draft_probs"]
+    arguments |= {
+        "bonus": {"bonus_token_ids": torch.tensor([4, 5])},
+        "half": {name: arguments[name].to(torch.bfloat16) for name in ("target_probs", "draft_probs")},
+        "narrow": {"draft_probs": q[..., :7].contiguous()},
+        "wide": {"draft_probs": torch.cat((q, 0 * q), -1)},
+    }.get(what, {})
+    found = []
+    for count in (1, 2):
+        some = {name: value[:count] for name, value in arguments.items()}
+        out = VerifyResult.empty(count, 3, "cpu", logprobs=what == "logprobs", num_passed=what == "passed")
+        with mock.patch.object(single, "step", side_effect=single.step) as step:
+            found.append(
+                acceptlib.create("rejection").verify(
+                    **some, rng=support.streams(range(count)), logprobs=what == "logprobs", out=out
+                )
+            )
+        assert not step.called
+    support.same(*found, rows=[0], to=[0])
+
+
 @pytest.mark.parametrize("form", ["probs", "logits"])
 def test_a_request_alone_beside_other_defaults(form: str) -> None:
     arguments = support.lay_out(mixed(2)[1:], "padded", form)
@@ -339,6 +373,30 @@ def test_a_tensor_that_a_rule_holds_stays_as_it_is() -> None:
     for count in (1, 2):
         Holding().verify(**support.lay_out(mixed(3)[1 : 1 + count], "padded", "probs"), rng=1)
     assert torch.equal(held, torch.full((11,), 1 / 11))
+
+
+def test_a_request_alone_whose_residual_says_yes_or_no() -> None:
+    class Likely(Bare):
+        name = "likely"
+
+        @rule
+        def residual(p: Value) -> Value:
+            return p > 0.05
+
+    for bits in (-1, 2**62):
+        found = []
+        for count in (1, 2):
+            arguments = support.lay_out([support.ordinary(3, 11, 0)] * count, "padded", "probs")
+            found.append(Likely().verify(**arguments, uniforms=support.fixed(count, 3, ALMOST_ONE, bits)))
+        support.same(*found, rows=[0], to=[0])
+
+
+def test_a_step_of_a_request_alone_advances_its_stream() -> None:
+    arguments = support.lay_out(mixed(2)[1:], "padded", "probs")
+    rng = Rng(seeds=torch.tensor([5]), offsets=torch.tensor([1]))
+    for advances in (True, False):
+        acceptlib.create("rejection").verify(**arguments, rng=replace(rng, advances=advances))
+        assert rng.offsets.tolist() == [2]
 
 
 @pytest.mark.parametrize("form", ["probs", "logits"])

@@ -129,6 +129,16 @@ def test_dtypes_mean_the_same(dtype: torch.dtype) -> None:
     assert given["emitted"].dtype == dtype
 
 
+def test_numbers_whose_negation_is_a_flag_are_what_they_say() -> None:
+    """In a batch, whose state and uniforms are read as they lie in memory."""
+    rate, uniforms = torch.tensor([0.1, 0.9, 0.5]), fixed(3, 3, 0.4)
+    wanted = Rated().verify(**lay_out(REQUESTS, "padded"), state=state(rate=rate), uniforms=uniforms)
+    flagged = acceptlib.Uniforms(accept=torch._neg_view(-uniforms.accept), emit=uniforms.emit)
+    found = Rated().verify(**lay_out(REQUESTS, "padded"), state=state(rate=torch._neg_view(-rate)), uniforms=flagged)
+    assert wanted.num_accepted.tolist() == found.num_accepted.tolist() == [0, 0, 2]
+    assert torch.equal(found.output_token_ids, wanted.output_token_ids)
+
+
 def test_state_is_only_read_by_verify() -> None:
     given = state()
     before = {name: tensor.clone() for name, tensor in given.items()}
