@@ -130,6 +130,13 @@ def test_draft_vocabulary_smaller_than_the_target(setting: str, layout: str, for
     )
 
 
+@layouts
+def test_the_first_id_behind_a_smaller_draft_vocabulary_has_no_draft_probability(layout: str) -> None:
+    request = Request(torch.tensor([2]), torch.full((2, 4), 0.25), torch.tensor([[0.25, 0.75]]))
+    result = support.verify("rejection", [request], layout, uniforms=support.fixed(1, 1, ALMOST_ONE))
+    assert result.num_accepted.tolist() == [1]
+
+
 def test_law_over_the_tail_is_the_targets() -> None:
     """Evenly spaced bits give every recovered token as often as its share of (p - q)+, in and behind the tail."""
     p = torch.tensor([[0.125, 0.125, 0.0, 0.25, 0.5]]).expand(2, -1)
