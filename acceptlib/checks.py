@@ -195,6 +195,8 @@ def _rows(arguments: Arguments) -> tuple[torch.Tensor, torch.Tensor | None]:
         draft = _one_of("draft", arguments.draft_logits, arguments.draft_probs)
     if arguments.sampling is not None and arguments.target_logits is None:
         msg = "sampling acts on logits, and target_probs are processed already: pass target_logits, or leave it out"
+        if arguments.draft_logits is not None and arguments.draft_sampling is None:
+            msg += "; draft_sampling is for draft_logits alone"
         raise InputError(msg)
     if arguments.draft_sampling is not None and arguments.draft_logits is None:
         msg = "draft_sampling acts on draft_logits, which were not given: pass them, or leave draft_sampling out"
@@ -368,6 +370,8 @@ def _check_state(
     if {*state} != {*names}:
         expected, got = (", ".join(sorted(map(str, some))) or "none" for some in (names, state))
         msg = f"state: expected {expected}, as the strategy's Traits.state says, got {got}"
+        if names and not state:
+            msg += ". Pass the strategy's `initial_state(B, device)`, and keep it per request."
         raise InputError(msg)
     for name, value in state.items():
         expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)

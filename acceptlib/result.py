@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from acceptlib.errors import StatusError
+from acceptlib.errors import InputError, StatusError
 
 PLACEHOLDER_TOKEN_ID: Final = -1
 """Pads `VerifyResult.output_token_ids`; as a drafted token, any negative id ends the chain."""
@@ -107,7 +107,14 @@ class VerifyResult:
         num_passed: bool = False,
         totals: bool = False,
     ) -> VerifyResult:
-        """Allocate a result to pass as `out`; `totals` start at 0 and imply `num_passed`."""
+        """Allocate a result to pass as `out`; `totals` start at 0 and imply `num_passed`.
+
+        Raises:
+            InputError: A size is below 0.
+        """
+        if num_requests < 0 or max_num_draft_tokens < 0:
+            msg = f"expected sizes >= 0, got {num_requests} requests of {max_num_draft_tokens} drafted tokens"
+            raise InputError(msg)
         shape = (num_requests, max_num_draft_tokens + 1)
         return cls(
             output_token_ids=torch.empty(shape, dtype=torch.int32, device=device),

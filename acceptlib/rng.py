@@ -82,7 +82,10 @@ class Rng:
                 raise InputError(msg)
             if value.dtype != torch.int64 or value.ndim != 1 or not value.is_contiguous():
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
-                msg = f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}"
+                msg = (
+                    f"Rng {name}: expected [B] int64, contiguous, got {list(value.shape)} {value.dtype}{strides}. Make "
+                    "such a tensor once and keep it: offsets advance in place."
+                )
                 raise InputError(msg)
         if self.advances and (self.seeds is self.offsets or _share(self.seeds, self.offsets)):
             msg = "Rng: expected seeds and offsets that share no memory: advancing the one would change the other"

@@ -111,6 +111,10 @@ RAGGED_ERRORS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["uniforms.emit", "int64", "float32"],
     ),
     "sampling-beside-probs": ({"sampling": SamplingParams(temperature=0.5)}, ["sampling", "target_logits"]),
+    "sampling-for-the-draft": (
+        {"draft_probs": None, "draft_logits": torch.zeros(3, 7), "sampling": SamplingParams(temperature=0.5)},
+        ["sampling", "; draft_sampling is for draft_logits alone"],
+    ),
     "sampling-type": ({**LOGITS, "sampling": {"temperature": 0.5}}, ["sampling", "SamplingParams", "dict"]),
     "draft-sampling-beside-probs": (
         {**LOGITS, "draft_sampling": SamplingParams(temperature=0.5)},
@@ -347,6 +351,13 @@ def test_error_at_the_call_padded(case: str) -> None:
     check_error(plain_call("padded"), changes, fragments)
 
 
+@pytest.mark.parametrize("sizes", [(-1, 4), (3, -1)])
+def test_a_result_has_no_negative_size(sizes: tuple[int, int]) -> None:
+    """A K of -1 would leave tensors of no width."""
+    with pytest.raises(InputError, match=r"expected sizes >= 0, got -?\d requests of -?\d drafted tokens"):
+        VerifyResult.empty(*sizes, "cpu")
+
+
 def test_ragged_on_a_device_needs_the_longest_draft() -> None:
     """Finding it would wait for the device."""
     tensors = {name: value.to("meta") for name, value in plain_call().items() if isinstance(value, torch.Tensor)}
@@ -377,7 +388,9 @@ def test_no_request_of_a_ragged_call_may_have_given_tokens() -> None:
     assert result.to_lists() == []
 
 
-def test_streams_are_no_nested_tensors() -> None:
+def test_streams_are_plain_tensors_of_int64() -> None:
+    with pytest.raises(InputError, match=r"Rng offsets: expected \[B\] int64, .* got \[2\] torch.int32\. Make "):
+        acceptlib.Rng(seeds=torch.zeros(2, dtype=I64), offsets=torch.zeros(2, dtype=torch.int32))
     with pytest.raises(InputError, match=r"Rng seeds: expected a torch\.Tensor, got a nested one"):
         acceptlib.Rng(seeds=support.NESTED, offsets=torch.zeros(2, dtype=torch.int64))
 

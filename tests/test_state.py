@@ -74,7 +74,7 @@ REQUESTS = [ordinary(n, VOCABULARY, n) for n in (3, 1, 2)]
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "state: expected rate, shut, as the strategy's Traits.state says, got none"),
+        (None, "state: expected rate, shut, as the strategy's Traits.state says, got none. Pass .*initial_state"),
         ({"rate": torch.ones(3)}, "expected rate, shut, .* got rate$"),
         (state(phase=torch.ones(3)), "expected rate, shut, .* got phase, rate, shut"),
         (state(rate=torch.ones(2)), r"state\['rate'\]: expected shape \[3\], got \[2\]"),

@@ -90,7 +90,7 @@ HOST_LEGEND: Final = f"{HOST_MARK} timed from the host, for it may wait for the 
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Names of the strategies to time; all available ones if neither these nor --config are given."),
+        typer.Argument(metavar="NAME", help="Strategies to time; all available ones without any and without --config."),
     ] = None,
     shapes: Annotated[
         str, typer.Option(metavar="BxK,BxK", help="Batches to time: B requests with K drafted tokens each.")
@@ -110,7 +110,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
-    acceptance: Annotated[Level, typer.Option(help="Share of the draft that is accepted: about 30, 60 or 90 percent on synthetic rows.")] = "medium",
+    acceptance: Annotated[
+        Level, typer.Option(help="Share of a draft that is accepted: about 30, 60 or 90 percent on synthetic rows.")
+    ] = "medium",
     rows: Annotated[
         Source, typer.Option(help="Where rows come from: made up, or computed by the bundled pair of models.")
     ] = "synthetic",

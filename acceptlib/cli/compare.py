@@ -44,7 +44,7 @@ DEFAULT_MAX_NEW_TOKENS: Final = 32
 def command(  # noqa: PLR0913, PLR0917 - one argument an option
     strategies: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help="Strategies to compare; all available ones if neither this nor --config is given."),
+        typer.Option(metavar="A,B", help="Strategies to compare; all available ones without it and without --config."),
     ] = None,
     config: ConfigsOption = None,
     num_draft_tokens: Annotated[str, typer.Option(metavar="K,K", help="Numbers of drafted tokens a step.")] = ",".join(
