@@ -10,7 +10,7 @@ another weight, and its exponential is taken out of its block's sum.
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import laws, random, reduce, rows
+from acceptlib.engine.triton import elements, laws, random, rows
 from acceptlib.engine.triton.rows import DROP, MASS_LIMIT, TARGET, UNNORMALIZED_ROW
 from acceptlib.engine.triton.rules import evaluate
 from acceptlib.engine.triton.sums import SUM_SCALE, WEIGHT_SCALE, add_four, add_two, fixed, sum_exp
@@ -25,16 +25,16 @@ been nearly all of it, so units of what is left are used instead."""
 
 @triton.jit
 def weigh(raw, from_target, row, request, CALL: tl.constexpr):
-    """Return entry numbers, p, q and the draw's weights of a loaded block, in its shape."""
-    entry, p, q, is_drafted = reduce.elements(raw, row, request, CALL)
+    """Return the draw's weights, p and q of a loaded block, in its shape."""
+    p, q, is_drafted = elements.probs(raw, row, request, CALL)
     weights = p
     if CALL.residual is not None:
-        numbers = (p, q, is_drafted) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
+        numbers = (p, q, is_drafted) + elements.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
         weights = tl.where(from_target, p, evaluate(CALL.residual, numbers, tl.float32))
     nothing = weights <= 0  # NaN stays, for the row's mass to tell
     if not (CALL.residual is None or CALL.within_target):  # else what lies beyond the row has no p and no weight
-        nothing = nothing | (entry >= request.vocab_size)
-    return entry, p, q, tl.where(nothing, 0.0, weights)
+        nothing = nothing | (raw.entry >= request.vocab_size)
+    return tl.where(nothing, 0.0, weights), p, q
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def by_law(stop, is_bonus, row, bits, request, CALL: tl.constexpr):
             near = rows.entries_from(token // FOUR * FOUR, FOUR).each
             x = rows.load(target, stop, near, near < request.vocab_size, float("-inf"), CALL, TARGET)
             p = laws.prob(tl.max(tl.where(near == token, x, float("-inf")), 0), token, target, law, CALL, TARGET)
-            numbers = (p, p * 0.0 + 1.0, token >= 0) + reduce.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
+            numbers = (p, p * 0.0 + 1.0, token >= 0) + elements.as_rows(row.scalars)  # noqa: RUF005 - what Triton compiles
             weight = evaluate(CALL.residual, numbers, tl.float32)
             weight = tl.where(weight <= 0, 0.0, weight)  # NaN stays
             fault = tl.where((fault != 0) | (1 - p + weight <= MASS_LIMIT), fault, UNNORMALIZED_ROW)

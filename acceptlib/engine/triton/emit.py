@@ -20,6 +20,7 @@ from acceptlib.engine.triton import (
     counters,
     decide,
     draw,
+    elements,
     held,
     laws,
     listed,
@@ -28,7 +29,6 @@ from acceptlib.engine.triton import (
     partials,
     positions,
     random,
-    reduce,
     results,
     rows,
 )
@@ -50,7 +50,7 @@ from acceptlib.engine.triton.sums import WEIGHT_SCALE, add_three, fixed_fours, f
 def emit(
     grid,
     count,
-    fetched,  # what `positions.fetch_first` or `masses.fetch` returned, if the decision is made here; or the stop
+    fetched,  # of `positions.fetch_first` or `masses.fetch`, if decided here; else `decide.Foreseen`, or the stop
     fault,
     request,
     prepared_ptr,
@@ -115,7 +115,7 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
     kind = results.kind_of(stop, length, request, CALL)
     if grid.program < grid.num_programs:
         raw, row = open_block(stop, length, grid, kept, request, CALL)
-        _, _, _, weights = draw.weigh(raw, kind.is_bonus, row, request, CALL)
+        weights, _, _ = draw.weigh(raw, kind.is_bonus, row, request, CALL)
         token = held.hold(weights, grid, request, CALL)
         if CALL.draws_held:
             row_fault = laws.status_of(row.target_law, CALL)
@@ -312,9 +312,9 @@ def weigh_row(stop, length, grid, kept, request, partials_ptr, CALL: tl.constexp
 
 @triton.jit
 def load_rows(entries, stop, has_draft, request, CALL: tl.constexpr):
-    """Return entries of the rows at a stop, as `reduce.load_both` does."""
+    """Return entries of the rows at a stop, as `elements.load_both` does."""
     policy: tl.constexpr = DROP if CALL.drops else KEEP
-    return reduce.load_both(entries, stop, has_draft, policy, request, CALL)
+    return elements.load_both(entries, stop, has_draft, policy, request, CALL)
 
 
 @triton.jit
@@ -324,25 +324,25 @@ def kept_row(stop, length, kept, request, CALL: tl.constexpr):
         scalars = masses.lane_of(kept.scalars, tl.arange(0, masses.TWICE) == stop)
         token = tl.where(stop < length, scalars[positions.DRAFTED].to(tl.int64), -1)
         pair = pairs.pair_at(kept.laws, tl.arange(0, positions.LANES) == stop, CALL)
-        row = reduce.Row(token, scalars, pair.target, pair.draft)
+        row = elements.Row(token, scalars, pair.target, pair.draft)
         if stop >= positions.LANES:
-            row = reduce.open_row(stop, length, request, CALL)
+            row = elements.open_row(stop, length, request, CALL)
         return row
     elif CALL.keeps_laws:  # noqa: RET505 - a branch on what is known when compiling
         pair = pairs.pair_at(kept.laws, kept.first + tl.arange(0, CALL.lanes) == stop, CALL)
-        row = reduce.row_of(stop, length, pair, request, CALL)
+        row = elements.row_of(stop, length, pair, request, CALL)
         if CALL.stop == "window":
             if stop >= CALL.lanes:  # laws of the first positions are kept
-                row = reduce.open_row(stop, length, request, CALL)
+                row = elements.open_row(stop, length, request, CALL)
         return row
     else:
-        return reduce.open_row(stop, length, request, CALL)
+        return elements.open_row(stop, length, request, CALL)
 
 
 @triton.jit
 def weigh_block(block, raw, from_target, row, num_blocks, request, partials_ptr, CALL: tl.constexpr):
     """Store what the draw needs of a loaded block; return sums of fours of the draw's weights, p and q, [BLOCK/4]."""
-    _, p, q, weights = draw.weigh(raw, from_target, row, request, CALL)
+    weights, p, q = draw.weigh(raw, from_target, row, request, CALL)
     at = block * CALL.emit_parts + tl.arange(0, CALL.emit_parts)
     if CALL.recovered == "argmax":
         in_runs = tl.reshape(weights, [CALL.emit_rounds, CALL.emit_parts, CALL.emit_run])
@@ -458,13 +458,13 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
                 unnormalized = unnormalized | (q_mass > 1 + ROW_TOLERANCE)
             invalid = invalid | ((tl.abs(p_mass) < float("inf")) == 0)
         row_fault = tl.where(invalid, INVALID_ROW, tl.where(unnormalized, UNNORMALIZED_ROW, 0))
-        entry, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
+        weights, _, _ = draw.weigh(raw, from_target, row, request, CALL)
         token = found.to(tl.int64) * CALL.sum_part + tl.sum(
             (running(weights, CALL.in_fours) <= r - taken).to(tl.int32), 0
         )
         if CALL.residual is not None and CALL.recovered == "argmax":
             if kind.takes_best:
-                best = tl.min(tl.where(weights == most, entry, LARGEST_INT32), 0)
+                best = tl.min(tl.where(weights == most, raw.entry, LARGEST_INT32), 0)
                 token = tl.where(from_target, target_law.argmax, best).to(tl.int64)
     return tl.where(kind.known, target_law.argmax, tl.minimum(token, request.vocab_size - 1)), row_fault
 
@@ -476,7 +476,7 @@ def weigh_again(parts, num_parts, stop, from_target, row, has_draft, request, CA
     for number in range(num_parts):
         entries = rows.entries_from(number * CALL.sum_part, CALL.sum_part)
         raw = load_rows(entries, stop, has_draft, request, CALL)
-        _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
+        weights, _, _ = draw.weigh(raw, from_target, row, request, CALL)
         parts = partials.with_part(parts, number, tl.sum(fixed_fours(weights, CALL.in_fours), 0))
         if CALL.holds:
             mass += tl.sum(weights, 0)

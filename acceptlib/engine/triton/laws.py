@@ -89,7 +89,7 @@ class CutLaw(NamedTuple):
 
 @triton.jit
 def store_block(x, entry, model, position, block, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Store what the law of one row needs of a block x, [BLOCK] float32, which is `reduce.nothing` beyond the row."""
+    """Store what the law of one row needs of a block x, [BLOCK] float32, which is `elements.nothing` beyond the row."""
     if CALL.filtered[MODEL]:
         sub_blocks: tl.constexpr = CALL.block // WIDTH
         maxima = tl.reduce(tl.reduce(in_runs(x, model, CALL), 2, larger), 0, larger)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import draw, keys, random, reduce, rows
+from acceptlib.engine.triton import draw, elements, keys, random, rows
 from acceptlib.engine.triton.lists import ABREAST
 from acceptlib.engine.triton.positions import LANES
 from acceptlib.engine.triton.records import list_of, record_of
@@ -30,7 +30,7 @@ class Listed(NamedTuple):
             list, so that they have nothing to weigh and leave.
     """
 
-    raw: reduce.Block
+    raw: elements.Block
     number: tl.tensor
     suffices: tl.tensor
 
@@ -118,7 +118,7 @@ def load(stop, length, count, fault, ahead, request, CALL: tl.constexpr):
     y = x
     if CALL.has_draft:
         y = rows.load(request.draft, stop, entry, held & (stop < length), float("-inf"), CALL, DRAFT)
-    return Listed(reduce.Block(entry, x, y), number, suffices)
+    return Listed(elements.Block(entry, x, y), number, suffices)
 
 
 @triton.jit
@@ -163,14 +163,14 @@ def draw_listed(kind, row, listed, bits, request, CALL: tl.constexpr):
     law = row.target_law
     raw, entry = listed.raw, listed.raw.entry
     from_target = kind.is_bonus
-    _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
+    weights, _, _ = draw.weigh(raw, from_target, row, request, CALL)
     parts = fixed(weights)
     total, mass = tl.reduce((parts, weights), 0, add_two)
     if CALL.residual is not None:
         if (total == 0) & (from_target == 0):
             # Nothing is left of the residual: draw from p.
             from_target = from_target == 0
-            _, _, _, weights = draw.weigh(raw, from_target, row, request, CALL)
+            weights, _, _ = draw.weigh(raw, from_target, row, request, CALL)
             parts = fixed(weights)
             total, mass = tl.reduce((parts, weights), 0, add_two)
     r = random.multiply_high(bits, total)

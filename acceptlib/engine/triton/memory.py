@@ -21,6 +21,17 @@ would be zeroed in every replay of a graph, by one more kernel."""
 ALIGNMENT = 8
 """Bytes of a counter that is waited for."""
 
+Place: TypeAlias = tuple[torch.device, int, int]
+"""A device, a stream and a thread, whose calls run one after the other."""
+
+MOST_KEPT = 128
+"""Places that memory is kept for; the one that has had no call for longest is let go."""
+
+_KEPT: OrderedDict[Place, Workspace] = OrderedDict()
+
+_RESERVED: dict[torch.device, torch.Tensor] = {}
+_RESERVED_LOCK = threading.Lock()
+
 
 class Lent:
     """Memory of one call, as a context: the workspace within it.
@@ -88,15 +99,6 @@ def clear(counters: torch.Tensor) -> None:
             counters.zero_()
 
 
-Place: TypeAlias = tuple[torch.device, int, int]
-"""A device, a stream and a thread, whose calls run one after the other."""
-
-MOST_KEPT = 128
-"""Places that memory is kept for; the one that has had no call for longest is let go."""
-
-_KEPT: OrderedDict[Place, Workspace] = OrderedDict()
-
-
 def _taken(place: Place, num_counters: int, num_words: int) -> Workspace:
     """Return what was kept for a place, which is kept no longer, or larger memory.
 
@@ -123,10 +125,6 @@ def _reserve(device: torch.device) -> None:
     with _RESERVED_LOCK:
         if device not in _RESERVED:
             _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
-
-
-_RESERVED: dict[torch.device, torch.Tensor] = {}
-_RESERVED_LOCK = threading.Lock()
 
 
 def _captured(num_counters: int, num_words: int, device: torch.device) -> Workspace:

@@ -5,33 +5,14 @@ of later positions come last; a row's last program decides its position, and pro
 these rows are never read. Otherwise later positions come first.
 """
 
-# ruff: noqa: N803, N806, RET505, RUF005 - jit functions; their constants are in capitals
-
-from typing import NamedTuple
+# ruff: noqa: N803, N806, RUF005 - jit functions; their constants are in capitals
 
 import triton
 import triton.language as tl
 
-from acceptlib.engine.triton import counters, decide, laws, min_p, pairs, positions, rows, scalars, select
+from acceptlib.engine.triton import counters, decide, elements, laws, min_p, positions, rows, scalars, select
 from acceptlib.engine.triton.rows import BOTH, DRAFT, KEEP, TARGET
 from acceptlib.engine.triton.rules import evaluate
-
-
-class Row(NamedTuple):
-    """One position's rows for elementwise rules: the drafted token, -1 at a bonus row, its scalars, and both laws."""
-
-    token: tl.tensor
-    scalars: tl.tuple
-    target_law: laws.Law
-    draft_law: laws.Law
-
-
-class Block(NamedTuple):
-    """Entry numbers and a block of both rows, after bias and mask, [BLOCK]."""
-
-    entry: tl.tensor
-    target: tl.tensor
-    draft: tl.tensor
 
 
 @triton.jit
@@ -72,7 +53,7 @@ def reduce_row(position, exists, first, step, request, model, CALL: tl.constexpr
 def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find what the law of one row needs of one block."""
     entries = rows.entries_from(block * CALL.block, CALL.block)
-    x = rows.load_block(model, position, entries, exists, exists, nothing(CALL, MODEL), KEEP, CALL, MODEL)
+    x = rows.load_block(model, position, entries, exists, exists, elements.nothing(CALL, MODEL), KEEP, CALL, MODEL)
     if MODEL == DRAFT and not CALL.logits[DRAFT]:
         x = tl.where(x > 0, x, 0.0)  # NaN counts as 0
     if CALL.lists_runs and CALL.filtered[MODEL]:
@@ -106,7 +87,7 @@ def sum_rows(position, count, program, request, CALL: tl.constexpr):
     exists = position <= count if CALL.sums_bonus_rows else position < count
     if counters.needed(position, exists, request, CALL, LATEST):
         length = positions.length_of(request, count)
-        row = open_row(position, length, request, CALL)  # no rule can read what is not found yet
+        row = elements.open_row(position, length, request, CALL)  # no rule can read what is not found yet
         step = tl.num_programs(0)
         if CALL.loops:
             for block in range(program, request.target.num_blocks, step):
@@ -122,12 +103,12 @@ def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
     """Find what needs one block of rows as probabilities."""
     drafted = position < count
     entries = rows.entries_from(block * CALL.block, CALL.block)
-    raw = load_both(entries, position, position < length, KEEP, request, CALL)
-    entry, p, q, is_drafted = elements(raw, row, request, CALL)
+    raw = elements.load_both(entries, position, position < length, KEEP, request, CALL)
+    p, q, is_drafted = elements.probs(raw, row, request, CALL)
     if CALL.in_one_pass and CALL.reduces[TARGET]:
-        laws.store_block(p, entry, request.target, position, block, position <= count, CALL, TARGET)
-    inside = entry < request.vocab_size
-    numbers = (p, q, is_drafted) + as_rows(row.scalars)
+        laws.store_block(p, raw.entry, request.target, position, block, position <= count, CALL, TARGET)
+    inside = raw.entry < request.vocab_size
+    numbers = (p, q, is_drafted) + elements.as_rows(row.scalars)
     for i in tl.static_range(len(CALL.sums)):
         terms = evaluate(CALL.sums[i], numbers, tl.float32)
         if not CALL.vanishing[i]:
@@ -143,93 +124,3 @@ def sum_block(position, count, length, row, block, request, CALL: tl.constexpr):
             if not rows.is_filtered(request.target, CALL, TARGET):
                 left = raw.target
         scalars.store_tops(left, position, block, drafted, request, CALL)
-
-
-@triton.jit
-def open_row(position, length, request, CALL: tl.constexpr):
-    """Return one position's rows for elementwise rules."""
-    target, draft = request.target, request.draft
-    lane = tl.zeros((1,), tl.int32)
-    target_parts = laws.load_parts(target, lane + position, lane == 0, CALL, TARGET)
-    draft_parts = target_parts
-    if CALL.has_draft:
-        exists = lane + (position < length).to(tl.int32) != 0
-        draft_parts = laws.load_parts(draft, lane + position, exists, CALL, DRAFT)
-    pair = pairs.pair_at(pairs.both(target, target_parts, draft, draft_parts, CALL), lane == 0, CALL)
-    return row_of(position, length, pair, request, CALL)
-
-
-@triton.jit
-def row_of(position, length, pair, request, CALL: tl.constexpr):
-    """Return one position's rows for elementwise rules, given their laws."""
-    drafted = position < length
-    token = positions.tokens_at(request, position, drafted, 0)
-    inside = drafted & (token < request.vocab_size)
-    entries = positions.load_drafted(position, token, inside, request, CALL)
-    found = positions.values(position, token, inside, entries, length, request, pair, CALL)
-    return Row(tl.where(drafted, token, -1), found, pair.target, pair.draft)
-
-
-@triton.jit
-def load_both(entries, position, drafted, POLICY: tl.constexpr, request, CALL: tl.constexpr):
-    """Return entries [BLOCK] of both rows, after bias and mask; see `rows.load_block`.
-
-    Entries beyond the rows, and those not needed, have a value that becomes a probability of 0, unless the law is
-    greedy.
-    """
-    target, draft = request.target, request.draft
-    entry = entries.each
-    # A greedy row is known without reading it.
-    wanted = position >= 0
-    if CALL.temperature[TARGET]:
-        wanted = target.temperature > 0
-    read = entry < tl.where(wanted, request.vocab_size, 0)
-    x = rows.load_raw(target, position, entry, read, nothing(CALL, TARGET), POLICY, CALL)
-    draft_wanted = drafted
-    if CALL.temperature[DRAFT]:
-        draft_wanted = draft_wanted & (draft.temperature > 0)
-    draft_read = entry < tl.where(draft_wanted, request.vocab_size, 0)
-    y = x
-    if CALL.has_draft:
-        y = rows.load_raw(draft, position, entry, draft_read, nothing(CALL, DRAFT), POLICY, CALL)
-    if CALL.masked[TARGET] and not CALL.loops:
-        tl.debug_barrier()  # else words of the mask come first, and entries wait for their registers
-    x = rows.after_bias_and_mask(x, target, position, entries, read, wanted, CALL, TARGET)
-    if CALL.has_draft:
-        y = rows.after_bias_and_mask(y, draft, position, entries, draft_read, draft_wanted, CALL, DRAFT)
-    return Block(entry, x, y)
-
-
-@triton.jit
-def nothing(CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Return what stands for an entry that does not exist, and becomes a probability of 0."""
-    return float("-inf") if CALL.logits[MODEL] else 0.0
-
-
-@triton.jit
-def elements(raw, row, request, CALL: tl.constexpr):
-    """Return entry numbers, p, q and is_drafted of a loaded block, [BLOCK]."""
-    p = laws.prob(raw.target, raw.entry, request.target, row.target_law, CALL, TARGET)
-    is_drafted = raw.entry == row.token
-    q = is_drafted.to(tl.float32)
-    if CALL.has_draft:
-        q = laws.prob(raw.draft, raw.entry, request.draft, row.draft_law, CALL, DRAFT)
-        q = tl.where(q > 0, q, 0.0)  # NaN counts as 0
-    return raw.entry, p, q, is_drafted
-
-
-@triton.jit
-def as_rows(scalars):
-    """Return scalars as elementwise rules read them: float32, flags as they are."""
-    found = ()
-    for i in tl.static_range(len(scalars)):
-        found = found + (_as_row(scalars[i]),)
-    return found
-
-
-@triton.jit
-def _as_row(scalar):
-    if scalar.dtype == tl.int1:
-        return scalar
-    else:
-        return scalar.to(tl.float32)
