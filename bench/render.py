@@ -137,7 +137,7 @@ def _times(rows: list[Record], record: list[Record]) -> str:
     for peer in peers:
         header += [f"{peer} us", "times ours"]
     lines = []
-    goals = any(row.get("goal") for row in ours)
+    goals = bool(peers) and any(row.get("goal") for row in ours)
     header += ["goal"] * goals
     besides = dict.fromkeys(row["beside"] for row in rows if row.get("beside"))
     for beside in besides:
