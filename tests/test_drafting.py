@@ -123,12 +123,22 @@ def test_little_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.cat((one[1], other[1])), probs)
 
 
-def test_in_a_compiled_function() -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        None,
+        SamplingParams(temperature=torch.tensor([0.0, 0.7, 1.0])),
+        SamplingParams(min_p=0.05),
+        SamplingParams(top_k=5, top_p=0.8),
+    ],
+)
+def test_in_a_compiled_function(sampling: SamplingParams | None) -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
-    sample = functools.partial(acceptlib.sample, position=0)
+    sample = functools.partial(acceptlib.sample, position=0, sampling=sampling)
+    wanted = sample(logits, rng=streams(3))
     compiled = torch.compile(lambda logits, rng: sample(logits, rng=rng), fullgraph=True, backend="eager")
-    for found, wanted in zip(compiled(logits, streams(3)), sample(logits, rng=streams(3)), strict=True):
-        assert torch.equal(found, wanted)
+    for found, same in zip(compiled(logits, streams(3)), wanted, strict=True):
+        assert torch.equal(found, same)
 
 
 def test_flags_are_packed_as_xgrammar_lays_them_out() -> None:

@@ -309,8 +309,8 @@ def _sum(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's values can be read without waiting for a device."""
-    return tensor.is_cpu
+    """Return whether a tensor's values can be read: without waiting for a device, and not while a graph is traced."""
+    return tensor.is_cpu and not torch.compiler.is_dynamo_compiling()
 
 
 def _cut(key: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
