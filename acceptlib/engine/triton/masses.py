@@ -107,15 +107,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
         position = base + lane % positions.LANES
         sound, found, pair = look(base, fetched, parts, length, request, CALL)
         u = fetched.u
-        before = running
-        after = before
-        if CALL.carry is not None:
-            for i in range(base, tl.minimum(base + positions.LANES, length)):
-                before = tl.where(position >= i, running, before)
-                # For all lanes, though one is asked for: what does not hang on the carry is found once.
-                carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_scalar), tl.float64)
-                running = tl.gather(carried, lane * 0 + (i - base), 0)
-                after = tl.where(position >= i, running, after)
+        before, after, running = carry_on(running, base, found, length, CALL)
         here_ptr = request.scalars_ptr + CALL.carry_scalar * request.num_positions + position
         tl.store(here_ptr, before, mask=position < length)
         tl.store(here_ptr + request.num_positions, after, mask=position < length)
@@ -129,18 +121,7 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             if base == 0:
                 known = Known(u, found, pair)
         if CALL.spares_masses:
-            stands = passes(u, found, tl.where(lane < positions.LANES, 0.0, rows.MASS_LIMIT), CALL)
-            # As bits of one sum, for threads take long to exchange numbers.
-            flags = tl.where(lane < positions.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
-            word = tl.sum(flags + (stands.to(tl.int32) << lane), 0)
-            least_bits, most_bits, unsound = word & LANE_BITS, (word >> positions.LANES) & LANE_BITS, word >> TWICE
-            # The mass behind the last token decides nothing.
-            num_followed = tl.minimum(tl.maximum(length - 1 - base, 0), positions.LANES)
-            wanted_bits = most_bits & ~least_bits & ((1 << num_followed) - 1)
-            before_unsound = tl.where(all_sound, (unsound & -unsound) - 1, 0)  # all bits if there is none
-            all_sound = all_sound & (unsound == 0)
-            least_bits &= before_unsound
-            wanted_bits &= before_unsound
+            least_bits, wanted_bits, all_sound = bounds(all_sound, base, u, found, sound, length, CALL)
             first = tl.where(least_bits != 0, base + decide.bit_length(least_bits), first)
             last = tl.where(wanted_bits != 0, base + decide.bit_length(wanted_bits), last)
             if base + 1 < NUM_BITS:
@@ -149,6 +130,42 @@ def prepare(count, fetched, request, CALL: tl.constexpr):
             fetched = fetch(base + positions.LANES, length, request, CALL)
             parts = load_parts(base + positions.LANES, length, request, CALL)
     return length, Wanted(first, tl.maximum(first, last), bits), known
+
+
+@triton.jit
+def carry_on(running, base, found, length, CALL: tl.constexpr):
+    """Return the carry before and after LANES positions [TWICE], and behind them, given it before the first."""
+    lane = tl.arange(0, TWICE)
+    position = base + lane % positions.LANES
+    before = running
+    after = before
+    if CALL.carry is not None:
+        for i in range(base, tl.minimum(base + positions.LANES, length)):
+            before = tl.where(position >= i, running, before)
+            # For all lanes, though one is asked for: what does not hang on the carry is found once.
+            carried = evaluate(CALL.carry, with_scalar(found, before, CALL.carry_scalar), tl.float64)
+            running = tl.gather(carried, lane * 0 + (i - base), 0)
+            after = tl.where(position >= i, running, after)
+    return before, after, running
+
+
+@triton.jit
+def bounds(all_sound, base, u, found, sound, length, CALL: tl.constexpr):
+    """Return which of LANES positions are accepted at any mass, and which hang on it, as bits, up to an unsound one.
+
+    Whether all positions so far are sound comes last, and is given of those before.
+    """
+    lane = tl.arange(0, TWICE)
+    stands = passes(u, found, tl.where(lane < positions.LANES, 0.0, rows.MASS_LIMIT), CALL)
+    # As bits of one sum, for threads take long to exchange numbers.
+    flags = tl.where(lane < positions.LANES, (sound == 0).to(tl.int32) << (lane + TWICE), 0)
+    word = tl.sum(flags + (stands.to(tl.int32) << lane), 0)
+    least_bits, most_bits, unsound = word & LANE_BITS, (word >> positions.LANES) & LANE_BITS, word >> TWICE
+    # The mass behind the last token decides nothing.
+    num_followed = tl.minimum(tl.maximum(length - 1 - base, 0), positions.LANES)
+    wanted_bits = most_bits & ~least_bits & ((1 << num_followed) - 1)
+    before_unsound = tl.where(all_sound, (unsound & -unsound) - 1, 0)  # all bits if there is none
+    return least_bits & before_unsound, wanted_bits & before_unsound, all_sound & (unsound == 0)
 
 
 @triton.jit
