@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -539,7 +538,7 @@ def test_memory_in_which_a_call_failed_is_not_lent_again() -> None:
 
 
 def test_memory_is_kept_for_the_latest_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_KEPT", collections.OrderedDict())
+    monkeypatch.setattr(memory, "_KEPT", {})
     monkeypatch.setattr(memory, "MOST_KEPT", 2)
     inputs, found = inputs_on("cpu"), {}
     for thread in (1, 2, 1, 3, 1, 2):
@@ -571,7 +570,7 @@ def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory, "_RESERVED", {})
     monkeypatch.setattr(memory, "current_stream", mock.Mock(side_effect=[1, 2, 2]))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(memory, "_KEPT", collections.OrderedDict())
+    monkeypatch.setattr(memory, "_KEPT", {})
     lent(inputs_on("cpu"), 3, 5)
     assert not memory._RESERVED
     with FakeTensorMode():
@@ -601,7 +600,7 @@ def test_a_captured_call_finds_no_memory_of_others(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory, "current_stream", lambda _: 1)
     monkeypatch.setattr(memory, "_RESERVED", {})
     monkeypatch.setattr(memory, "RESERVED_COUNTERS", 0)
-    monkeypatch.setattr(memory, "_KEPT", collections.OrderedDict())
+    monkeypatch.setattr(memory, "_KEPT", {})
     with FakeTensorMode():
         given, found = inputs_on("cuda"), []
         for capturing in (False, True, True):

@@ -293,14 +293,14 @@ def shrink_further() -> None:
     records.HELD = min_p.HELD = triton.language.constexpr(4)
 
 
-def poisoned(place: memory.Place, num_counters: int, num_words: int) -> Workspace:
+def poisoned(place: memory.Place, num_counters: int, num_words: int) -> memory.Lent:
     """Return memory whose words are anything, every other NaN, and no counts."""
     device = place[0]
     workspace = Workspace.allocate(num_counters, num_words, device)
     LENT.append(workspace.counters)
     workspace.words.random_(generator=torch.Generator(device).manual_seed(num_words.bit_length()))
     workspace.words[::2] = -1
-    return workspace
+    return memory.Lent(workspace, place)
 
 
 def codes(

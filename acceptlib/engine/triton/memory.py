@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from typing import TypeAlias
 
 import torch
@@ -27,7 +26,8 @@ Place: TypeAlias = tuple[torch.device, int, int]
 MOST_KEPT = 128
 """Places that memory is kept for; the one that has had no call for longest is let go."""
 
-_KEPT: OrderedDict[Place, Workspace] = OrderedDict()
+_KEPT: dict[Place, Lent] = {}
+"""What no call has at the time, by place, that of the latest call last."""
 
 _RESERVED: dict[torch.device, torch.Tensor] = {}
 _RESERVED_LOCK = threading.Lock()
@@ -40,11 +40,12 @@ class Lent:
     launches, gets memory of its own, and one that fails leaves its counts to nobody.
     """
 
-    __slots__ = ("kept_as", "workspace")
+    __slots__ = ("place", "sizes", "workspace")
 
-    def __init__(self, workspace: Workspace, kept_as: Place | None = None) -> None:
-        """Hold memory, which is kept for a place when the call has ended well if one is given."""
-        self.workspace, self.kept_as = workspace, kept_as
+    def __init__(self, workspace: Workspace, place: Place | None = None) -> None:
+        """Hold memory, which is kept for a place when a call has ended well if one is given."""
+        self.workspace, self.place = workspace, place
+        self.sizes = (workspace.counters.numel(), workspace.words.numel())
 
     def __enter__(self) -> Workspace:
         """Return the workspace."""
@@ -52,11 +53,11 @@ class Lent:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         """Keep what is kept; leave no counts of a call that failed in a caller's workspace."""
-        if self.kept_as is None:
+        if self.place is None:
             if failure is not None:
                 clear(self.workspace.counters)
         elif failure is None:
-            _KEPT[self.kept_as] = self.workspace
+            _KEPT[self.place] = self
 
 
 def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Lent:
@@ -85,8 +86,7 @@ def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Lent:
             # It belongs to the graph: no other call may find it.
             return Lent(_captured(num_counters, num_words, device))
         stream = current_stream(device)
-    place = (device, stream, threading.get_ident())
-    return Lent(_taken(place, num_counters, num_words), place)
+    return _taken((device, stream, threading.get_ident()), num_counters, num_words)
 
 
 def clear(counters: torch.Tensor) -> None:
@@ -99,14 +99,14 @@ def clear(counters: torch.Tensor) -> None:
             counters.zero_()
 
 
-def _taken(place: Place, num_counters: int, num_words: int) -> Workspace:
+def _taken(place: Place, num_counters: int, num_words: int) -> Lent:
     """Return what was kept for a place, which is kept no longer, or larger memory.
 
     What is too small is let go. No graph holds it, and whatever gets that memory next on the stream runs behind the
     calls that still use it.
     """
     kept = _KEPT.pop(place, None)
-    sizes = (0, 0) if kept is None else (kept.counters.numel(), kept.words.numel())
+    sizes = (0, 0) if kept is None else kept.sizes
     if kept is not None and sizes[0] >= num_counters and sizes[1] >= num_words:
         return kept
     del kept  # so that there need not be room for both
@@ -116,8 +116,8 @@ def _taken(place: Place, num_counters: int, num_words: int) -> Workspace:
     if device.type == "cuda":
         _reserve(device)
     if len(_KEPT) >= MOST_KEPT:
-        _KEPT.popitem(last=False)
-    return Workspace.allocate(*sizes, device)
+        _KEPT.pop([*_KEPT][0], None)  # noqa: RUF015 - other threads must not change it between two steps
+    return Lent(Workspace.allocate(*sizes, device), place)
 
 
 def _reserve(device: torch.device) -> None:
