@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Final
 
@@ -125,6 +125,20 @@ class VerifyResult:
             raw_logprobs=torch.empty(shape, dtype=torch.float32, device=device) if logprobs else None,
             num_passed=torch.empty(num_requests, dtype=torch.int32, device=device) if num_passed or totals else None,
             totals=torch.zeros(2, dtype=torch.int64, device=device) if totals else None,
+        )
+
+    def narrow(self, num_requests: int) -> VerifyResult:
+        """Return the result's first requests, in the same memory: `out` of a smaller batch. `totals` are shared.
+
+        Raises:
+            InputError: The result is of fewer requests.
+        """
+        if not 0 <= num_requests <= len(self.status):
+            msg = f"num_requests: expected 0 to {len(self.status)}, for as many as the result has, got {num_requests}"
+            raise InputError(msg)
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return VerifyResult(
+            **{name: t if t is None or name == "totals" else t[:num_requests] for name, t in tensors.items()}
         )
 
     def to_lists(self) -> list[list[int]]:

@@ -289,6 +289,23 @@ def test_out_of_an_earlier_step(setting: str) -> None:
     support.same(out, support.verify(setting, second))
 
 
+def test_out_of_more_requests_takes_a_smaller_batch() -> None:
+    """What lies behind the batch is left alone, and totals go on."""
+    requests = mixed(3)
+    expected = support.verify("rejection", requests, logprobs=True)
+    out = VerifyResult.empty(5, expected.output_token_ids.shape[1] - 1, "cpu", logprobs=True, totals=True)
+    out.output_token_ids.fill_(77)
+    for step in (1, 2):
+        support.same(support.verify("rejection", requests, logprobs=True, out=out.narrow(3)), expected)
+        assert out.totals is not None
+        assert out.totals[1] == step * expected.num_emitted.sum()
+    assert torch.equal(out.output_token_ids[:3], expected.output_token_ids)
+    assert bool((out.output_token_ids[3:] == 77).all())
+    for number in (-1, 6):
+        with pytest.raises(InputError, match=f"num_requests: expected 0 to 5, .* got {number}"):
+            out.narrow(number)
+
+
 def test_out_of_another_shape_is_an_error_and_stays_as_it_was() -> None:
     requests = mixed(4)
     for num_requests, most in ((3, 4), (4, 3), (5, 5)):
