@@ -87,7 +87,7 @@ class AcceptanceConfig(pydantic.BaseModel):
     backend: Choice = pydantic.Field("auto", description="engine that runs it")
     options: dict[str, Any] = pydantic.Field(default_factory=dict, description="see `acceptlib show NAME`")
     plugins: pydantic.StrictBool = pydantic.Field(
-        default=True, description="whether strategies of installed packages may be named"
+        default=True, description="whether installed packages' strategies are loaded"
     )
 
     @pydantic.field_validator("options", mode="before")

@@ -5,7 +5,6 @@ TRITON_INTERPRET=1 python memory_interpreted.py interpreted results.json
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from unittest import mock
 
 import quick_interpreter
 import torch
-import triton
 import triton_calls
 import triton_engine_cases as cases
 from triton.runtime.interpreter import GridExecutor
@@ -24,7 +22,7 @@ from triton.runtime.interpreter import GridExecutor
 import acceptlib
 from acceptlib import AcceptanceStrategy, VerifyResult, Workspace, checks
 from acceptlib.engine import torch_engine
-from acceptlib.engine.triton import engine, held, positions, tunings
+from acceptlib.engine.triton import engine, tunings
 from acceptlib.engine.triton.launching import Launch
 from acceptlib.engine.triton.layout import layout_of
 from acceptlib.engine.triton.memory import Lent
@@ -65,8 +63,7 @@ LISTS = "lists/bad-counts"
 LEFT_OUT = "left-out/rows"
 REMEMBERED = "remembered/values"
 WITHIN = "within/another"
-EARLY = "early/tokens"
-ONCE = [LISTS, LEFT_OUT, REMEMBERED, WITHIN, EARLY]
+ONCE = [LISTS, LEFT_OUT, REMEMBERED, WITHIN]
 CASES = [f"workspace/{name}/{form}" for name in STAGES for form in FORMS]
 CASES += [*(f"exact/{case}" for case in EXACT), *UNFIT, *FAR, *ONCE]
 
@@ -230,31 +227,6 @@ def within_another(strategy: AcceptanceStrategy) -> str:
     return ""
 
 
-def written_early(strategy: AcceptanceStrategy) -> bool:
-    """Return whether drafted tokens that lie where emitted ones go become placeholders while others may decide."""
-    num_requests, most, _ = SIZES
-    call = triton_calls.calls(SIZES)["logits"] | {"logprobs": False}
-    ids = call["ids"]
-    assert isinstance(ids, torch.Tensor)
-    tokens = torch.nn.functional.pad(ids, (0, 1))
-    out = VerifyResult.empty(num_requests, most, torch.device("cpu"))
-    call |= {"ids": tokens[:, :most], "out": dataclasses.replace(out, output_token_ids=tokens)}
-    watch, found = held.watch, []
-
-    def watched(grid: Any, request: Any, launched: Any) -> Any:
-        lane = triton.language.arange(0, most)
-        there = positions.tokens_at(request, lane, lane >= 0, -1)
-        # Not whether they are the same: who writes the one at the stop knows that all have decided.
-        found.append(bool((there.handle.data >= 0).all()))
-        return watch(grid, request, launched)
-
-    tunings.SIZES, *_ = cases.EVERY_SIZE
-    with mock.patch.object(held, "watch", watched):
-        cases.run(engine.verify, strategy, call)
-    assert len(found) == num_requests
-    return not all(found)
-
-
 def far_apart(strategy: AcceptanceStrategy, name: str, layout: str, folder: Path) -> str:
     """Return what is wrong with a call whose rows lie far apart, in files of which only what is touched exists."""
     _, most, _ = SIZES
@@ -319,8 +291,6 @@ def main(_mode: str, path: str) -> None:
     found[LEFT_OUT] = left_out(strategies["rejection"])
     found[REMEMBERED] = remembered("rejection")
     found[WITHIN] = within_another(strategies["block"])
-    early = [name for name in ("rejection", "cautious") if written_early(strategies[name])]
-    found[EARLY] = "" if early == ["rejection"] else f"written early: {early}, but lengths matter to cautious alone"
     found |= {case: unfit(strategies["block"], case.split("/")[1]) for case in UNFIT}
     # The interpreter copies every storage onto itself after a call, and would touch all of it.
     with mock.patch.object(GridExecutor, "_restore_args_dev"):

@@ -205,6 +205,29 @@ def test_numbers_of_requests_may_lie_apart(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.equal(found, values), name
 
 
+@pytest.mark.parametrize("place", ["first", "later", "transposed", "all-one", "behind", "elsewhere"])
+def test_drafted_tokens_that_lie_where_emitted_ones_go_are_copied(place: str) -> None:
+    """For a program may write a token while another still decides by the drafted one."""
+    buffer = torch.arange(40, dtype=torch.int32)
+    out = dataclasses.replace(VerifyResult.empty(3, 3, torch.device("cpu")), output_token_ids=buffer[:12].view(3, 4))
+    ids = {
+        "first": buffer[:12].view(3, 4)[:, :3],
+        "later": buffer[9:18].view(3, 3),
+        "transposed": buffer[:9].view(3, 3).T,
+        "all-one": buffer[11:12].expand(3, 3),
+        "behind": buffer[12:21].view(3, 3),
+        "elsewhere": torch.arange(9, dtype=torch.int32).view(3, 3),
+    }[place]
+    inputs, launched = cases.inputs(ids, rng=0, target_probs=torch.full((3, 4, 50), 0.02), out=out), []
+    with mock.patch.object(engine, "launch", lambda _, tensors, __: launched.extend(tensors)):
+        engine.verify(acceptlib.create("rejection").plan, inputs)
+    found = launched[verify_kernel.arg_names.index("ids_ptr")]
+    assert torch.equal(found, ids)
+    assert found.stride() == ids.stride()
+    apart = place in {"behind", "elsewhere"}
+    assert (found.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()) is apart
+
+
 def test_a_workspace_of_fake_tensors_leaves_none_behind() -> None:
     strategy = acceptlib.create("synthetic", synthetic_acceptance_rates=(0.9, 0.5))
     with FakeTensorMode():
@@ -547,6 +570,17 @@ def test_memory_is_kept_for_the_latest_threads(monkeypatch: pytest.MonkeyPatch) 
         assert len(memory._KEPT) <= 2
     assert len({id(each) for each in found[1]}) == 1
     assert found[2][0] is not found[2][1]  # longest without a call when the third came
+
+
+def test_memory_of_calls_that_end_together_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_KEPT", {})
+    monkeypatch.setattr(memory, "MOST_KEPT", 2)
+    inputs = inputs_on("cpu")
+    with contextlib.ExitStack() as calls_at_once:
+        for thread in range(5):
+            monkeypatch.setattr(threading, "get_ident", lambda thread=thread: thread)
+            calls_at_once.enter_context(memory.memory_for(inputs, 3, 5))
+    assert len(memory._KEPT) == 2
 
 
 def test_calls_share_memory_of_every_size() -> None:

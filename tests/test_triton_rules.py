@@ -223,7 +223,7 @@ def branching(target_prob: Any) -> Any:
         (twice, r"x, x = \(target_prob, 0\.1\)"),
         (listing, r"\[target_prob, 0\.1\]"),
         (summing, r"for weight in \(0\.5, 0\.25\):.*"),
-        (branching, r"if target_prob > .*"),
+        (branching, r"if target_prob > 0\.5"),
     ],
     ids=[
         *("power", "floor", "torch", "builtin", "method"),

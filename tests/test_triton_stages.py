@@ -118,7 +118,7 @@ def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
         ("rejection", {"dtype": torch.bfloat16}, [(31, 3), (23, 4)], False),
         ("rejection", {"min_p": 0.1}, [(16, 7), (28, 4)], True),
         ("rejection", {"min_p": 0.1}, [(32, 3), (27, 4)], False),
-        ("rejection", {"top_k": 9}, [(64, 3)], True),  # whose positions go in parts
+        ("rejection", {"top_k": 9}, [(64, 3)], True),  # whose positions go in groups
         ("rejection", {"top_k": 9}, [(63, 3)], False),
         ("typical", {}, [(28, 4)], True),  # whose entropy comes with the laws
         ("typical", {"min_p": 0.1}, [(38, 4)], False),  # and here does not
@@ -260,7 +260,7 @@ def test_far_batches_start_no_stage_before_rows_are_read(far: int, monkeypatch: 
         (65535, 1 << 13, [0, 1, 2, 4, 8, *range(38, 65535, 4096)]),  # where next to no request is expected
     ],
 )
-def test_parts_grow_as_fewer_requests_are_expected(num_positions: int, num_blocks: int, firsts: list[int]) -> None:
+def test_groups_grow_as_fewer_requests_are_expected(num_positions: int, num_blocks: int, firsts: list[int]) -> None:
     """Each has about as much to read if six of ten requests get on from every position."""
     assert list(groups(num_positions, num_blocks)) == [*itertools.pairwise([*firsts, num_positions])]
 

@@ -403,7 +403,7 @@ class Call(Rules):
 
     @property
     def draws_by_law(self) -> bool:
-        """Whether sums of blocks tell where every draw falls: those behind the row's law, or of `masses`."""
+        """Whether sums of blocks tell where every draw falls: those behind the row's law, or of `sums_weights`."""
         return self.sums_weights or (self.knows_weights and not self.filtered[0])
 
     @property

@@ -11,7 +11,7 @@ at, from the last to the first. If a stage has said which rows these are, the la
 the position before it; elsewhere the request's last program decides all.
 """
 
-# ruff: noqa: N803, N806 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803 - jit functions; constants in capitals, branches known when compiling
 
 import triton
 import triton.language as tl
@@ -131,16 +131,12 @@ def emit_held(stop, length, passed, kept, grid, count, fault, request, partials_
         row_fault = laws.status_of(row.target_law, CALL)
         status = results.fault_of(kind, row, row_fault, fault, request, CALL)
         drawn = (status == 0) & kind.weighed
-        lane = tl.arange(0, results.WRITTEN)
-        ids = positions.tokens_at(request, lane, lane < stop, -1)
-        # Drafted tokens may lie where emitted ones go. Those behind the stop matter to others only where lengths do.
-        EARLY: tl.constexpr = CALL.draws_held and not CALL.reads_length
-        if EARLY:
+        if CALL.draws_held:
+            lane = tl.arange(0, results.WRITTEN)
+            ids = positions.tokens_at(request, lane, lane < stop, -1)
             results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
         writes, sure = held.watch(grid, request, CALL)
         if writes & drawn & CALL.draws_held:
-            if not EARLY:
-                results.write(stop, ids, -1, 0.0, status, drawn, request, out, CALL)
             results.close(stop, passed, status, request, out, CALL)
         else:
             sums = held.load_sums(sure, grid, request, CALL)

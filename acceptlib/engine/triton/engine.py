@@ -208,6 +208,8 @@ class Run(NamedTuple):
         reads_tables: Whether they read per-position constants.
         raw: Whether log-probabilities under the raw row differ from those under the processed one.
         numbers: The kernel's arguments that are numbers, in their order, without a `Root`'s and a launch's own.
+        drafted_bytes: From the first drafted token to the end of the last.
+        emitted_bytes: Of the emitted tokens.
     """
 
     launches: tuple[Launch, ...]
@@ -217,6 +219,8 @@ class Run(NamedTuple):
     reads_tables: bool
     raw: bool
     numbers: tuple[int, ...]
+    drafted_bytes: int
+    emitted_bytes: int
 
 
 _TENSORS = attrgetter("data", *PARAMETERS, "bias_values")
@@ -247,6 +251,9 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
     if run is None:
         run = inputs.checked.runs[key] = _run_of(plan, inputs, out)
     state = [inputs.state[name] for name in plan.traits.state]
+    drafted = inputs.draft_token_ids
+    if inputs.out and -run.drafted_bytes < drafted.data_ptr() - out.output_token_ids.data_ptr() < run.emitted_bytes:
+        drafted = _copied(drafted)  # some programs write while others still decide
     with memory_for(inputs, run.num_counters, run.num_words) as memory:
         tensors = (
             out.output_token_ids,
@@ -261,7 +268,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
             memory.words,
             *_TENSORS(target),
             *_TENSORS(draft if run.reads_draft else target),
-            inputs.draft_token_ids,
+            drafted,
             inputs.cu_num_draft_tokens,
             uniforms.accept if uniforms else None,
             uniforms.emit if uniforms else None,
@@ -335,7 +342,22 @@ def _run_of(plan: Plan, inputs: Inputs, out: VerifyResult) -> Run:
         reads_tables=bool(call.tables),
         raw=call.raw,
         numbers=numbers,
+        drafted_bytes=_span(ids) * ids.itemsize,
+        emitted_bytes=out.output_token_ids.nbytes,
     )
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return how many elements lie from the first one of a tensor to the last."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same strides in other memory."""
+    with torch.inference_mode():
+        return tensor.as_strided((_span(tensor),), (1,)).clone().as_strided(tensor.shape, tensor.stride())
 
 
 @functools.cache

@@ -26,8 +26,7 @@ class Listed(NamedTuple):
         raw: Entries [most_listed] that hold all that is kept of the row, after bias and mask; those of a run in order.
         number: How many there are; -1 if too many.
         suffices: Whether every row of the request has a list. Then the first program finishes the request without
-            waiting for the others. What it writes may change the stop that slower ones find, but not that there is a
-            list, so that they have nothing to weigh and leave.
+            waiting for the others, which have nothing to weigh and leave.
     """
 
     raw: elements.Block

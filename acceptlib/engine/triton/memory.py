@@ -27,7 +27,7 @@ MOST_KEPT = 128
 """Places that memory is kept for; the one that has had no call for longest is let go."""
 
 _KEPT: dict[Place, Lent] = {}
-"""What no call has at the time, by place, that of the latest call last."""
+"""What no call has at the time, by place."""
 
 _RESERVED: dict[torch.device, torch.Tensor] = {}
 _RESERVED_LOCK = threading.Lock()
@@ -58,6 +58,8 @@ class Lent:
                 clear(self.workspace.counters)
         elif failure is None:
             _KEPT[self.place] = self
+            while len(_KEPT) > MOST_KEPT:
+                _KEPT.pop([*_KEPT][0], None)  # noqa: RUF015 - other threads must not change it between two steps
 
 
 def memory_for(inputs: Inputs, num_counters: int, num_words: int) -> Lent:
@@ -115,23 +117,22 @@ def _taken(place: Place, num_counters: int, num_words: int) -> Lent:
     device = place[0]
     if device.type == "cuda":
         _reserve(device)
-    if len(_KEPT) >= MOST_KEPT:
-        _KEPT.pop([*_KEPT][0], None)  # noqa: RUF015 - other threads must not change it between two steps
     return Lent(Workspace.allocate(*sizes, device), place)
 
 
 def _reserve(device: torch.device) -> None:
     """Have counters for graphs, before one is captured."""
-    with _RESERVED_LOCK:
-        if device not in _RESERVED:
-            _RESERVED[device] = Workspace.allocate(RESERVED_COUNTERS, 0, device).counters
+    if device not in _RESERVED:
+        # Without a lock, which a handler of a signal would wait for; the first ones stay, for graphs may hold some.
+        _RESERVED.setdefault(device, Workspace.allocate(RESERVED_COUNTERS, 0, device).counters)
 
 
 def _captured(num_counters: int, num_words: int, device: torch.device) -> Workspace:
     """Return memory for one captured call, with reserved counters while there are enough."""
     with _RESERVED_LOCK:
-        counters = _RESERVED.get(device, torch.empty(0))
-        if len(counters) < num_counters:
-            return Workspace.allocate(num_counters, num_words, device)
-        _RESERVED[device] = counters[num_counters:]
+        counters = _RESERVED.get(device)
+        if counters is not None and len(counters) >= num_counters:
+            _RESERVED[device] = counters[num_counters:]
+    if counters is None or len(counters) < num_counters:
+        return Workspace.allocate(num_counters, num_words, device)
     return Workspace(counters=counters[:num_counters], words=torch.empty(num_words, dtype=torch.int64, device=device))

@@ -202,9 +202,14 @@ class _Specialise(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> list[ast.stmt]:
         """Keep the branch that an option chooses; there are no others, for a tensor has no one truth value."""
+        written = ast.unparse(node.test)
         node.test = self.visit(node.test)
         if not isinstance(node.test, ast.Constant):
-            self._refuse(node)
+            msg = (
+                f"rule {self.name!r}: expected `if` on options and other numbers alone, got 'if {written}'. Write a "
+                "choice between values with ops.where, or use backend='torch'."
+            )
+            raise StrategyDefinitionError(msg)
         return self._block(node.body if node.test.value else node.orelse)
 
     def _block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
