@@ -358,6 +358,11 @@ def test_a_result_has_no_negative_size(sizes: tuple[int, int]) -> None:
         VerifyResult.empty(*sizes, "cpu")
 
 
+def test_a_result_is_all_on_its_device() -> None:
+    result = VerifyResult.empty(2, 3, "meta", logprobs=True, totals=True)
+    assert {getattr(result, field.name).device.type for field in dataclasses.fields(result)} == {"meta"}
+
+
 def test_ragged_on_a_device_needs_the_longest_draft() -> None:
     """Finding it would wait for the device."""
     tensors = {name: value.to("meta") for name, value in plain_call().items() if isinstance(value, torch.Tensor)}

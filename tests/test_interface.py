@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import math
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -465,6 +466,16 @@ def test_inherited_rules_can_be_replaced() -> None:
     assert Never.residual is Lenient.residual
 
 
+def test_a_later_row_has_a_say_by_the_stop_or_by_a_rule() -> None:
+    def looks_ahead(stop: str, accept: Any) -> bool:
+        body = {"name": "looking", "traits": dataclasses.replace(LOSSY, stop=stop), "accept": rule(accept)}
+        return type("Looking", (AcceptanceStrategy,), body)().plan.looks_ahead
+
+    assert not looks_ahead("first_rejection", lambda target_prob: target_prob)
+    assert looks_ahead("last_acceptance", lambda target_prob: target_prob)
+    assert looks_ahead("first_rejection", lambda next_residual_mass: next_residual_mass)
+
+
 # Functions that rules call
 
 
@@ -504,6 +515,22 @@ def test_a_logarithm_to_base_2_is_within_two_units_of_the_last_place(*, numpy_ta
     # Whoever is near, and wherever it lies.
     assert torch.equal(ops.log2(numbers[7:1000:3]), found[7:1000:3])
     assert torch.equal(ops.log2(numbers[None].expand(2, -1)), found[None].expand(2, -1))
+
+
+@pytest.mark.usefixtures("numpy_takes_logarithms")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_logarithm_to_base_2_of_another_dtype_is_torchs(dtype: torch.dtype) -> None:
+    numbers = torch.rand(1001, generator=torch.manual_seed(0)).to(dtype)
+    for guard in (0.0, 2.0**-7):
+        assert torch.equal(ops.log2(numbers, guard), torch.log2(numbers + guard))
+
+
+def test_a_numpy_that_cannot_tell_takes_no_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before 2.1."""
+    monkeypatch.delattr(np.lib, "introspect", raising=False)
+    monkeypatch.delitem(sys.modules, "numpy.lib.introspect", raising=False)
+    monkeypatch.setattr(np.lib, "__path__", [])
+    assert not arrays._has_wide_logarithms.__wrapped__()
 
 
 def test_many_threads_take_logarithms_sooner_than_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -463,6 +463,17 @@ def test_forgive_says_whether() -> None:
     made(traits, forgive=rule(lambda: True))()
 
 
+def test_forgive_may_return_a_flag() -> None:
+    traits = Traits(guarantee="lossy", bound="none", stop="window", window=1)
+    made(traits, forgive=rule(lambda is_target_argmax: is_target_argmax))()
+
+
+def test_forgive_sees_no_later_row() -> None:
+    traits = Traits(guarantee="lossy", bound="none", stop="window", window=1)
+    with pytest.raises(StrategyDefinitionError, match="'forgive' reads 'next_residual_mass', which it cannot"):
+        made(traits, forgive=rule(lambda next_residual_mass: next_residual_mass > 0))()
+
+
 def test_a_row_sum_is_no_rule() -> None:
     with pytest.raises(StrategyDefinitionError, match=r"expected `residual` to be a rule .*, got <RowSum"):
         made(residual=row_sum(lambda p, q: p - q))

@@ -7,6 +7,7 @@ import itertools
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import support
 import torch
@@ -254,6 +255,35 @@ def test_words_of_a_device(setting: str, layout: str, form: str, monkeypatch: py
         monkeypatch.setattr(module, "as_words", lambda tensor: tensor)
     monkeypatch.setattr(streams, "_columns", streams._columns.__wrapped__)  # keeps words
     support.same(support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments), wanted)
+
+
+@forms
+@layouts
+@settings
+def test_words_of_a_device_are_not_waited_for(
+    setting: str, layout: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrays are asked costs nothing; the same of tensors would wait, here with tensors on the CPU."""
+    requests = mixed(9)
+    requests[2].p[1] = torch.nan
+    for module in (arrays, draw, process, streams, rows, torch_engine):
+        monkeypatch.setattr(module, "as_words", lambda tensor: tensor)
+    monkeypatch.setattr(streams, "_columns", streams._columns.__wrapped__)  # keeps words
+    arguments = {"logprobs": True, "bonus_token_ids": torch.arange(9)}
+    arguments |= support.lay_out(requests, layout, form)
+    with NoWaiting():
+        support.create(setting).verify(**arguments, rng=support.streams(range(9)))
+
+
+def test_words_of_a_device_are_as_wide_as_arrays() -> None:
+    like = torch.zeros(2, dtype=torch.int64)
+    assert np.array_equal(arrays.full((2,), 0.1, like), arrays.full((2,), 0.1, like.numpy()))
+
+
+def test_nobody_looks_whether_a_condition_of_a_device_holds() -> None:
+    for device in ("cpu", "meta"):
+        assert arrays.may_hold(torch.zeros(2, dtype=torch.bool, device=device))
+    assert [arrays.may_hold(np.array([False, value])) for value in (False, True)] == [False, True]
 
 
 @forms

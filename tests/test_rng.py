@@ -16,7 +16,7 @@ import torch
 
 from acceptlib import AcceptlibError, Rng, create
 from acceptlib.errors import InputError
-from acceptlib.rng import Purpose, bits_at, counters, join, philox, resolve, to_uniform, uniform_at
+from acceptlib.rng import Purpose, Root, bits_at, counters, join, philox, resolve, to_uniform, uniform_at
 
 MASK = 0xFFFFFFFF
 
@@ -322,6 +322,11 @@ def test_ints_give_different_streams() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
+def test_every_bit_of_an_int_matters() -> None:
+    seeds = {tuple(Rng.of(1 ^ 1 << bit, 2, "cpu").seeds.tolist()) for bit in range(64)}
+    assert len(seeds | {tuple(Rng.of(1, 2, "cpu").seeds.tolist())}) == 65
+
+
 def test_generator_draws_fresh_seeds() -> None:
     """A generator's state advances, and equal states give equal streams: catches a generator read but not moved."""
     device = torch.device("cpu")
@@ -332,6 +337,14 @@ def test_generator_draws_fresh_seeds() -> None:
         assert torch.equal(expected.seeds, again.seeds)
         assert torch.equal(expected.offsets, again.offsets)
     assert len({*first.seeds.tolist(), *second.seeds.tolist()}) == 16
+
+
+def test_a_generator_draws_every_bit() -> None:
+    """The sign too; the offsets as well, whose steps are added to them."""
+    rng = Rng.of(torch.Generator().manual_seed(5), 64, "cpu")
+    for numbers in (rng.seeds, rng.offsets):
+        for bit in range(64):
+            assert {*(numbers >> bit & 1).tolist()} == {0, 1}
 
 
 def test_none_is_the_default_generator() -> None:
@@ -375,6 +388,19 @@ def test_rng_rejects(seeds: torch.Tensor, offsets: torch.Tensor) -> None:
     assert issubclass(InputError, AcceptlibError)
 
 
+def test_seeds_and_offsets_of_two_lengths_are_refused() -> None:
+    with pytest.raises(InputError, match=r"of one length on one device, got \[3\] on cpu and \[2\] on cpu"):
+        Rng(seeds=LONG, offsets=LONG[:2].clone())
+
+
+def test_a_column_of_a_matrix_is_refused() -> None:
+    """Kernels read neighbouring numbers, and a contiguous copy would not advance."""
+    column = LONG[:, None].repeat(1, 2)[:, 1]
+    for tensors in ({"seeds": column, "offsets": LONG}, {"seeds": LONG, "offsets": column}):
+        with pytest.raises(InputError, match=r"expected \[B\] int64, contiguous, got .* of strides \[2\]"):
+            Rng(**tensors)
+
+
 def test_of_rejects() -> None:
     """A stream count that is not B, and a source of another type, name what was expected and given."""
     with pytest.raises(InputError, match=r"expected seeds \[4\] on cpu, got \[3\]"):
@@ -386,6 +412,13 @@ def test_of_rejects() -> None:
             source(True, 3, torch.device("cpu"))  # noqa: FBT003
     with pytest.raises(InputError, match="advances: expected True or False, got 'no'"):
         Rng(seeds=LONG, offsets=LONG.clone(), advances="no")  # type: ignore[arg-type]
+
+
+def test_streams_of_another_device_than_the_call_are_refused() -> None:
+    rng = Rng(seeds=LONG.to("meta"), offsets=LONG.to("meta"))
+    assert Rng.of(rng, 3, "meta") is rng
+    with pytest.raises(InputError, match=r"expected seeds \[3\] on cpu, got \[3\] on meta"):
+        Rng.of(rng, 3, "cpu")
 
 
 @pytest.mark.parametrize("position", [-1, 2**32, 1.5])
@@ -418,6 +451,15 @@ def test_a_generator_on_a_gpu_is_no_int(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({*itertools.chain(*seeds)}) == 9
 
 
+def test_a_generator_on_a_gpu_may_have_any_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take it as an int64."""
+    device = torch.device("cuda", 0)
+    generator = mock.Mock(spec=torch.Generator, device=device)
+    generator.initial_seed.return_value, generator.get_offset.return_value = 2**64 - 5, 8
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert resolve(generator, 3, device) == Root(-5, 8 - 2**63)
+
+
 def test_seeds_and_offsets_that_share_memory_are_refused() -> None:
     """Advancing the one would change the other; where nothing is advanced it may be."""
     numbers = torch.arange(6)
@@ -426,6 +468,13 @@ def test_seeds_and_offsets_that_share_memory_are_refused() -> None:
             Rng(seeds=numbers[:4], offsets=offsets)
         Rng(seeds=numbers[:4], offsets=offsets, advances=False)
     Rng(seeds=numbers[:3], offsets=numbers[3:])
+
+
+def test_one_tensor_without_an_address_for_both_is_refused() -> None:
+    """As in a compiled function, where nobody can ask where its memory is."""
+    numbers = LONG.to("meta")
+    with pytest.raises(InputError, match="expected seeds and offsets that share no memory"):
+        Rng(seeds=numbers, offsets=numbers)
 
 
 def test_what_cannot_run_draws_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,31 @@ def test_a_draft_of_another_vocabulary(width: int) -> None:
     assert not results[0].status.any()
 
 
+@pytest.mark.parametrize("width", [VOCAB - 40, VOCAB + 24])
+def test_a_draft_of_another_vocabulary_is_not_masked(width: int) -> None:
+    masks = packed(torch.rand(64, 3, VOCAB, generator=support.generator(3)) < 0.7)
+    arguments = support.lay_out([support.ordinary(2, VOCAB, seed=b) for b in range(64)], "padded", "logits")
+    arguments |= {
+        "draft_logits": 3 * normal(64, 2, width),
+        "sampling": SamplingParams(temperature=0.7, allowed_token_bitmask=masks),
+    }
+    results = [
+        acceptlib.create("rejection").verify(**arguments, draft_sampling=draft_sampling, rng=support.streams(range(64)))
+        for draft_sampling in (None, SamplingParams(temperature=0.7))
+    ]
+    support.same(*results)
+
+
+def test_a_k_between_two_vocabularies_cuts_the_larger() -> None:
+    """Of the draft's 12 entries the last is cut, and with no probability there the drafted token stands."""
+    target = torch.tensor([0.1] * 9 + [1e-3]).log().expand(1, 2, 10)
+    draft = torch.tensor([1.0] * 11 + [0.5])[[*range(9), 11, 9, 10]].log()[None, None]
+    arguments = {"target_logits": target, "draft_logits": draft, "sampling": SamplingParams(top_k=11)}
+    uniforms = acceptlib.Uniforms(accept=torch.full((1, 1), 0.5, dtype=torch.float64), emit=torch.zeros(1).long())
+    result = acceptlib.create("rejection").verify(torch.tensor([[9]]), **arguments, uniforms=uniforms)
+    assert result.num_accepted.tolist() == [1]
+
+
 ADVERSARIAL_VOCAB = 33
 
 

@@ -153,6 +153,35 @@ def test_requests_do_not_see_each_others_parameters() -> None:
     assert torch.equal(law(logits, mixed)[order], law(logits[order], shuffled))
 
 
+def test_a_k_of_all_entries_filters_nothing() -> None:
+    """To the bit, as a number: the sum is torch's own."""
+    logits = ROWS["random"]
+    for top_k in (logits.shape[1], logits.shape[1] + 1):
+        assert torch.equal(law(logits, SamplingParams(top_k=top_k)), law(logits, None))
+
+
+def test_a_request_without_a_k_keeps_all_beside_one_with_it() -> None:
+    logits = torch.randn(2, 3000, generator=support.generator(4))
+    found = law(logits, SamplingParams(top_k=torch.tensor([0, 5])))
+    assert (found > 0).sum(1).tolist() == [3000, 5]
+
+
+def test_a_bias_for_what_a_row_lacks_is_passed_over() -> None:
+    """As a narrower draft's do; nor does it go to the last entry."""
+    none, beyond = (
+        SamplingParams(top_k=3, logit_bias=LogitBias(torch.tensor([[1, token]]), torch.ones(1, 2))) for token in (-1, 9)
+    )
+    logits = ROWS["random"][:1, :9]
+    assert torch.equal(law(logits, beyond), law(logits, none))
+
+
+def test_all_rows_of_a_request_have_its_parameters() -> None:
+    rows = ROWS["random"][:6].view(3, 2, -1)
+    each = {"temperature": torch.tensor([0.5, 1.0, 2.0]), "top_k": torch.tensor([3, 0, 5])}
+    alone = [law(rows[b], SamplingParams(**{name: value[[b, b]] for name, value in each.items()})) for b in range(3)]
+    assert torch.equal(law(rows, SamplingParams(**each)), torch.stack(alone))
+
+
 @pytest.mark.parametrize("vocab_size", [2047, 2048, 2049, 2050])
 def test_the_last_logit_may_be_the_largest(vocab_size: int) -> None:
     """Past the last whole block of 64, and alone there too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -123,6 +123,24 @@ def test_few_greedy_requests_of_half_precision(form: str) -> None:
     full = {name: rows.float() if rows.is_floating_point() else rows for name, rows in half.items()}
     found, wanted = (acceptlib.create("greedy").verify(**rows, rng=0) for rows in (half, full))
     support.same(found, wanted)
+
+
+@pytest.mark.parametrize(("recovered", "bonus"), [("sample", "argmax"), ("argmax", "sample"), ("argmax", "argmax")])
+def test_who_draws_a_token_is_not_greedy(
+    recovered: Literal["sample", "argmax"], bonus: Literal["sample", "argmax"]
+) -> None:
+    """Even if argmaxes alone are accepted: by chance, or from a residual."""
+    body = {"accept": type(acceptlib.create("greedy")).accept}
+    if "sample" not in {recovered, bonus}:
+        body["residual"] = rule(lambda p: 1 - p)
+    traits = Traits(guarantee="lossy", bound="none", recovered=recovered, bonus=bonus)
+    strategy = type("Drawing", (AcceptanceStrategy,), {"name": "drawing", "traits": traits, **body})()
+    # All bits of a draw set take the last token there is.
+    uniforms = Uniforms(accept=torch.zeros(2, 1, dtype=torch.float64), emit=torch.full((2,), -1))
+    rows = torch.tensor([0.75, 0.25]).expand(2, 2, 2).contiguous()
+    found = strategy.verify(torch.tensor([[0], [1]]), target_probs=rows, uniforms=uniforms)
+    drawn = int(bonus == "sample"), int(recovered == "sample" or bonus == "argmax")
+    assert found.output_token_ids.tolist() == [[0, drawn[0]], [drawn[1], -1]]
 
 
 def _without_bonus_rows(target: torch.Tensor, requests: list[Request]) -> torch.Tensor:

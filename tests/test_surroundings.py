@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Rng, Traits, VerifyResult, arrays, exact, rule
+from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, arrays, exact, rule
 from acceptlib.engine import scratch
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
@@ -91,6 +91,15 @@ def test_fake_tensors_give_shapes_and_leave_nothing_behind() -> None:
         assert (ids.shape, probs.shape) == ((2,), (2, 7))
     same(strategy.verify(**arguments, rng=0), wanted)
     acceptlib.sample(torch.zeros(2, 7), rng=Rng.of(0, 2, "cpu"), position=0)
+
+
+def test_fake_parameters_are_kept_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_KEPT", {})
+    for mode in (FakeTensorMode(), contextlib.nullcontext()):
+        with mode:
+            logits, streams = torch.empty(2, 7, device="meta"), _on_meta(Rng.of(0, 2, "meta"))
+            _, probs = acceptlib.sample(logits, sampling=SamplingParams(temperature=0.5), rng=streams, position=0)
+    assert type(probs) is torch.Tensor
 
 
 def _on_meta(rng: Rng) -> Rng:
@@ -170,6 +179,22 @@ def test_what_calls_share_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
     for length in range(50, 70):
         arrays.kept(("x", length), None, lambda length=length: torch.zeros(length, dtype=torch.int64).numpy())  # type: ignore[misc]
         assert sum(array.nbytes for array in arrays._KEPT.values()) <= 1000 + 8 * length
+
+
+def test_what_calls_share_counts_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
+    for number in range(5):
+        arrays.kept(number, None, lambda: (torch.zeros(1).numpy(), torch.zeros(200).numpy()))
+        assert len(arrays._KEPT) <= 2
+
+
+def test_what_calls_share_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "MOST_KEPT", 3)
+    for length in range(9):
+        arrays.kept(("x", length), None, lambda length=length: torch.zeros(length).numpy())  # type: ignore[misc]
+        assert len(arrays._KEPT) <= 3
 
 
 @pytest.fixture(params=[(torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")], ids=str)

@@ -309,6 +309,13 @@ def test_a_workspace_of_just_enough_is_taken() -> None:
             memory.memory_for(inputs, *needed)
 
 
+def test_a_workspace_of_another_device_is_refused() -> None:
+    call = {"target_logits": torch.rand(1, 2, 9), "workspace": acceptlib.Workspace.allocate(4, 5, torch.device("meta"))}
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, **call)
+    with pytest.raises(InputError, match="expected at least 4 counters and 5 words on cpu, got 4 and 5 on meta"):
+        memory.memory_for(inputs, 4, 5)
+
+
 class Compiled:
     """Stands for a compiled kernel, and notes what it is launched with."""
 
@@ -448,6 +455,19 @@ def test_a_call_with_one_new_stage_compiles_it(monkeypatch: pytest.MonkeyPatch) 
         launching.launch((known,), (torch.zeros(1),), ())
         launching.launch(stages, (torch.zeros(1),), ())
         assert launching.KERNELS.keys() == {known.kernel, new.kernel}
+
+
+def test_a_call_with_one_new_stage_launches_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, those too that are compiled already."""
+    launched: list[int] = []
+    dispatched = mock.MagicMock()
+    dispatched.__getitem__.return_value = lambda *_, num_warps, **__: launched.append(num_warps)
+    monkeypatch.setattr(launching, "verify_kernel", dispatched)
+    key = launching.Key(mock.Mock(), "emit", 0, first=True, late=False, overlap=False)
+    stages = tuple(launching.launch_of(key, (1, 1, 1), warps, 0, 0) for warps in (4, 8, 2))
+    monkeypatch.setattr(launching, "KERNELS", {stages[0].kernel: Compiled(), stages[2].kernel: Compiled()})
+    launching.launch(stages, (torch.zeros(1),), ())
+    assert launched == [4, 8, 2]
 
 
 def shifted(rows: torch.Tensor) -> torch.Tensor:
@@ -614,6 +634,16 @@ def test_counters_are_reserved_where_graphs_are_captured(monkeypatch: pytest.Mon
     assert others[0] is not first  # of another stream, whose calls may run at the same time
     (counters,) = memory._RESERVED.values()
     assert len(counters) == memory.RESERVED_COUNTERS
+
+
+def test_counters_are_reserved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often memory is made for calls."""
+    device = torch.device("cpu")
+    monkeypatch.setattr(memory, "_RESERVED", {})
+    memory._reserve(device)
+    first = memory._RESERVED[device]
+    memory._reserve(device)
+    assert memory._RESERVED[device] is first
 
 
 def test_captured_calls_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,6 +364,17 @@ def test_a_call_asks_for_no_memory_of_what_it_does_not_find() -> None:
     assert counters == num_counts.fn(2, 3).value + 2 * 2
 
 
+def test_rows_of_a_wider_draft_are_read_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = torch.zeros(1, 2, 50), torch.zeros(1, 2, engine.BLOCK + 1)
+    found: list[int] = []
+    monkeypatch.setattr(engine, "launch", lambda launches, *_: found.append(launches[0].grid[0]))
+    monkeypatch.setattr(tunings, "TUNINGS", tunings.Tunings(*[tunings.SMALL] * len(tunings.TUNINGS)))
+    for target, draft in ((narrow, narrow), (narrow, wide), (wide, narrow)):
+        call = {"target_logits": target, "draft_logits": draft[:, :1]}
+        engine.verify(acceptlib.create("rejection").plan, cases.inputs(torch.zeros(1, 1).long(), rng=0, **call))
+    assert found == [2, 4, 4]  # programs: a block of each model, or two
+
+
 def test_filtered_rows_of_either_model_have_memory() -> None:
     """Each of a drafted position takes as much as the other, and the target has a row behind these."""
     cut = acceptlib.SamplingParams(top_k=9)

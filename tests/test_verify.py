@@ -81,6 +81,14 @@ def test_nothing_drafted(setting: str, layout: str, form: str, draft: bool) -> N
         assert [support.tokens(given, b) for b in range(3)] == [[4], [5], [6]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_given_bonus_token_needs_no_row(dtype: torch.dtype) -> None:
+    """Where nothing was drafted, there is none at all to take an argmax of."""
+    ids, rows = torch.empty(2, 0, dtype=torch.int64), torch.empty(2, 0, 7, dtype=dtype)
+    result = acceptlib.create("greedy").verify(ids, target_logits=rows, bonus_token_ids=torch.tensor([3, 4]))
+    assert result.to_lists() == [[3], [4]]
+
+
 @pytest.mark.parametrize("logprobs", [True, False], ids=["logprobs", "plain"])
 @forms
 @settings
