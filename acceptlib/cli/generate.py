@@ -108,7 +108,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     draft: DraftOption = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Continue a text and show, in a terminal's colours, which tokens were accepted, recovered or bonus tokens."""
+    """Continue a text and show, in a terminal's colours, which tokens were accepted, recovered or drawn as a bonus."""
     chosen = strategy_of(strategy, config, option or [])
     where = device_of(device)
     sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
