@@ -112,7 +112,8 @@ class VerifyResult:
         Raises:
             InputError: A size is below 0.
         """
-        if num_requests < 0 or max_num_draft_tokens < 0:
+        # A graph that is traced cannot ask, of numbers of NumPy.
+        if not torch.compiler.is_dynamo_compiling() and (num_requests < 0 or max_num_draft_tokens < 0):
             msg = f"expected sizes >= 0, got {num_requests} requests of {max_num_draft_tokens} drafted tokens"
             raise InputError(msg)
         shape = (num_requests, max_num_draft_tokens + 1)

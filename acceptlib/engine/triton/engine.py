@@ -252,7 +252,8 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         run = inputs.checked.runs[key] = _run_of(plan, inputs, out)
     state = [inputs.state[name] for name in plan.traits.state]
     drafted = inputs.draft_token_ids
-    if inputs.out and -run.drafted_bytes < drafted.data_ptr() - out.output_token_ids.data_ptr() < run.emitted_bytes:
+    there = drafted.data_ptr()
+    if inputs.out and there and -run.drafted_bytes < there - out.output_token_ids.data_ptr() < run.emitted_bytes:
         drafted = _copied(drafted)  # some programs write while others still decide
     with memory_for(inputs, run.num_counters, run.num_words) as memory:
         tensors = (
