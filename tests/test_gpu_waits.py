@@ -15,7 +15,7 @@ from acceptlib import SamplingParams, VerifyResult, checks
 
 pytest.importorskip("triton", reason="without Triton there are no fused kernels")
 
-from gpu_cases import FORMS, FULL, LONG, K, Step, V, batch, create, on_a_gpu, same, streams
+from gpu_cases import FORMS, FULL, LONG, K, Step, V, batch, create, every_strategy, on_a_gpu, same, streams
 
 from acceptlib.engine.triton import engine, launching, tunings
 from acceptlib.engine.triton.call import Call
@@ -55,6 +55,23 @@ def test_stages_wait_for_what_they_read(
 def test_stops_are_waited_for(name: str, form: str, most: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request's by itself, while other rows are read; and rows read in vain leave nothing to the next call."""
     assert_large_as_medium(name, [batch(count, form, most, seed=seed) for seed in range(2)], count, most, monkeypatch)
+
+
+@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("form", ["probs", "logits", "one-hot"])
+@every_strategy
+def test_tokens_may_be_emitted_where_drafted_ones_lie(name: str, form: str, count: int) -> None:
+    """Each time the same, though requests with many rows end in any order."""
+    strategy, call = create(name), batch(count, form)
+    state = [strategy.initial_state(count, "cuda") for _ in range(9)]
+    expected = strategy.verify(**call, rng=streams(count), state=state[0])
+    out = VerifyResult.empty(count, K, torch.device("cuda"))
+    out = dataclasses.replace(out, output_token_ids=out.output_token_ids.long())
+    drafted = out.output_token_ids[:, :K]
+    for again in state[1:]:
+        drafted.copy_(call["draft_token_ids"])
+        strategy.verify(**call | {"draft_token_ids": drafted}, rng=streams(count), state=again, out=out)
+        assert torch.equal(out.output_token_ids, expected.output_token_ids)
 
 
 @pytest.mark.parametrize(("name", "form"), [*(("rejection", form) for form in FORMS[1:]), ("typical", "probs")])
