@@ -12,6 +12,7 @@ import torch
 
 import acceptlib
 from acceptlib import PLACEHOLDER_TOKEN_ID, VerifyResult
+from acceptlib.engine import filters, logits, process
 from acceptlib.testing import batches
 from acceptlib.testing.batches import (
     ALMOST_ONE,
@@ -133,6 +134,12 @@ def emitted_z(output_token_ids: torch.Tensor, law: Mapping[tuple[int, ...], floa
     for sequence, probability in law.items():
         table[(*sequence, *[vocab_size] * (length - len(sequence)))] = probability
     return chi_square_z(counts(tokens, vocab_size + 1), table)
+
+
+def read_as_on_a_device(patch: pytest.MonkeyPatch) -> None:
+    """Have no value of a row or parameter looked at, as where that would wait for a device."""
+    for module in (filters, logits, process):
+        patch.setattr(module, "readable", lambda _tensor: False)
 
 
 def pickled(value: Any) -> Any:

@@ -290,7 +290,7 @@ def test_nobody_looks_whether_a_condition_of_a_device_holds() -> None:
 @layouts
 @settings
 def test_verify_never_waits(setting: str, layout: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_readable", lambda _tensor: False)  # as on a device
+    support.read_as_on_a_device(monkeypatch)
     requests = mixed(9)
     requests[2].p[1] = torch.nan  # marking a request must not wait either
     out = VerifyResult.empty(9, 4, torch.device("cpu"), logprobs=True)

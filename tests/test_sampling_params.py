@@ -16,7 +16,8 @@ import transformers
 from sampling_cases import VOCAB, named, normal, packed, params
 
 from acceptlib import LogitBias, SamplingParams
-from acceptlib.engine import process
+from acceptlib.engine import filters, process
+from acceptlib.engine import logits as of_rows
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.exact import oracle
@@ -108,27 +109,72 @@ def test_every_way_to_the_kept_set_gives_the_same_bits(rows: str, monkeypatch: p
         quick = law(ROWS[rows], params(*values))
         assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
         with monkeypatch.context() as patch:
-            patch.setattr(process, "MOST_CANDIDATES", 60)
-            patch.setattr(process, "BLOCK", 4)
+            patch.setattr(filters, "MOST_CANDIDATES", 60)
+            patch.setattr(filters, "BLOCK", 4)
             assert torch.equal(quick, law(ROWS[rows], params(*values))), values
             assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
-            patch.setattr(process, "_readable", lambda _tensor: False)
+            support.read_as_on_a_device(patch)
             assert torch.equal(quick, law(ROWS[rows], params(*values))), values
             assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
 
 
-def test_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where candidates are found by blocks, and a row is a chunk of its own; half precision ties many entries."""
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = (3 * normal(3, 50_000)).to(dtype)
-        for values in ((0.7, 50, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 1024, 1.0, 0.01), (0.8, 1025, 0.99, 0.0)):
-            found = law(logits, params(*values))
-            wanted = [oracle.processed(row.tolist(), **named(values)) for row in logits]
-            assert torch.equal(found > 0, torch.stack(wanted) > 0), values
-            with monkeypatch.context() as patch:
-                patch.setattr(process, "_readable", lambda _tensor: False)
-                patch.setattr(process, "CHUNK_BYTES", 1)
-                assert torch.equal(found, law(logits, params(*values))), values
+WIDE = {
+    "random": 3 * normal(3, 50_000),
+    "flat": normal(3, 50_000) / 8,
+    "peaked": 12 * normal(3, 50_000),
+    "tied": (2 * normal(3, 50_000)).round(),
+    "equal": torch.zeros(2, 50_000),
+    "halves": torch.cat((normal(2, 25_000), torch.full((2, 25_000), -torch.inf)), 1),
+    "far": 1e6 + 3 * normal(3, 50_000),
+    "bad": normal(3, 50_000).index_put_(
+        (torch.tensor([0, 2]), torch.tensor([7, 9])), torch.tensor([math.nan, math.inf])
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", WIDE)
+def test_every_way_through_wide_rows_gives_the_same_bits(
+    rows: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where candidates are found by blocks and buckets, and a row is a chunk of its own."""
+    data = WIDE[rows].to(dtype)
+    temperatures = (1.0, 0.7, 1e-30, 0.0)
+    filtered = [(0, 1.0, 0.05), (0, 0.9, 0.0), (0, 0.5, 0.3), (0, 1.0, 1e-42), (0, 1e-9, 1.0), (9, 0.9, 0.0)]
+    filtered += [(1000, 1.0, 0.01), (1025, 0.99, 0.0)]
+    for temperature, (top_k, top_p, min_p) in itertools.product(temperatures, filtered):
+        values = (temperature, top_k, top_p, min_p)
+        found = law(data, params(*values))
+        with monkeypatch.context() as patch:
+            support.read_as_on_a_device(patch)
+            patch.setattr(of_rows, "CHUNK_BYTES", 1)
+            wanted = law(data, params(*values))
+        assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7)), values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wide_rows(dtype: torch.dtype) -> None:
+    """Half precision ties many entries."""
+    data = WIDE["random"].to(dtype)
+    for values in ((0.7, 50, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05), (1.0, 1024, 1.0, 0.01)):
+        wanted = [oracle.processed(row.tolist(), **named(values)) for row in data]
+        assert torch.equal(law(data, params(*values)) > 0, torch.stack(wanted) > 0), values
+
+
+def test_wide_rows_of_one_batch_have_their_own_filters() -> None:
+    """Each found in another way, and written beside the others."""
+    data = WIDE["random"].repeat(3, 1)
+    top_k, top_p, min_p = (
+        [0, 0, 9, 0, 2000, 0, 0, 50, 0],
+        [1, 0.9, 1, 0.5, 1, 1, 1, 0.9, 1],
+        [0, 0, 0, 0.1, 0, 0.05, 0.5, 0, 0],
+    )
+    each = {"top_k": torch.tensor(top_k), "top_p": torch.tensor(top_p), "min_p": torch.tensor(min_p)}
+    alone = [
+        law(data[b : b + 1], SamplingParams(**{name: value[b : b + 1] for name, value in each.items()}))
+        for b in range(9)
+    ]
+    assert torch.equal(law(data, SamplingParams(**each)), torch.cat(alone))
 
 
 def test_requests_do_not_see_each_others_parameters() -> None:
@@ -232,7 +278,7 @@ def test_bitmask_and_bias_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(found[b] > 0, wanted.float() > 0), values
             torch.testing.assert_close(found[b].double(), wanted, rtol=1e-5, atol=1e-7)
         with monkeypatch.context() as patch:
-            patch.setattr(process, "_readable", lambda _tensor: False)
+            support.read_as_on_a_device(patch)
             assert torch.equal(found, law(logits, sampling))
 
 

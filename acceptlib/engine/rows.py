@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from acceptlib import ops
 from acceptlib.arrays import Words, arange, as_tensor, as_words, device_of, kept, leading, library, may_hold
-from acceptlib.engine.process import constrain, in_range, max_and_log_sum_exp, process, take
+from acceptlib.engine.logits import constrain, take
+from acceptlib.engine.process import in_range, max_and_log_sum_exp, process
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows
 from acceptlib.result import INVALID_COUNT, INVALID_PARAMETER, OK

@@ -15,8 +15,9 @@ from acceptlib.arrays import as_words, float64
 from acceptlib.engine import chains, decide
 from acceptlib.engine.constants import ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.draw import BLOCK, weigh
+from acceptlib.engine.logits import take
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.engine.process import in_range, process, take
+from acceptlib.engine.process import in_range, process
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Model, cleaned
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Inputs, Rows
