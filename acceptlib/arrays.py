@@ -7,6 +7,7 @@ runs on `Words` and serves every device; both wrap int64 alike.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -21,9 +22,7 @@ MOST_KEPT: Final = 1024
 """Keys that `kept` remembers."""
 
 MOST_BYTES: Final = 32 << 20
-"""Size of what `kept` remembers beside the latest, which may be larger: a grid has some bytes per position."""
-
-_KEPT: dict[Hashable, Any] = {}
+"""Size of all that `kept` remembers but the latest, which may be larger: a grid has some bytes per position."""
 
 FEW_THREADS: Final = 4
 """Number of torch threads up to which NumPy, with one, takes logarithms sooner if it has wide instructions for them."""
@@ -88,22 +87,37 @@ def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) ->
             return make()
         stream = current_stream(device)
     place = (key, device, stream)
-    found = _KEPT.get(place)
+    found = _KEPT.found.get(place)
     if found is None:
         # A tensor made in inference mode could not be used outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = make()
         parts = found if isinstance(found, tuple) else (found,)
         if type(parts[0]) in {torch.Tensor, np.ndarray}:  # and not a fake one
-            if len(_KEPT) >= MOST_KEPT or sum(map(_size, _KEPT.values())) > MOST_BYTES:
-                _KEPT.clear()
-            _KEPT[place] = found
+            _KEPT.add(place, found, sum(int(part.nbytes) for part in parts))
     return found
 
 
-def _size(kept: Any) -> int:
-    parts = kept if isinstance(kept, tuple) else (kept,)
-    return sum(int(part.nbytes) for part in parts)
+class _Kept:
+    """What `kept` remembers, for all threads, and its size."""
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, Any] = {}
+        self.num_bytes = 0
+        self.lock = threading.RLock()  # which a signal's handler may have already
+
+    def add(self, place: Hashable, found: Any, num_bytes: int) -> None:
+        """Remember one more, and forget all others where they are too many."""
+        with self.lock:
+            if len(self.found) >= MOST_KEPT or self.num_bytes > MOST_BYTES:
+                self.found.clear()
+                self.num_bytes = 0
+            if place not in self.found:  # another thread may have made it too
+                self.num_bytes += num_bytes
+            self.found[place] = found
+
+
+_KEPT: Final = _Kept()
 
 
 def current_stream(device: torch.device) -> int:

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from acceptlib import plugins
-from acceptlib.errors import AcceptlibError, OptionError, PluginError, UnknownStrategyError, said, shortened, suggest
+from acceptlib.errors import (
+    AcceptlibError,
+    OptionError,
+    PluginError,
+    StrategyDefinitionError,
+    UnknownStrategyError,
+    said,
+    shortened,
+    suggest,
+)
 
 if TYPE_CHECKING:
     from acceptlib.engine.backends import Choice
@@ -40,7 +49,7 @@ class Entry:
     def create(self, /, **arguments: Any) -> AcceptanceStrategy:
         """Create the strategy; see `registry.create`."""
         try:
-            return self.strategy(**arguments)
+            found = self.strategy(**arguments)
         except OptionError as error:
             msg = f"{error} See `acceptlib show {self.name}`."
             raise OptionError(msg) from None
@@ -49,6 +58,10 @@ class Entry:
         except (Exception, SystemExit) as error:
             msg = f"strategy {self.name!r} of {self.distribution}: creating it raised {said(error)}"
             raise PluginError(msg) from error
+        if not hasattr(found, "_backend"):
+            msg = f"strategy {self.name!r} of {self.distribution}: expected an `__init__` that calls super()'s"
+            raise StrategyDefinitionError(msg)
+        return found
 
 
 class _Loaded(NamedTuple):

@@ -367,22 +367,22 @@ class AcceptanceStrategy:
             msg = f"strategy {self.name!r}: no engine has its rules; {expected}"
             raise StrategyDefinitionError(msg)
         arguments = Arguments(
-            draft_token_ids,
-            target_logits,
-            target_probs,
-            draft_logits,
-            draft_probs,
-            cu_num_draft_tokens,
-            max_num_draft_tokens,
-            sampling,
-            draft_sampling,
-            rng,
-            bonus_token_ids,
-            uniforms,
-            state,
-            logprobs,
-            out,
-            workspace,
+            draft_token_ids=draft_token_ids,
+            target_logits=target_logits,
+            target_probs=target_probs,
+            draft_logits=draft_logits,
+            draft_probs=draft_probs,
+            cu_num_draft_tokens=cu_num_draft_tokens,
+            max_num_draft_tokens=max_num_draft_tokens,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            rng=rng,
+            bonus_token_ids=bonus_token_ids,
+            uniforms=uniforms,
+            state=state,
+            logprobs=logprobs,
+            out=out,
+            workspace=workspace,
         )
         if custom_op.is_traced(draft_token_ids):
             return custom_op.verify(self._key, arguments)

@@ -640,6 +640,20 @@ class TestCommand:
         assert [row["name"] for row in rows] == ["greedy", "lenience lenience=0.5", "lenience"]
         assert {row["backend"] for row in rows} == {"torch"}
 
+    def test_configs_that_differ_in_the_backend_or_nothing_are_told_apart(self, tmp_path: Path) -> None:
+        files = {name: tmp_path / f"{name}.json" for name in ("auto", "torch", "again")}
+        for name, file in files.items():
+            backend = "torch" if name == "torch" else "auto"
+            file.write_text(json.dumps({"acceptance": {"strategy": "greedy", "backend": backend}}))
+        given = [argument for file in files.values() for argument in ("--config", str(file))]
+        rows = json.loads(run("greedy", *given, *TINY, "-f", "json").stdout)["rows"]
+        assert [row["name"] for row in rows] == [
+            "greedy",
+            f"greedy backend=auto {files['auto']}",
+            "greedy backend=torch",
+            f"greedy backend=auto {files['again']}",
+        ]
+
     def test_rows_of_the_pair_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "transformers.utils.logging", None)
         assert "acceptlib[hf]" in run("greedy", *TINY, "--rows", "pair", code=2).stderr

@@ -149,6 +149,8 @@ class TestCompare:
         rows = json.loads(run("compare", "--strategies", "rejection", *files, *TINY, "-f", "json").stdout)
         assert [row["strategy"] for row in rows] == ["rejection", "lenience lenience=0.5", "lenience", "mixture"]
         assert rows[1]["options"] == {"lenience": 0.5}
+        twice = run("compare", *files, "--config", files[1], *TINY, code=2).stderr
+        assert f"--config: expected each file once, got {files[1]} 2 times" in "".join(twice.split("\n"))
         assert len({row["tv"] for row in rows}) == 4
 
     @pytest.mark.usefixtures("loaded")

@@ -185,7 +185,7 @@ def test_nothing_is_allocated(name: str, form: str) -> None:
 
 def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter that is one number for all requests is filled in at the first call alone, in any mode of torch."""
-    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
     strategy, call = acceptlib.create("rejection"), lay_out(requests(3), "padded", "logits") | {"rng": 0}
 
     def filled(parameters: dict[str, Any]) -> int:
@@ -199,7 +199,7 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     parameters = {"temperature": 0.65, "top_k": 7, "top_p": 0.75, "min_p": 0.015625}
     with torch.inference_mode():
         assert filled(parameters) == len(parameters)
-    kept = [value for (key, _, _), value in arrays._KEPT.items() if key[0] == "filled"]
+    kept = [value for (key, _, _), value in arrays._KEPT.found.items() if key[0] == "filled"]
     assert kept
     assert not any(tensor.is_inference() for tensor in kept)
     assert filled(parameters) == 0
@@ -207,7 +207,7 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(arrays, "MOST_KEPT", 6)
     for temperature in (0.1, 0.2, 0.3):
         filled({"temperature": temperature})
-        assert len(arrays._KEPT) <= 6
+        assert len(arrays._KEPT.found) <= 6
     assert filled({"temperature": 0.3}) == 0  # what is new is kept rather than what is old
 
 
@@ -215,7 +215,7 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_calls_share_is_of_their_stream(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream may read before it is written. A pretended GPU: nothing is launched."""
     gpu, stream, capturing = torch.device("cuda", 0), mock.Mock(cuda_stream=1), [False]
-    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
     monkeypatch.setattr(_common, "_ZEROS", {})
     monkeypatch.setattr(arrays, "current_stream", lambda _: stream.cuda_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
@@ -236,7 +236,7 @@ def test_what_calls_share_is_of_their_stream(kind: str, monkeypatch: pytest.Monk
     stream.cuda_stream, capturing[0] = 3, True
     # A graph makes its own, or takes what was written before torch waited for all streams to capture it.
     assert (shared() is first) == (kind == "drop-in")
-    assert len(arrays._KEPT) + len(_common._ZEROS) == 2
+    assert len(arrays._KEPT.found) + len(_common._ZEROS) == 2
 
 
 # What drop-ins launch beside the kernels
@@ -599,6 +599,56 @@ def test_bad_shapes_are_errors_when_the_graph_runs() -> None:
     call = lay_out(requests(2), "padded", "probs")
     with pytest.raises(InputError, match=r"draft rows: expected \[B, K, V\]"):
         step({**call, "draft_probs": call["draft_probs"][:, 1:], "rng": 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_num_draft_tokens": 4}, "max_num_draft_tokens: expected 3, the width of draft_token_ids, got 4"),
+        ({"out": VerifyResult.empty(2, 3, "cpu", logprobs=True)}, r"out\.logprobs: expected None"),
+    ],
+)
+def test_what_numbers_and_flags_contradict_is_an_error_when_the_graph_runs(
+    changes: dict[str, Any], message: str
+) -> None:
+    step = compiled(acceptlib.create("rejection"), backend="eager")
+    with pytest.raises(InputError, match=message):
+        step({**lay_out(requests(2), "padded", "probs"), "rng": 0, **changes})
+
+
+def test_an_operator_is_given_state_by_name() -> None:
+    state = {"second": torch.tensor([1, 2]), "first": torch.tensor([3, 4])}
+    found = operands(acceptlib.create("rejection"), {**lay_out(requests(2), "padded", "probs"), "state": state})
+    pairs = zip(found["state_names"], found["state"], strict=True)
+    assert {name: values.tolist() for name, values in pairs} == {"second": [1, 2], "first": [3, 4]}
+
+
+def test_an_operator_writes_where_the_ids_are() -> None:
+    call = {name: torch.as_tensor(value, device="meta") for name, value in calls(2)["padded"][1].items()}
+    found = operands(acceptlib.create("rejection"), {**call, "rng": 0})
+    assert found["output_token_ids"].device == call["draft_token_ids"].device
+
+
+def test_an_operator_hands_the_workspace_on() -> None:
+    given, strategy = Workspace.allocate(2, 3, "cpu"), acceptlib.create("rejection")
+    call = operands(strategy, {**lay_out(requests(2), "padded", "probs"), "rng": 0, "workspace": given})
+    with mock.patch.object(AcceptanceStrategy, "verify") as verify:
+        torch.ops.acceptlib.verify(**call)
+    found = verify.call_args.kwargs["workspace"]
+    assert found.counters.data_ptr() == given.counters.data_ptr()
+    assert found.words.data_ptr() == given.words.data_ptr()
+
+
+def test_a_compiled_call_may_be_greedy_by_a_number() -> None:
+    strategy = acceptlib.create("rejection")
+    call = {**lay_out(requests(4), "padded", "logits"), "sampling": SamplingParams(temperature=0.0), "rng": 0}
+    assert_same(compiled(strategy, backend="eager")(call), strategy.verify(**call))
+
+
+def test_an_operator_says_that_kernels_write_its_workspace() -> None:
+    """On a CPU they do not, so that nothing else notices."""
+    arguments = {argument.name: argument for argument in torch.ops.acceptlib.verify.default._schema.arguments}
+    assert arguments["workspace"].alias_info.is_write
 
 
 def test_a_compiled_call_takes_numbers_of_numpy() -> None:

@@ -87,6 +87,15 @@ def test_figures_are_what_such_figures_can_be(pair: tuple[torch.Tensor, torch.Te
     assert 1 - EXACT <= exact.expected_tokens(strategy, *pair) <= length + 1 + EXACT
 
 
+def test_a_strategy_may_be_given_by_its_name() -> None:
+    p, q = torch.tensor([[0.5, 0.3, 0.2]] * 2), torch.tensor([[0.2, 0.3, 0.5]])
+    strategy = acceptlib.create("lenience")
+    assert exact.law("lenience", p, q) == exact.law(strategy, p, q)
+    assert exact.tv("lenience", p, q) == exact.tv(strategy, p, q)
+    ids = torch.tensor([0])
+    assert exact.step_figures("lenience", ids, p, q[:1], 2) == exact.step_figures(strategy, ids, p, q[:1], 2)
+
+
 @drawn
 @given(rows())
 def test_rejection_accepts_the_overlap(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -290,9 +299,9 @@ def test_a_law_of_what_does_not_fit_is_a_clear_error(case: str) -> None:
         exact.law(acceptlib.create("rejection"), **arguments)
 
 
-@pytest.mark.parametrize("strategy", ["rejection", type(acceptlib.create("rejection")), None])
+@pytest.mark.parametrize("strategy", [3, type(acceptlib.create("rejection")), None])
 def test_a_law_of_no_strategy_is_a_clear_error(strategy: Any) -> None:
-    with pytest.raises(InputError, match=r"strategy: expected what acceptlib\.create returns, got"):
+    with pytest.raises(InputError, match=r"strategy: expected a name or what acceptlib\.create returns, got"):
         exact.law(strategy, HALF, HALF[:1])
 
 

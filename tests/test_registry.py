@@ -20,7 +20,7 @@ from acceptlib import registry
 from acceptlib.cli.app import app
 from acceptlib.cli.options import strategy_of
 from acceptlib.config import json_schema
-from acceptlib.errors import ConfigError, OptionError, PluginError, UnknownStrategyError
+from acceptlib.errors import ConfigError, OptionError, PluginError, StrategyDefinitionError, UnknownStrategyError
 from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
 
 BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
@@ -292,6 +292,17 @@ def test_what_a_plugin_raises_as_it_is_created_is_said_with_its_package(raised: 
     what = raised.replace("(", ": ").replace(")", "")
     with pytest.raises(PluginError, match=f"^strategy 'bad-coin' of bad-coin 1.2: creating it raised {what}$"):
         acceptlib.create("bad-coin")
+
+
+def test_a_plugin_s_strategy_calls_the_init_that_it_overrides(install: Install) -> None:
+    install("bad-coin", source("bad-coin", hook="") + "    def __init__(self, **options):\n        pass\n" + HOOK)
+    check_others_work()
+    message = r"^strategy 'bad-coin' of bad-coin 1.2: expected an `__init__` that calls super\(\)'s$"
+    with pytest.raises(StrategyDefinitionError, match=message):
+        acceptlib.create("bad-coin")
+    result = CliRunner().invoke(app, ["check", "--only", "padding", "-f", "json"])
+    failed = [row for row in json.loads(result.stdout) if row["status"] == "failed"]
+    assert [(row["strategy"], row["check"]) for row in failed] == [("bad-coin", "creation")]
 
 
 def test_plugin_is_found_with_its_provenance(install: Install) -> None:

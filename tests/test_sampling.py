@@ -160,6 +160,15 @@ def test_argmax_is_that_of_the_biased_and_masked_logits() -> None:
         assert emitted == best[: len(emitted)]
 
 
+def test_argmax_of_long_rows_is_that_of_the_masked_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such rows are gone through one by one where nothing acts on them."""
+    requests = batch(12)
+    sampling = SamplingParams(allowed_token_bitmask=mixture(requests, "ragged")["sampling"].allowed_token_bitmask)
+    wanted = support.verify("typical", requests, "ragged", "logits", sampling=sampling)
+    monkeypatch.setattr("acceptlib.engine.rows.LONG_ROW", 0)
+    support.same(support.verify("typical", requests, "ragged", "logits", sampling=sampling), wanted)
+
+
 class LargestLeft(acceptlib.AcceptanceStrategy):
     """Takes the largest entry of the residual, of the target's row where that is empty, and of the bonus row."""
 
@@ -428,6 +437,7 @@ BAD_ENTRIES = {
     "min_p": torch.tensor([0.5, -0.1, 0.0, math.nan]),
     "min_p-large": torch.tensor([0.5, 1.1, 1.0, math.inf]),
     "logit_bias": LogitBias(torch.tensor([[36], [37], [-1], [2**31 - 1]]), torch.ones(4, 1)),
+    "logit_bias-one-of-two": LogitBias(torch.tensor([[36, 1], [1, 37], [-1, 2], [2**31 - 1, 3]]), torch.ones(4, 2)),
 }
 
 

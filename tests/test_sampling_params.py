@@ -126,8 +126,9 @@ WIDE = {
     "equal": torch.zeros(2, 50_000),
     "halves": torch.cat((normal(2, 25_000), torch.full((2, 25_000), -torch.inf)), 1),
     "far": 1e6 + 3 * normal(3, 50_000),
+    "runs": torch.cat((torch.full((2, 2000), 5.0), torch.full((2, 2000), 4.0), torch.zeros(2, 46_000)), 1),
     "bad": normal(3, 50_000).index_put_(
-        (torch.tensor([0, 2]), torch.tensor([7, 9])), torch.tensor([math.nan, math.inf])
+        (torch.tensor([0, 2]), torch.tensor([7, 9])), torch.tensor([-math.nan, math.inf])
     ),
 }
 
@@ -140,7 +141,15 @@ def test_every_way_through_wide_rows_gives_the_same_bits(
     """Where candidates are found by blocks and buckets, and a row is a chunk of its own."""
     data = WIDE[rows].to(dtype)
     temperatures = (1.0, 0.7, 1e-30, 0.0)
-    filtered = [(0, 1.0, 0.05), (0, 0.9, 0.0), (0, 0.5, 0.3), (0, 1.0, 1e-42), (0, 1e-9, 1.0), (9, 0.9, 0.0)]
+    filtered = [
+        (0, 1.0, 0.05),
+        (0, 0.9, 0.0),
+        (0, 0.5, 0.3),
+        (0, 1.0, 1e-42),
+        (0, 1e-9, 1.0),
+        (9, 0.9, 0.0),
+        (9, 1.0, 0.05),
+    ]
     filtered += [(1000, 1.0, 0.01), (1025, 0.99, 0.0)]
     for temperature, (top_k, top_p, min_p) in itertools.product(temperatures, filtered):
         values = (temperature, top_k, top_p, min_p)
@@ -159,6 +168,11 @@ def test_wide_rows(dtype: torch.dtype) -> None:
     for values in ((0.7, 50, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05), (1.0, 1024, 1.0, 0.01)):
         wanted = [oracle.processed(row.tolist(), **named(values)) for row in data]
         assert torch.equal(law(data, params(*values)) > 0, torch.stack(wanted) > 0), values
+
+
+def test_a_wide_row_whose_min_p_is_beyond_its_range_is_nan_throughout() -> None:
+    sampling = SamplingParams(min_p=torch.tensor([0.5, 1.5, math.nan]))
+    assert law(WIDE["peaked"], sampling).isnan().float().mean(1).tolist() == [0, 1, 1]
 
 
 def test_wide_rows_of_one_batch_have_their_own_filters() -> None:
@@ -235,6 +249,12 @@ def test_the_last_logit_may_be_the_largest(vocab_size: int) -> None:
     assert law(logits, SamplingParams(top_k=1)).nonzero().tolist() == [[0, vocab_size - 1]]
 
 
+@pytest.mark.parametrize("vocab_size", [9, 3000])
+def test_a_row_of_which_all_is_masked_is_nan_throughout(vocab_size: int) -> None:
+    rows = torch.full((1, vocab_size), -torch.inf)
+    assert law(rows, SamplingParams(top_k=5)).isnan().all()
+
+
 def test_temperature_0_ignores_the_filters() -> None:
     """Lowest id among equal logits, of which top-p would keep the highest."""
     found = law(ROWS["tied"], params(0.0, 5, 0.1, 0.5))
@@ -280,6 +300,15 @@ def test_bitmask_and_bias_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             support.read_as_on_a_device(patch)
             assert torch.equal(found, law(logits, sampling))
+
+
+def test_a_bitmask_may_have_any_strides() -> None:
+    words = torch.randint(-(2**31), 2**31, (6, 14), generator=support.generator(6)).to(torch.int32)
+    for mask in (words[:, ::2], words[:, :7].T.contiguous().T, words[:1, :7].expand(6, 7)):
+        found, wanted = (
+            law(ROWS["random"], SamplingParams(allowed_token_bitmask=m)) for m in (mask, mask.contiguous())
+        )
+        assert torch.equal(found, wanted)
 
 
 def test_nan_under_a_mask_is_no_fault() -> None:

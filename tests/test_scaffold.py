@@ -67,6 +67,17 @@ def test_only_the_first_word_must_begin_with_a_letter(tmp_path: Path) -> None:
 def test_suggests_a_path_that_pip_takes_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "pip install ./acceptlib-demo\n" in new_plugin("demo")
+    (tmp_path / "my dir").mkdir()
+    assert "pip install './my dir/acceptlib-demo'\n" in new_plugin("demo", "--path", "my dir")
+
+
+@pytest.mark.parametrize(("version", "requirement"), [("0.3.1", "acceptlib>=0.3.1"), ("0+unknown", "acceptlib")])
+def test_requires_the_version_that_wrote_it_if_it_has_one(
+    version: str, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaffold, "__version__", version)
+    new_plugin("demo", "--path", str(tmp_path))
+    assert f'dependencies = ["{requirement}"]\n' in (tmp_path / "acceptlib-demo" / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("name", ["Demo", "my_rule", "2fast", "a--b", "-a", "a-", "", "../a", "a b", "é"])

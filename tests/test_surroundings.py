@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,7 +95,7 @@ def test_fake_tensors_give_shapes_and_leave_nothing_behind() -> None:
 
 
 def test_fake_parameters_are_kept_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
     for mode in (FakeTensorMode(), contextlib.nullcontext()):
         with mode:
             logits, streams = torch.empty(2, 7, device="meta"), _on_meta(Rng.of(0, 2, "meta"))
@@ -174,27 +175,47 @@ def test_an_interrupted_call_leaves_the_mode_of_its_thread(monkeypatch: pytest.M
 
 
 def test_what_calls_share_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
     monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
     for length in range(50, 70):
         arrays.kept(("x", length), None, lambda length=length: torch.zeros(length, dtype=torch.int64).numpy())  # type: ignore[misc]
-        assert sum(array.nbytes for array in arrays._KEPT.values()) <= 1000 + 8 * length
+        assert sum(array.nbytes for array in arrays._KEPT.found.values()) <= 1000 + 8 * length
 
 
 def test_what_calls_share_counts_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
     monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
     for number in range(5):
         arrays.kept(number, None, lambda: (torch.zeros(1).numpy(), torch.zeros(200).numpy()))
-        assert len(arrays._KEPT) <= 2
+        assert len(arrays._KEPT.found) <= 2
 
 
 def test_what_calls_share_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", {})
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
     monkeypatch.setattr(arrays, "MOST_KEPT", 3)
     for length in range(9):
         arrays.kept(("x", length), None, lambda length=length: torch.zeros(length).numpy())  # type: ignore[misc]
-        assert len(arrays._KEPT) <= 3
+        assert len(arrays._KEPT.found) <= 3
+
+
+def test_threads_share_while_others_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes and parameters that are new in every call, so that all of them write what all of them read."""
+    monkeypatch.setattr(arrays, "MOST_KEPT", 16)
+    switch = sys.getswitchinterval()
+    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+
+    def fill(thread: int) -> None:
+        for number in range(2000):
+            arrays.kept((thread, number), None, lambda: torch.zeros(1).numpy())
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(fill, range(4)))
+    finally:
+        sys.setswitchinterval(switch)
+    assert len(arrays._KEPT.found) <= 16
+    assert arrays._KEPT.num_bytes == sum(array.nbytes for array in arrays._KEPT.found.values())
 
 
 @pytest.fixture(params=[(torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")], ids=str)

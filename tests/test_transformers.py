@@ -134,6 +134,15 @@ def test_no_tokens_wanted(target: Any, draft: Any) -> None:
     assert list(SpeculativeDecoder(target=target, draft=draft).steps(PROMPT, 0)) == []
 
 
+def test_memory_grows_with_the_text(target: Any, draft: Any) -> None:
+    """Until an end of sequence, however many tokens that may take."""
+    few, many = (
+        list(itertools.islice(SpeculativeDecoder(target=target, draft=draft, rng=0).steps(PROMPT, most), 12))
+        for most in (100, 10**12)
+    )
+    assert [step.token_ids for step in many] == [step.token_ids for step in few]
+
+
 class StopAtLength(transformers.StoppingCriteria):
     """Stop at a length, or as soon as there is a new token."""
 

@@ -7,8 +7,9 @@ import dataclasses
 import functools
 import itertools
 import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def test_auto_says_once_why_it_takes_torch_on_a_gpu(
         assert backends.resolve("auto", inputs).name == "triton"
         assert backends.resolve("torch", inputs).name == "torch"
         assert not caplog.records
-        monkeypatch.setattr(backends, "_has_triton", lambda: False)
+        monkeypatch.setattr(backends, "_fault_of_triton", lambda: "the package triton is not installed")
         assert backends.resolve("auto", inputs).name == "torch"
         assert backends.resolve("auto", inputs).name == "torch"
     (record,) = caplog.records
@@ -226,6 +227,25 @@ def test_drafted_tokens_that_lie_where_emitted_ones_go_are_copied(place: str) ->
     assert found.stride() == ids.stride()
     apart = place in {"behind", "elsewhere"}
     assert (found.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()) is apart
+
+
+@pytest.mark.parametrize(
+    ("strides", "distance", "copies"), [((3, 1), 8, True), ((3, 1), 9, False), ((12, 1), 20, True)]
+)
+def test_drafted_tokens_that_reach_into_emitted_ones_are_copied(
+    strides: tuple[int, int], distance: int, *, copies: bool
+) -> None:
+    """They begin some elements before these, and may have more between them than they have themselves."""
+    buffer = torch.arange(40, dtype=torch.int32)
+    tokens = buffer[distance : distance + 12].view(3, 4)
+    out = dataclasses.replace(VerifyResult.empty(3, 3, torch.device("cpu")), output_token_ids=tokens)
+    ids, launched = buffer.as_strided((3, 3), strides), []
+    inputs = cases.inputs(ids, rng=0, target_probs=torch.full((3, 4, 50), 0.02), out=out)
+    with mock.patch.object(engine, "launch", lambda _, tensors, __: launched.extend(tensors)):
+        engine.verify(acceptlib.create("rejection").plan, inputs)
+    found = launched[verify_kernel.arg_names.index("ids_ptr")]
+    assert torch.equal(found, ids)
+    assert (found.data_ptr() != ids.data_ptr()) is copies
 
 
 def test_a_workspace_of_fake_tensors_leaves_none_behind() -> None:
@@ -541,6 +561,66 @@ def test_streams_may_be_derived_or_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(drawn.checked.runs) == 3
 
 
+def test_streams_are_derived_from_a_seed_and_an_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[int, ...]] = []
+    monkeypatch.setattr(engine, "launch", lambda _, __, numbers: found.append(numbers[:2]))
+    inputs = cases.inputs(torch.zeros(1, 1, dtype=torch.int64), rng=0, target_probs=torch.ones(1, 2, 9))
+    for root in (Root(1, 2), Root(1, -3), Root(-4, 2)):
+        engine.verify(acceptlib.create("greedy").plan, inputs._replace(rng=root))
+    assert found == [(1, 2), (1, -3), (-4, 2)]
+
+
+@pytest.mark.parametrize("name", ["ids", "bonus_token_ids", "cu_num_draft_tokens", "output_token_ids"])
+def test_integers_of_other_dtypes_have_kernels_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is found again reads and writes what it was compiled for."""
+    kernels: list[set[Any]] = []
+    monkeypatch.setattr(engine, "launch", lambda launches, *_: kernels.append({stage.kernel for stage in launches}))
+    for dtype in (torch.int32, torch.int64):
+        given = {
+            "ids": torch.zeros(3, dtype=torch.int64),
+            "bonus_token_ids": torch.zeros(2, dtype=torch.int64),
+            "cu_num_draft_tokens": torch.tensor([0, 1, 3]),
+        }
+        out = VerifyResult.empty(2, 2, "cpu")
+        if name in given:
+            given[name] = given[name].to(dtype)
+        else:
+            out = dataclasses.replace(out, **{name: getattr(out, name).to(dtype)})
+        rows = {"target_probs": torch.full((5, 9), 1 / 9), "max_num_draft_tokens": 2}
+        engine.verify(acceptlib.create("rejection").plan, cases.inputs(**given, **rows, rng=0, out=out))
+    assert kernels[0].isdisjoint(kernels[1])
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "overlaps"), [((9, 0), None, True), ((8, 9), None, False), ((9, 4), "6.2", False)]
+)
+def test_kernels_overlap_where_a_device_can(
+    capability: tuple[int, int], hip: str | None, monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert engine._overlaps.__wrapped__(torch.device("cuda:0")) is overlaps
+    assert not engine._overlaps.__wrapped__(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_call_runs_on_the_device_of_its_rows(current: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        entered.append(device.index)
+        with mock.patch.object(torch.cuda, "current_device", return_value=device.index):
+            yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", on)
+    out = VerifyResult.empty(0, 1, "cpu")
+    inputs = mock.Mock(device=torch.device("cuda:1"), num_requests=0, out=out)
+    assert engine.verify(acceptlib.create("rejection").plan, inputs) is out
+    assert entered == [1] * (current == 0)
+
+
 def test_what_is_remembered_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: dict[Any, checks.Checked] = {}
     monkeypatch.setattr(checks, "_CHECKED", checked)
@@ -704,6 +784,14 @@ def test_more_rows_than_are_counted_take_torch() -> None:
     assert num_counts.fn(engine.MOST_ROWS, 0).value < 2**31
 
 
+def test_the_most_that_kernels_hold_takes_no_torch() -> None:
+    ids, rows = torch.empty(49981, 7160, dtype=torch.int64, device="meta"), torch.empty(49981, 7161, 2, device="meta")
+    assert engine.MOST_ROWS == 49981 * 7161
+    assert engine.unsupported(cases.inputs(ids, rng=0, target_probs=rows)) is None
+    rows = torch.empty(1, 2, engine.MOST_ENTRIES, device="meta")
+    assert engine.unsupported(cases.inputs(ids[:1, :1], rng=0, target_logits=rows)) is None
+
+
 def test_instances_that_are_alike_share_their_kernels() -> None:
     """A kernel is compiled for what a strategy is, not for each object."""
     first, same, other = (acceptlib.create("lenience", lenience=value).plan for value in (0.5, 0.5, 0.6))
@@ -730,8 +818,24 @@ def test_other_code_finds_no_kernels_on_disk(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_triton_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(backends, "_has_triton", lambda: False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(backends, "_fault_of_triton", backends._fault_of_triton.__wrapped__)
     assert "not installed" in str(backends.triton_unavailable(inputs_on("cpu")))
+
+
+@pytest.mark.parametrize("version", ["2.3.1", "3.2.0", "3.5.1+git1", "3.6.0", "3.10.0", "4.0.0"])
+def test_a_triton_that_is_too_old_is_none(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("triton.__version__", version)
+    monkeypatch.setattr(backends, "_fault_of_triton", backends._fault_of_triton.__wrapped__)
+    reason = backends.triton_unavailable(inputs_on("cpu"))
+    if version in {"3.6.0", "3.10.0", "4.0.0"}:
+        assert reason is None
+    else:
+        assert f"need triton 3.6 or later, and {version} is installed" in str(reason)
+        assert backends.resolve("auto", inputs_on("cpu")).name == "torch"
+        with pytest.raises(BackendError, match=r"need triton 3\.6"):
+            backends.require("triton", torch.device("cpu"))
 
 
 def test_an_explicit_choice_raises_with_the_reason() -> None:

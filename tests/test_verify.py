@@ -46,6 +46,16 @@ def test_drafted_tokens_may_lie_where_the_emitted_ones_go(setting: str) -> None:
     assert torch.equal(found.output_token_ids, expected.output_token_ids.long())
 
 
+@forms
+@settings
+def test_a_chain_of_nothing_behind_a_rejection(setting: str, form: str) -> None:
+    """In the ragged layout it has no draft's row, and the last one of all, which the rejection reads, stands in."""
+    requests = [support.ordinary(1, 11, 0), support.ordinary(0, 11, 1)]
+    support.mask_drafted(requests[0], 0)
+    ragged, padded = (support.verify(setting, requests, layout, form) for layout in ("ragged", "padded"))
+    support.same(ragged, padded)
+
+
 @settings
 def test_ragged_finds_the_longest_draft_itself(setting: str) -> None:
     requests = mixed(10)

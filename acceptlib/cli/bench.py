@@ -327,8 +327,10 @@ def _strategies(
         for entry in entries
     }
     configured = [configs.from_config(file) for file in files]
-    for label, strategy in zip(labels_of(configured, found), configured, strict=True):
-        found[label] = lambda strategy=strategy: strategy.with_backend(backend or strategy.backend)  # type: ignore[misc]
+    if backend is not None:
+        configured = [strategy.with_backend(backend) for strategy in configured]
+    for label, strategy in zip(labels_of(configured, files, [*found]), configured, strict=True):
+        found[label] = lambda strategy=strategy: strategy  # type: ignore[misc]
     return found
 
 

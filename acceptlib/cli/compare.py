@@ -136,7 +136,7 @@ def _cases(strategies: str | None, files: Sequence[Path]) -> list[Case]:
         names = names_of("--strategies", strategies)
     entries = {entry.strategy: entry for entry in map(registry.find, names)}.values()
     found = [Case(entry.strategy.name, entry.strategy.traits.guarantee, entry.create) for entry in entries]
-    labels = labels_of(configured, [case.name for case in found])
+    labels = labels_of(configured, files, [case.name for case in found])
     return found + [
         Case(label, strategy.traits.guarantee, lambda strategy=strategy: strategy)  # type: ignore[misc]
         for label, strategy in zip(labels, configured, strict=True)

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -179,13 +179,33 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str])
     return config.from_config({**settings, "options": {**settings["options"], **options}})
 
 
-def labels_of(configured: Sequence[AcceptanceStrategy], names: Iterable[str]) -> list[str]:
-    """Return the names of config files' strategies, with their options where they, or those named, share a name."""
-    often = Counter([*names, *(strategy.name for strategy in configured)])
-    labels = []
-    for strategy in configured:
-        options = {} if often[strategy.name] == 1 else strategy.options.model_dump(exclude_defaults=True)
-        labels.append(" ".join([strategy.name, *(f"{name}={value}" for name, value in options.items())]))
+def labels_of(configured: Sequence[AcceptanceStrategy], files: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """Return the names of config files' strategies: with options, the backend, then the file, while others share them.
+
+    Args:
+        configured: The strategies.
+        files: The file of each.
+        names: Names that are taken.
+
+    Raises:
+        CommandError: A file is given twice.
+    """
+    labels = [strategy.name for strategy in configured]
+    for level in ("options", "backend", "file"):
+        often = Counter([*names, *labels])
+        for place, (strategy, file) in enumerate(zip(configured, files, strict=True)):
+            options = strategy.options.model_dump(exclude_defaults=True).items()
+            parts = {
+                "options": [f"{name}={value}" for name, value in options],
+                "backend": [f"backend={strategy.backend}"],
+                "file": [str(file)],
+            }
+            if often[labels[place]] > 1:
+                labels[place] = " ".join([labels[place], *parts[level]])
+    (twice, count), *_ = [*Counter(files).most_common(1), (None, 0)]
+    if count > 1:
+        msg = f"--config: expected each file once, got {twice} {count} times"
+        raise CommandError(msg)
     return labels
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -43,7 +44,7 @@ def command(
     folder = create(name, path)
     stdout_write(
         f"Wrote {folder}. The rule is in {module_of(name)}.py. Next:\n\n"
-        f"  pip install {folder if folder.is_absolute() else f'./{folder}'}\n"
+        f"  pip install {shlex.quote(str(folder) if folder.is_absolute() else f'./{folder}')}\n"
         f"  acceptlib check {name}\n"
         f"  acceptlib compare --strategies rejection,{name}"
     )
@@ -112,7 +113,7 @@ def _files(name: str) -> dict[str, str]:
         "distribution": f"acceptlib-{name}",
         "module": module_of(name),
         "class_name": class_of(name),
-        "version": __version__,
+        "requirement": "acceptlib" if "unknown" in __version__ else f"acceptlib>={__version__}",
         "interface_version": str(INTERFACE_VERSION),
     }
     templates = resources.files("acceptlib.cli") / "templates"

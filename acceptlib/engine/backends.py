@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import logging
 import os
 from collections.abc import Callable
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from acceptlib.result import VerifyResult
 
 Choice: TypeAlias = Literal["auto", "torch", "triton"]
+
+LEAST_TRITON: Final = (3, 6)
+"""The first version that the fused kernels run with."""
 
 MOST_REASONS: Final = 64
 """Reasons that are remembered, so that each is logged once."""
@@ -119,7 +122,7 @@ def bind_rules(plan: Plan) -> None:
     Raises:
         StrategyDefinitionError: One cannot become such a function.
     """
-    if _has_triton():
+    if _fault_of_triton() is None:
         from acceptlib.engine.triton.plans import bound  # noqa: PLC0415 - a CPU install has no triton
 
         bound(plan, torch.device("cpu"))
@@ -135,9 +138,7 @@ def _missing(device: torch.device) -> str | None:
     # The interpreter, for tests, runs kernels on the CPU.
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton runs on GPUs, and the rows are not on one"
-    if not _has_triton():
-        return "the package triton is not installed (pip install 'acceptlib[triton]')"
-    return None
+    return _fault_of_triton()
 
 
 @functools.cache
@@ -148,5 +149,13 @@ def _engine() -> ModuleType:
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _fault_of_triton() -> str | None:
+    """Return what is wrong with the installed Triton, or None: a torch that is not new brings one that is too old."""
+    try:
+        found = importlib.import_module("triton").__version__
+    except ImportError:
+        return "the package triton is not installed (pip install 'acceptlib[triton]')"
+    if tuple(map(int, found.split(".")[:2])) < LEAST_TRITON:
+        least = ".".join(map(str, LEAST_TRITON))
+        return f"the kernels need triton {least} or later, and {found} is installed, as torch requires it: update torch"
+    return None

@@ -190,7 +190,7 @@ def _filter_min_p(rows: Rows, law: torch.Tensor) -> torch.Tensor:
     if rows.temperature is not None:
         temperature = rows.temperature.detach().numpy()
         reach *= temperature + (temperature == 0)
-    least = np.nextafter((largest + reach).astype(np.float32), np.float32(-np.inf))
+    least = (largest + reach).astype(np.float32)
     num_kept = (maxima.numpy() >= least[:, None]).sum(1)
     found = (min_p >= np.finfo(np.float32).tiny) & (min_p <= 1) & np.isfinite(largest) & np.isfinite(least)
     found &= num_kept <= maxima.shape[1] // FEW

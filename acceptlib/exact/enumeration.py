@@ -22,8 +22,9 @@ from acceptlib.engine import decide
 from acceptlib.engine.constants import ROW_SUM_LIMIT, ROW_TOLERANCE
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, expect_int, shortened
+from acceptlib.registry import as_strategy
 from acceptlib.rules import Rule
-from acceptlib.strategy import AcceptanceStrategy, expect_strategy
+from acceptlib.strategy import AcceptanceStrategy
 from acceptlib.tensors import made_on_cpu
 
 Model: TypeAlias = Callable[[tuple[int, ...]], torch.Tensor]
@@ -67,7 +68,7 @@ class Steps:
 
 @made_on_cpu()
 def law(
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
     draft: torch.Tensor | Model | None = None,
     *,
@@ -80,7 +81,7 @@ def law(
     Rows are normalised in float64, so that rows of float32 show no distance where there is none.
 
     Args:
-        strategy: Any strategy that is given by rules.
+        strategy: Any strategy that is given by rules, or its name.
         target: Rows [K+1, V] of probabilities, the same whatever was drafted; or a function from the tokens so far to a
             row [V], as a real model is.
         draft: Rows [K, V'] or such a function; the drafted tokens are drawn from it. V' is at most V. None with
@@ -99,6 +100,7 @@ def law(
             `verify` whole.
         StrategyDefinitionError: A rule returns NaN.
     """
+    strategy = as_strategy(strategy)
     plan, given = plan_of(strategy), num_draft_tokens
     target_at = as_model(target, "target")
     num_draft_tokens = length_of(target, given)
@@ -373,9 +375,9 @@ def plan_of(strategy: AcceptanceStrategy) -> Plan:
     """Return a strategy's rules.
 
     Raises:
-        InputError: It overrides `verify` whole and has none, or is no strategy.
+        InputError: It overrides `verify` whole and has none.
     """
-    plan = expect_strategy(strategy).plan
+    plan = strategy.plan
     if plan is None:
         msg = f"strategy {strategy.name!r} overrides verify whole: it has no rules whose law could be enumerated"
         raise InputError(msg)

@@ -24,6 +24,7 @@ from acceptlib.exact.enumeration import (
     row_scalars,
     verify_exactly,
 )
+from acceptlib.registry import as_strategy
 from acceptlib.strategy import AcceptanceStrategy
 from acceptlib.tensors import made_on_cpu
 
@@ -54,7 +55,7 @@ class StepFigures:
 
 @made_on_cpu()
 def tv(
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
     draft: torch.Tensor | Model | None = None,
     *,
@@ -72,7 +73,7 @@ def tv(
 
 @made_on_cpu()
 def kl(
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
     draft: torch.Tensor | Model | None = None,
     *,
@@ -86,7 +87,7 @@ def kl(
 
 @made_on_cpu()
 def expected_tokens(
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
     draft: torch.Tensor | Model | None = None,
     *,
@@ -103,7 +104,7 @@ def expected_tokens(
 
 @made_on_cpu()
 def step_figures(
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     draft_token_ids: torch.Tensor,
     target_probs: torch.Tensor,
     draft_probs: torch.Tensor,
@@ -118,13 +119,14 @@ def step_figures(
     `TRUNCATED_LENGTH` positions.
 
     Args:
-        strategy: A strategy given by rules.
+        strategy: A strategy given by rules, or its name.
         draft_token_ids: [K].
         target_probs: [K+1, V], processed; normalised here in float64.
         draft_probs: [K, V'], padded with zeros or cut to V; likewise.
         num_visited: How many of the rows the step reached, 1..K+1.
         state: The request's, before the step; that of a new request if None.
     """
+    strategy = as_strategy(strategy)
     plan = plan_of(strategy)
     p, ids = target_probs.to(torch.float64), draft_token_ids.to(torch.int64)
     length, vocab_size = len(ids), p.shape[1]
@@ -223,7 +225,7 @@ def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 
 def _joint_laws(
-    strategy: AcceptanceStrategy,
+    strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
     draft: torch.Tensor | Model | None,
     num_draft_tokens: int | None,

@@ -243,8 +243,7 @@ class _Sequence:
         self.device = device
         self.length = input_ids.shape[1]
         self.end = self.length + max_new_tokens
-        self.token_ids = torch.empty(1, self.end, dtype=torch.int64, device=device)
-        self.token_ids[:, : self.length] = input_ids
+        self.token_ids = input_ids.to(device, torch.int64, copy=True)
         self.rng = Rng.of(decoder.rng, 1, device)
         self.state = decoder.strategy.initial_state(1, device)
         self.vocab_size = _vocab_size(decoder.target)
@@ -256,11 +255,19 @@ class _Sequence:
         """How many tokens may still be emitted."""
         return self.end - self.length
 
+    def _have_room(self, num_tokens: int) -> None:
+        """Have memory for so many more tokens, and for more than these so that this happens a few times."""
+        longest = self.token_ids.shape[1]
+        if self.length + num_tokens > longest:
+            more = max(num_tokens, min(longest, self.remaining))
+            self.token_ids = torch.cat((self.token_ids, self.token_ids.new_empty(1, more)), 1)
+
     @torch.no_grad()
     def advance(self, eos_token_ids: frozenset[int]) -> Step:
         """Draft, verify and append."""
         # One less than the budget, so that the recovered or bonus token fits too.
         wanted = min(self.decoder.num_draft_tokens, self.remaining - 1)
+        self._have_room(wanted + 1)
         laws: list[torch.Tensor] = []
         # Drafted tokens are written where emitted ones will be.
         while len(laws) < wanted and (drafted := self._draft(len(laws))) is not None:
