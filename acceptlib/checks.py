@@ -60,6 +60,9 @@ PARAMETER_DTYPES: Final = {
 }
 """Sampling parameters that may be numbers, and dtypes of tensors in their place."""
 
+NO_FLOAT64: Final = {"mps"}
+"""Types of devices that no engine runs on."""
+
 MOST_FILTERED: Final = (1 << 21) - 1
 """Entries of a row under one of these, at most: the sum of as many weights of 1, in steps of 2^-42, fits 64 bits."""
 
@@ -146,6 +149,9 @@ def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     target, draft = _rows(arguments)
     check_kinds(arguments)
     device = target.device
+    if device.type in NO_FLOAT64:
+        msg = f"target rows: expected a device that has float64, in which tokens are decided, got {device}: use the CPU"
+        raise InputError(msg)
     expect("draft_token_ids", ids, None, ID_DTYPES, device)
     num_requests, most = _sizes(arguments, target, draft)
     for name, rows in (("target rows", target), ("draft rows", draft)):

@@ -281,6 +281,14 @@ def test_a_tensor_in_the_place_of_something_else_is_not_read(argument: str) -> N
         acceptlib.create("rejection").verify(**plain_call() | LOGITS | {argument: given})
 
 
+def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "mps" in checks.NO_FLOAT64
+    monkeypatch.setattr(checks, "NO_FLOAT64", {"cpu"})
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    with pytest.raises(InputError, match="expected a device that has float64, in which tokens are decided, got cpu"):
+        acceptlib.create("rejection").verify(**plain_call())
+
+
 class Counting(AcceptanceStrategy):
     """Accept what a request's state says."""
 
