@@ -83,7 +83,7 @@ class Checked:
 
 
 MOST_CHECKED: Final = 1 << 14
-"""Signatures that are remembered. Each number of requests or of drafted tokens makes another one."""
+"""Signatures that are remembered. Each B and K makes another one."""
 
 _CHECKED: dict[Hashable, Checked] = {}
 """By signature."""
@@ -101,7 +101,7 @@ def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     try:
         signature = _signature(arguments, state_names)
         found = _CHECKED.get(signature)
-    except (AttributeError, TypeError, RuntimeError):  # no tensors, or sparse ones: the checks say what is wrong
+    except (AttributeError, TypeError, IndexError, RuntimeError):  # no tensors, or sparse ones: checks say what it is
         signature = found = None
     if found is None:
         found = _check(arguments, state_names)
@@ -112,36 +112,54 @@ def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     return found
 
 
-_NUMBERS_AND_MASK: Final = attrgetter(*PARAMETER_DTYPES, "allowed_token_bitmask")
+_PARAMETERS: Final = attrgetter(*PARAMETER_DTYPES)
 _RESULTS: Final = attrgetter(*VerifyResult.__slots__)
 
 
 def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
-    """Return the signature of a call; None if values in a tensor decide whether the call is good."""
+    """Return the signature of a call; None if values in a tensor decide whether the call is good.
+
+    In the ragged layout nothing depends on T, the number of drafted tokens, which most steps change: only by how much
+    numbers of rows differ from it does.
+    """
     ids, *rows, counts, most, sampling, draft_sampling, rng, bonus, uniforms, state, logprobs, out, memory = arguments
     if counts is not None and most is None:
         return None
-    values: list[object] = [ids, *rows, counts, most, bonus, logprobs]
+    by_token: list[torch.Tensor | None] = [ids, *rows]
+    values: list[object] = [counts, most, bonus, logprobs]
     for parameters in (sampling, draft_sampling):
         if parameters is not None:
+            by_token.append(parameters.allowed_token_bitmask)
             bias = parameters.logit_bias
-            values += _NUMBERS_AND_MASK(parameters)
+            values += _PARAMETERS(parameters)
             values += (None, None) if bias is None else (bias.token_ids, bias.values)
     if uniforms is not None:
-        values += (uniforms.accept, uniforms.emit)
+        (by_token if uniforms.accept.ndim == 1 else values).append(uniforms.accept)
+        values.append(uniforms.emit)
     if state is not None:
         values += (*state, *state.values())
     if out is not None:
         values += _RESULTS(out)
     # Equal numbers may have different types, some of which are refused.
-    types = map(type, (*values, sampling, draft_sampling, rng, uniforms, state, out, memory))
-    described = [
-        # None first: most are None, and asking whether a value is a tensor takes longer than all else here.
-        # A tensor with a negative bit is copied, and the copy has other strides.
-        v if v is None or not isinstance(v, torch.Tensor) else (v.shape, v.dtype, v.device, v.stride(), v.is_neg())
-        for v in values
-    ]
+    types = map(type, (*by_token, *values, sampling, draft_sampling, rng, uniforms, state, out, memory))
+    # Most are None, and asking whether a value is a tensor takes longer than all else here.
+    described = [v if v is None else _described(v) for v in values]
+    if counts is None:
+        described += [v if v is None else _described(v) for v in by_token]
+    else:
+        num_tokens = ids.shape[0]
+        described += [v if v is None else (v.shape[0] - num_tokens, v.shape[1:], *_described(v)[1:]) for v in by_token]
     return *described, *types, state_names
+
+
+def _described(value: Any) -> Any:
+    """Return what checks and runs depend on of a value."""
+    if isinstance(value, torch.Tensor):
+        # One with a negative bit is copied, and the copy has other strides.
+        return value.shape, value.dtype, value.device, value.stride(), value.is_neg()
+    if type(value) is float:  # a parameter, in range as its owner has checked, which 0 or 1 turns off
+        return value == 0, value == 1
+    return value
 
 
 def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:

@@ -281,6 +281,59 @@ def test_a_tensor_in_the_place_of_something_else_is_not_read(argument: str) -> N
         acceptlib.create("rejection").verify(**plain_call() | LOGITS | {argument: given})
 
 
+def ragged_call(num_tokens: int, **changes: object) -> dict[str, Any]:
+    """Return a call of two requests, with `num_tokens` drafted tokens between them."""
+    return {
+        "draft_token_ids": torch.zeros(num_tokens, dtype=I64),
+        "target_logits": torch.zeros(num_tokens + 2, 7),
+        "draft_logits": torch.zeros(num_tokens, 7),
+        "cu_num_draft_tokens": torch.tensor([0, num_tokens // 2, num_tokens]),
+        "max_num_draft_tokens": 4,
+        "rng": 0,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["target_logits", "draft_logits", "cu_num_draft_tokens", "bonus_token_ids", "bitmask", "accept", "padded"]
+)
+def test_ragged_calls_are_checked_once_whatever_is_drafted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And others that differ by as much from T, or are as long as one that was good, are refused."""
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    strategy = acceptlib.create("rejection")
+
+    def changes(length: int) -> dict[str, Any]:
+        """Return what is as long as it should be for T = 5 if `length` is 5, and one too long for 4."""
+        if name == "bitmask":
+            mask = torch.full((length + 2, 1), -1, dtype=torch.int32)
+            return {"sampling": SamplingParams(allowed_token_bitmask=mask)}
+        if name in {"accept", "padded"}:
+            shape = (length,) if name == "accept" else (length - 3, 4)
+            uniforms = Uniforms(accept=torch.zeros(shape, dtype=torch.float64), emit=torch.zeros(2, dtype=I64))
+            return {"uniforms": uniforms, "rng": None}
+        extra, dtype = {"target_logits": (2, None), "draft_logits": (0, None)}.get(name, (-2, I64))
+        extra += name == "bonus_token_ids" and -1
+        return {name: torch.zeros(length + extra, *[7] * (dtype is None), dtype=dtype)}
+
+    for num_tokens in (5, 3, 8, 0, 5):
+        good = changes(num_tokens if name in {"target_logits", "draft_logits", "bitmask", "accept"} else 5)
+        strategy.verify(**ragged_call(num_tokens, **good))
+    assert len(checks._CHECKED) == 1
+    with pytest.raises(InputError, match=r"expected .*\[|expected shape"):
+        strategy.verify(**ragged_call(4, **changes(6)))
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+def test_a_call_is_checked_once_whatever_the_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one that turns a parameter off is another call."""
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    found = []
+    for value in (0.5, 0.25, 0.0 if name == "min_p" else 1.0):
+        acceptlib.create("rejection").verify(**plain_call() | LOGITS | {"sampling": SamplingParams(**{name: value})})
+        found.append(len(checks._CHECKED))
+    assert found == [1, 1, 2]
+
+
 def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mps" in checks.NO_FLOAT64
     monkeypatch.setattr(checks, "NO_FLOAT64", {"cpu"})

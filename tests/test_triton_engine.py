@@ -548,6 +548,60 @@ def test_calls_that_are_alike_run_alike(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(given) < sum(calls_of_one) < 3 * len(given)  # calls that differ in values alone are alike
 
 
+RAGGED = {
+    "plain": {},
+    "filtered": {"sampling": acceptlib.SamplingParams(temperature=0.7, top_k=3, top_p=0.9)},
+    "without-bonus-rows": {"bonus_token_ids": torch.zeros(3, dtype=torch.int64)},
+    "logprobs": {"logprobs": True},
+}
+
+
+@pytest.mark.parametrize("kind", [*RAGGED, "masked", "uniforms", "out"])
+@pytest.mark.parametrize("name", ["rejection", "block"])
+def test_ragged_batches_are_run_alike_whatever_is_drafted(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each were the first of its form: what is remembered of calls must not be of their numbers of tokens."""
+    plan, memory_for, found = acceptlib.create(name).plan, engine.memory_for, []
+    monkeypatch.setattr(engine, "launch", lambda *launch: found.append(launch))
+    monkeypatch.setattr(engine, "memory_for", lambda _, *sizes: found.append(sizes) or memory_for(_, *sizes))
+    remembered: dict[Any, checks.Checked] = {}
+    for lengths in ([2, 0, 3], [0, 0, 0], [3, 3, 3], [1, 0, 0], [7, 7, 7]):
+        counts = torch.tensor([0, *itertools.accumulate(lengths)])
+        num_tokens = sum(lengths)
+        num_rows = num_tokens + 3 * (kind != "without-bonus-rows")
+        buffer = torch.zeros(99, dtype=torch.int64)
+        call = {
+            "target_logits": torch.zeros(num_rows, 70),
+            "draft_logits": torch.zeros(num_tokens, 70),
+            "cu_num_draft_tokens": counts,
+            "max_num_draft_tokens": 3,
+            "rng": 0,
+            **RAGGED.get(kind, {}),
+        }
+        if kind == "masked":
+            mask = torch.full((num_rows, 3), -1, dtype=torch.int32)
+            call["sampling"] = acceptlib.SamplingParams(allowed_token_bitmask=mask)
+        if kind == "uniforms":
+            accept = torch.zeros(num_tokens, dtype=torch.float64)
+            call |= {"uniforms": acceptlib.Uniforms(accept=accept, emit=counts[:3]), "rng": None}
+        if kind == "out":  # which the longest drafts reach into
+            tokens = buffer[20:32].view(3, 4)
+            call["out"] = dataclasses.replace(VerifyResult.empty(3, 3, "cpu"), output_token_ids=tokens)
+        for known in ({}, remembered):
+            monkeypatch.setattr(checks, "_CHECKED", known)
+            engine.verify(plan, cases.inputs(buffer[:num_tokens], **call))
+        sizes, (launches, tensors, numbers), others, (other_launches, other_tensors, other_numbers) = found
+        found.clear()
+        assert (others, other_launches, other_numbers) == (sizes, launches, numbers)
+        assert numbers[verify_kernel.arg_names.index("num_tokens") - len(tensors)] == num_tokens
+        place = verify_kernel.arg_names.index("ids_ptr")
+        there = {launched[place].untyped_storage().data_ptr() for launched in (tensors, other_tensors)}
+        assert (there == {buffer.untyped_storage().data_ptr()}) is not (kind == "out" and num_tokens > 20)
+    (checked,) = remembered.values()
+    assert len(checked.runs) == 1
+
+
 def test_streams_may_be_derived_or_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In calls without any: a captured one on a GPU draws what others derive from the generator's state."""
     found: list[bool] = []

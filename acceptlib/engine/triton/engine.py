@@ -203,23 +203,27 @@ class Run(NamedTuple):
     Attributes:
         launches: In order.
         num_counters: Counters of the workspace that they use.
-        num_words: Words of it.
+        num_words: Words of it if no token is drafted.
+        words_of_token: Further words of each drafted token.
         reads_draft: Whether they read the draft's rows.
         reads_tables: Whether they read per-position constants.
         raw: Whether log-probabilities under the raw row differ from those under the processed one.
-        numbers: The kernel's arguments that are numbers, in their order, without a `Root`'s and a launch's own.
-        drafted_bytes: From the first drafted token to the end of the last.
+        numbers: The kernel's arguments that are numbers, in their order, without a `Root`'s, T and a launch's own.
+        drafted_bytes: From the first drafted token to the end of the last, less those of each token.
+        bytes_of_token: Of each drafted token in the ragged layout, up to the next.
         emitted_bytes: Of the emitted tokens.
     """
 
     launches: tuple[Launch, ...]
     num_counters: int
     num_words: int
+    words_of_token: int
     reads_draft: bool
     reads_tables: bool
     raw: bool
     numbers: tuple[int, ...]
     drafted_bytes: int
+    bytes_of_token: int
     emitted_bytes: int
 
 
@@ -252,10 +256,12 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
         run = inputs.checked.runs[key] = _run_of(plan, inputs, out)
     state = [inputs.state[name] for name in plan.traits.state]
     drafted = inputs.draft_token_ids
-    there = drafted.data_ptr()
-    if inputs.out and there and -run.drafted_bytes < there - out.output_token_ids.data_ptr() < run.emitted_bytes:
-        drafted = _copied(drafted)  # some programs write while others still decide
-    with memory_for(inputs, run.num_counters, run.num_words) as memory:
+    num_tokens, there = drafted.numel(), drafted.data_ptr()
+    if inputs.out and there:
+        drafted_bytes = run.drafted_bytes + run.bytes_of_token * num_tokens
+        if -drafted_bytes < there - out.output_token_ids.data_ptr() < run.emitted_bytes:
+            drafted = _copied(drafted)  # some programs write while others still decide
+    with memory_for(inputs, run.num_counters, run.num_words + run.words_of_token * num_tokens) as memory:
         tensors = (
             out.output_token_ids,
             out.num_accepted,
@@ -279,7 +285,7 @@ def verify(plan: Plan, inputs: Inputs) -> VerifyResult:
             tables if run.reads_tables else None,
             _stacked(state, memory.words) if state else None,
         )
-        launch(run.launches, tensors, (*root, *run.numbers))
+        launch(run.launches, tensors, (*root, num_tokens, *run.numbers))
     if out.logprobs is not None and out.raw_logprobs is not None and not run.raw:
         with torch.inference_mode():  # where tensors made in it may be written too
             out.raw_logprobs.copy_(out.logprobs)
@@ -314,8 +320,13 @@ def _run_of(plan: Plan, inputs: Inputs, out: VerifyResult) -> Run:
         ends=cu is not None and cu.shape[0] == num_requests,
     )
     scheduled = schedule(rules, form, num_requests, most)
-    call, num_tokens = scheduled.call, ids.numel()
-    sizes = (num_requests, most, num_tokens, scheduled.num_blocks, scheduled.num_emit_blocks)
+    call = scheduled.call
+    num_words, words_with_one = (
+        words_of(call, num_requests, most, num_tokens, scheduled.num_blocks, scheduled.num_emit_blocks)
+        for num_tokens in (0, 1)
+    )
+    # T is no part of what is remembered: see `checks`.
+    bytes_of_token = ids.stride(0) * ids.itemsize if ragged else 0
     id_strides, uniform_strides = ids.stride(), uniforms.accept.stride() if uniforms else (0,)
     numbers = (
         *numbers_of(inputs.target, ragged=ragged),
@@ -326,7 +337,6 @@ def _run_of(plan: Plan, inputs: Inputs, out: VerifyResult) -> Run:
         uniform_strides[-1],
         tables.shape[1],
         num_requests,
-        num_tokens,
         num_requests * most,
         most,
         target.vocab_size,
@@ -338,12 +348,14 @@ def _run_of(plan: Plan, inputs: Inputs, out: VerifyResult) -> Run:
     return Run(
         launches=scheduled.launches,
         num_counters=scheduled.num_counters,
-        num_words=words_of(call, *sizes),
+        num_words=num_words,
+        words_of_token=words_with_one - num_words,
         reads_draft=reads_draft,
         reads_tables=bool(call.tables),
         raw=call.raw,
         numbers=numbers,
-        drafted_bytes=_span(ids) * ids.itemsize,
+        drafted_bytes=ids.itemsize - bytes_of_token if ragged else _span(ids) * ids.itemsize,
+        bytes_of_token=bytes_of_token,
         emitted_bytes=out.output_token_ids.nbytes,
     )
 

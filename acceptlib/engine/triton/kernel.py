@@ -48,9 +48,9 @@ VARYING = [
     "accept_stride",
     "root_seed",
     "root_offset",
+    "num_tokens",
     "table_size",
     "num_requests",
-    "num_tokens",
     "num_positions",
     "max_num_draft_tokens",
     "num_blocks",
@@ -113,6 +113,7 @@ def verify_kernel(
     state_ptr,  # [num_state, B] float64
     root_seed: tl.int64,  # what streams are derived from where seeds and offsets are not given
     root_offset: tl.int64,
+    num_tokens,  # T or B * K
     target_request_stride: tl.int64,
     target_row_stride: tl.int64,
     target_stride,
@@ -133,7 +134,6 @@ def verify_kernel(
     accept_stride: tl.int64,
     table_size,
     num_requests,  # B
-    num_tokens,  # T or B * K
     num_positions: tl.int64,  # B * K
     max_num_draft_tokens,  # K
     vocab_size,  # V
