@@ -18,14 +18,14 @@ import torch
 Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
-MOST_KEPT: Final = 1024
-"""Keys that `kept` remembers."""
+MAX_KEPT: Final = 1024
+"""Most things that `cached` holds."""
 
-MOST_BYTES: Final = 32 << 20
-"""Size of all that `kept` remembers but the latest, which may be larger: a grid has some bytes per position."""
+MAX_BYTES: Final = 32 << 20
+"""Most bytes that `cached` holds, not counting the newest, which may be larger: a grid has some bytes per position."""
 
 FEW_THREADS: Final = 4
-"""Number of torch threads up to which NumPy, with one, takes logarithms sooner if it has wide instructions for them."""
+"""Most torch threads beside which NumPy's single one is faster at log2, if it has wide instructions for it."""
 
 
 def as_words(tensor: torch.Tensor) -> Words:
@@ -63,12 +63,12 @@ def full(shape: tuple[int, ...], value: float, like: Words) -> Words:
 def arange(length: int, like: Words) -> Words:
     """Return 0..length-1, int64, of the same kind as `like`. It is shared: never write to it."""
     device = device_of(like)
-    return kept(
+    return cached(
         ("arange", length), device, lambda: torch.arange(length, device=device) if device else np.arange(length)
     )
 
 
-def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) -> Any:
+def cached(key: Hashable, device: torch.device | None, make: Callable[[], Any]) -> Any:
     """Return what `make` returns, made once for each key and never to be written, which saves time.
 
     On a GPU it is kept for each stream, so that no stream reads what another has yet to write. A CUDA graph and a
@@ -99,7 +99,7 @@ def kept(key: Hashable, device: torch.device | None, make: Callable[[], Any]) ->
 
 
 class _Kept:
-    """What `kept` remembers, for all threads, and its size."""
+    """What `cached` holds, for all threads, and its size."""
 
     def __init__(self) -> None:
         self.found: dict[Hashable, Any] = {}
@@ -107,9 +107,9 @@ class _Kept:
         self.lock = threading.RLock()  # which a signal's handler may have already
 
     def add(self, place: Hashable, found: Any, num_bytes: int) -> None:
-        """Remember one more, and forget all others where they are too many."""
+        """Hold one more, and let go of all others where they are too many."""
         with self.lock:
-            if len(self.found) >= MOST_KEPT or self.num_bytes > MOST_BYTES:
+            if len(self.found) >= MAX_KEPT or self.num_bytes > MAX_BYTES:
                 self.found.clear()
                 self.num_bytes = 0
             if place not in self.found:  # another thread may have made it too
@@ -128,14 +128,14 @@ def current_stream(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index)  # noqa: SLF001 - as they do
 
 
-def leading(condition: Words) -> Words:
+def all_so_far(condition: Words) -> Words:
     """Return where a condition [n, K] holds at an entry and at all entries before it in its row."""
     if isinstance(condition, torch.Tensor):
         return condition.cumprod(1) > 0
     return np.logical_and.accumulate(condition, 1)
 
 
-def may_hold(condition: Words) -> bool:
+def any_or_unknown(condition: Words) -> bool:
     """Return whether some entry is true; True where finding out would wait for the device."""
     return isinstance(condition, torch.Tensor) or bool(np.count_nonzero(condition))
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, short_repr
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.sampling import FILTERS, OFF, SamplingParams
@@ -63,8 +63,8 @@ PARAMETER_DTYPES: Final = {
 NO_FLOAT64: Final = {"mps"}
 """Types of devices that no engine runs on."""
 
-MOST_FILTERED: Final = (1 << 21) - 1
-"""Entries of a row under one of these, at most: the sum of as many weights of 1, in steps of 2^-42, fits 64 bits."""
+MAX_FILTERED: Final = (1 << 21) - 1
+"""Longest row that top-k, top-p or min-p may filter: one more weight of 1, in steps of 2^-42, could overflow int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ class Checked:
     runs: dict[Hashable, Any] = field(default_factory=dict)
 
 
-MOST_CHECKED: Final = 1 << 14
+MAX_CHECKED: Final = 1 << 14
 """Signatures that are remembered. Each B and K makes another one."""
 
 _CHECKED: dict[Hashable, Checked] = {}
@@ -106,7 +106,7 @@ def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     if found is None:
         found = _check(arguments, state_names)
         if signature is not None:
-            if len(_CHECKED) >= MOST_CHECKED:
+            if len(_CHECKED) >= MAX_CHECKED:
                 _CHECKED.clear()
             _CHECKED[signature] = found
     return found
@@ -203,7 +203,7 @@ def check_kinds(arguments: Arguments) -> None:
         if not isinstance(value, kind) and (value is not None or kind is bool):
             got = type(value).__name__
             if not torch.compiler.is_dynamo_compiling():  # `shortened` cannot be traced
-                got = f"{shortened(value)} ({got})"
+                got = f"{short_repr(value)} ({got})"
             msg = f"{name}: expected {kind.__name__}, got {got}"
             raise InputError(msg)
     most = arguments.max_num_draft_tokens
@@ -247,7 +247,7 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
     ids, counts, bonus = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.bonus_token_ids
     most = arguments.max_num_draft_tokens
     if most is not None and not (isinstance(most, Integral) and 0 <= most < 1 << 31):
-        msg = f"max_num_draft_tokens: expected an int >= 0 and below 2^31, got {shortened(most)}"
+        msg = f"max_num_draft_tokens: expected an int >= 0 and below 2^31, got {short_repr(most)}"
         raise InputError(msg)
     if bonus is not None:
         expect("bonus_token_ids", bonus, ("B",), ID_DTYPES, target.device)
@@ -283,7 +283,7 @@ def _padded(
         raise InputError(msg)
     num_requests, most = ids.shape
     if max_num_draft_tokens is not None and max_num_draft_tokens != most:
-        got = shortened(max_num_draft_tokens)
+        got = short_repr(max_num_draft_tokens)
         msg = f"max_num_draft_tokens: expected {most}, the width of draft_token_ids, got {got}"
         raise InputError(msg)
     _expect_rows("target", target, [(num_requests, most + extra) for extra in bonus_rows], "[B, K+1, V]")
@@ -366,12 +366,12 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
         value = getattr(sampling, parameter)
         if isinstance(value, torch.Tensor):
             expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
-    if data.shape[-1] > MOST_FILTERED:
+    if data.shape[-1] > MAX_FILTERED:
         for parameter in FILTERS:
             value = getattr(sampling, parameter)
             if isinstance(value, torch.Tensor) or value not in {None, OFF[parameter]}:
                 msg = (
-                    f"{name}.{parameter}: expected rows of at most {MOST_FILTERED} entries, whose weights are summed "
+                    f"{name}.{parameter}: expected rows of at most {MAX_FILTERED} entries, whose weights are summed "
                     f"in 64 bits, got V = {data.shape[-1]}; filter them before, or leave it out"
                 )
                 raise InputError(msg)

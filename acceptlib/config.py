@@ -16,7 +16,7 @@ import yaml
 
 from acceptlib import registry
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import ConfigError, OptionError, problems_of, shortened, suggest
+from acceptlib.errors import ConfigError, OptionError, problems_of, short_repr, suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,7 +45,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        msg = f"key {shortened(twice)} is given twice: expected each key once in a table"
+        msg = f"key {short_repr(twice)} is given twice: expected each key once in a table"
         raise ValueError(msg)
     return table
 
@@ -60,7 +60,7 @@ class _YamlLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    msg = f"key {shortened(key.value)} is given twice: expected each key once in a table"
+                    msg = f"key {short_repr(key.value)} is given twice: expected each key once in a table"
                     raise yaml.MarkedYAMLError(problem=msg, problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
         return node
@@ -135,7 +135,7 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceConfig
     elif isinstance(source, str | os.PathLike):
         where, table = str(source), _read(Path(source))
     else:
-        msg = f"config: expected a path or a mapping, got {shortened(source)}"
+        msg = f"config: expected a path or a mapping, got {short_repr(source)}"
         raise ConfigError(msg)
     try:
         return AcceptanceConfig.model_validate(dict(table))
@@ -152,9 +152,9 @@ def _say(key: str, detail: ErrorDetails) -> str:
         return f"key {key} is required."
     if detail["loc"][-1:] == ("[key]",):  # not a key of the config, but of a table in it
         table = ".".join(map(str, detail["loc"][:-2]))
-        return f"key {table!r}: expected texts as keys, got {shortened(detail['input'])}."
+        return f"key {table!r}: expected texts as keys, got {short_repr(detail['input'])}."
     problem = "expected a table" if detail["type"] == "dict_type" else detail["msg"]
-    return f"key {key}: {problem}, got {shortened(detail['input'])}."
+    return f"key {key}: {problem}, got {short_repr(detail['input'])}."
 
 
 def json_schema() -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _shape(content: object) -> str:
     if isinstance(content, Mapping) and TABLE in content:
-        return f"{TABLE}: {shortened(content[TABLE])}"
+        return f"{TABLE}: {short_repr(content[TABLE])}"
     if isinstance(content, Mapping) and content:
-        return shortened(list(content))
+        return short_repr(list(content))
     return "nothing" if content is None or isinstance(content, Mapping) else f"a {type(content).__name__}"

@@ -84,7 +84,7 @@ class ConformanceError(AcceptlibError, AssertionError):
 LONGEST: Final = 200
 """Letters of a value in a message, at most."""
 
-MOST_PROBLEMS: Final = 5
+MAX_PROBLEMS: Final = 5
 """Problems of one config, or of one strategy's options, in a message."""
 
 
@@ -106,7 +106,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxlevel = 2
 
 
-def shortened(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return `repr(value)`, or as much of it as fits in a message: data may be of any size."""
     text = _SHORT.repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
@@ -119,11 +119,11 @@ def expect_int(name: str, value: object, least: int = 0) -> None:
         InputError: It is not.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        msg = f"{name}: expected an int >= {least}, got {shortened(value)}"
+        msg = f"{name}: expected an int >= {least}, got {short_repr(value)}"
         raise InputError(msg)
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return what was raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -136,9 +136,9 @@ def problems_of(error: pydantic.ValidationError, say: Callable[[str, ErrorDetail
         say: Makes a sentence of a dotted key, quoted, and what is wrong there.
     """
     found = error.errors()
-    lines = [say(shortened(".".join(map(str, detail["loc"]))), detail) for detail in found[:MOST_PROBLEMS]]
-    if len(found) > MOST_PROBLEMS:
-        lines.append(f"And {len(found) - MOST_PROBLEMS} more.")
+    lines = [say(short_repr(".".join(map(str, detail["loc"]))), detail) for detail in found[:MAX_PROBLEMS]]
+    if len(found) > MAX_PROBLEMS:
+        lines.append(f"And {len(found) - MAX_PROBLEMS} more.")
     return " ".join(lines)
 
 
@@ -158,6 +158,6 @@ def import_extra(module: str, extra: str) -> Any:
 
 def suggest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the nearest of `known`, or an empty string."""
-    text = name if isinstance(name, str) else shortened(name)
+    text = name if isinstance(name, str) else short_repr(name)
     close = difflib.get_close_matches(text[:80], list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -12,7 +12,7 @@ from acceptlib.checks import Arguments, Checked, check
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Root, Uniforms, resolve
 from acceptlib.sampling import OFF, SamplingParams
-from acceptlib.tensors import filled
+from acceptlib.tensors import cached_full
 from acceptlib.workspace import Workspace
 
 
@@ -235,7 +235,7 @@ def make_rows(
             value = _plain(value)
             found[name] = (value.to(torch.float32) if value.dtype in narrowed else value).contiguous()
         elif value != OFF[name] and not (name == "top_k" and value >= logits.shape[-1]):
-            found[name] = filled(num_requests, value, dtype, logits.device)
+            found[name] = cached_full(num_requests, value, dtype, logits.device)
             if name == "top_k":
                 found["max_top_k"] = value
     if masked and sampling.allowed_token_bitmask is not None:

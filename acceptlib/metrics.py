@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, short_repr
 from acceptlib.result import VerifyResult
 
 INTEGERS: Final = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -68,9 +68,9 @@ class AcceptanceMetrics:
         ):
             got = f"a {type(num_draft_tokens).__name__}"
             if isinstance(num_draft_tokens, torch.Tensor):
-                got = f"{list(num_draft_tokens.shape)} {num_draft_tokens.dtype}, {shortened(drafts)}"
+                got = f"{list(num_draft_tokens.shape)} {num_draft_tokens.dtype}, {short_repr(drafts)}"
             expected = (
-                f"a tensor [{len(counts)}] of integers, each at least what was accepted, {shortened(counts)}, and at "
+                f"a tensor [{len(counts)}] of integers, each at least what was accepted, {short_repr(counts)}, and at "
                 f"most {most}"
             )
             msg = f"num_draft_tokens: expected {expected}; got {got}"

@@ -40,7 +40,7 @@ TEXT_COLOR: Final = "0.15"
 
 TV_DIGITS: Final = 12
 """Decimals of a TV that count: a lossless rule's is some 1e-16, by rounding."""
-LEAST_TV: Final = 0.1
+MIN_TV: Final = 0.1
 """Up to which TVs are shown at least, though all are 0."""
 NAME_OFFSET: Final = 9.0
 """Typographic points from a marker to its name."""
@@ -155,7 +155,7 @@ def _draw_trade(axes: Any, points: Sequence[Point], looks: dict[str, dict[str, A
     axes.set_title("Tokens against fidelity, K = " + ", ".join(map(str, lengths)))
     axes.margins(x=0.06, y=0.1)
     low, high = axes.get_xlim()
-    high = max(high, LEAST_TV)
+    high = max(high, MIN_TV)
     high += 0.18 * (high - low)  # room for the names
     axes.set_xlim(low, high)
     front = pareto_front(largest)

@@ -18,7 +18,7 @@ from typing import Final
 import pluggy
 
 from acceptlib import hookspecs, strategies
-from acceptlib.errors import said, suggest
+from acceptlib.errors import one_line, suggest
 from acceptlib.strategy import INTERFACE_VERSION, AcceptanceStrategy
 
 DISABLE_VARIABLE: Final = "ACCEPTLIB_DISABLE_PLUGINS"
@@ -75,7 +75,7 @@ def _load(entry_point: metadata.EntryPoint) -> Plugin:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - an import may exit, or panic in Rust; it is recorded
-        problem = f"importing {entry_point.value!r} raised {said(error)}"
+        problem = f"importing {entry_point.value!r} raised {one_line(error)}"
         return Plugin(entry_point.name, distribution, (), (problem,))
     return _collect(entry_point.name, distribution, plugin)
 
@@ -116,7 +116,7 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - as above
-        problems.append(f"its hook raised {said(error)}")
+        problems.append(f"its hook raised {one_line(error)}")
     if not problems and not implements:
         problems.append(
             "it implements no hook: expected a function acceptlib_strategies marked with acceptlib.hookimpl"

@@ -15,8 +15,8 @@ from acceptlib.errors import (
     PluginError,
     StrategyDefinitionError,
     UnknownStrategyError,
-    said,
-    shortened,
+    one_line,
+    short_repr,
     suggest,
 )
 
@@ -56,7 +56,7 @@ class Entry:
         except AcceptlibError:
             raise
         except (Exception, SystemExit) as error:
-            msg = f"strategy {self.name!r} of {self.distribution}: creating it raised {said(error)}"
+            msg = f"strategy {self.name!r} of {self.distribution}: creating it raised {one_line(error)}"
             raise PluginError(msg) from error
         if not hasattr(found, "_backend"):
             msg = f"strategy {self.name!r} of {self.distribution}: expected an `__init__` that calls super()'s"
@@ -156,7 +156,7 @@ def find(name: str, *, third_parties: bool = True) -> Entry:
         PluginError: Two packages, or one twice, provide it.
     """
     if not isinstance(name, str):
-        msg = f"expected the name of a strategy, a str, got {shortened(name)}"
+        msg = f"expected the name of a strategy, a str, got {short_repr(name)}"
         raise UnknownStrategyError(msg)
     entries, conflicts, loaded = _loaded(third_parties=third_parties)
     if name in entries:
@@ -176,7 +176,7 @@ def find(name: str, *, third_parties: bool = True) -> Entry:
     hint = f" Plugins with problems: {'; '.join(named)}. See `acceptlib plugins`." if broken else ""
     if not (third_parties and plugins.third_parties_enabled()):
         hint += " Those of installed packages are turned off."
-    msg = f"Unknown strategy {shortened(name)}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
+    msg = f"Unknown strategy {short_repr(name)}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"
     raise UnknownStrategyError(msg)
 
 

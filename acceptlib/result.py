@@ -58,7 +58,7 @@ EXPLANATIONS: Final[dict[Status, str]] = {
 }
 
 ROW_FAULTS: Final = {Status.INVALID_ROW, Status.UNNORMALIZED_ROW}
-"""Faults of rows that hold logits where probabilities are expected."""
+"""What logits that were passed as probabilities, or the reverse, are usually found to be."""
 
 FORMS: Final = "target_probs and draft_probs take probabilities, target_logits and draft_logits take logits."
 """What a `StatusError` adds to a fault of that kind."""

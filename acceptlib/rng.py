@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
-from acceptlib.errors import InputError, expect_int, shortened
+from acceptlib.errors import InputError, expect_int, short_repr
 
 ROUNDS: Final = 10
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
@@ -91,7 +91,7 @@ class Rng:
             msg = "Rng: expected seeds and offsets that share no memory: advancing the one would change the other"
             raise InputError(msg)
         if not isinstance(self.advances, bool):
-            msg = f"Rng advances: expected True or False, got {shortened(self.advances)}"
+            msg = f"Rng advances: expected True or False, got {short_repr(self.advances)}"
             raise InputError(msg)
         if self.seeds.shape != self.offsets.shape or self.seeds.device != self.offsets.device:
             msg = (
@@ -158,7 +158,7 @@ class Rng:
             InputError: The position is not an int in [0, 2^32).
         """
         if not isinstance(position, Integral) or isinstance(position, bool) or not 0 <= position <= MASK:
-            msg = f"position: expected an int in [0, 2^32), got {shortened(position)}"
+            msg = f"position: expected an int in [0, 2^32), got {short_repr(position)}"
             raise InputError(msg)
         return as_tensor(join(philox(counters(position, Purpose.DRAFT, as_words(self.offsets)), as_words(self.seeds))))
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.errors import AcceptlibError, StrategyDefinitionError, shortened, suggest
+from acceptlib.errors import AcceptlibError, StrategyDefinitionError, short_repr, suggest
 from acceptlib.ops import Value
 
 NUMBERS: Final = (int, float, np.ndarray, np.generic, torch.Tensor)
@@ -60,7 +60,7 @@ class Rule:
         if not inspect.isfunction(function):
             expected = "expected a plain function, as `def` makes it, without @staticmethod or @classmethod"
             msg = (
-                f"acceptlib.{'row_sum' if isinstance(self, RowSum) else 'rule'}: {expected}, got {shortened(function)}"
+                f"acceptlib.{'row_sum' if isinstance(self, RowSum) else 'rule'}: {expected}, got {short_repr(function)}"
             )
             raise StrategyDefinitionError(msg)
         self.function = function
@@ -98,7 +98,7 @@ class Rule:
             raise StrategyDefinitionError(msg) from error
         if not isinstance(value, NUMBERS):
             expected = "expected a number or an array of what it reads; is a `return` missing?"
-            msg = f"rule {self.function.__qualname__!r} returned {shortened(value)}: {expected}"
+            msg = f"rule {self.function.__qualname__!r} returned {short_repr(value)}: {expected}"
             raise StrategyDefinitionError(msg)
         return value
 

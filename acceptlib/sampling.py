@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, short_repr
 
 TINY: Final = math.ulp(0.0)
 """The smallest number above 0."""
 
-HOTTEST: Final = torch.finfo(torch.float32).max
+MAX_TEMPERATURE: Final = torch.finfo(torch.float32).max
 """The largest temperature, which engines take as float32."""
 
 OFF: Final = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
@@ -81,7 +81,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check numbers; tensors are checked by `verify`, which knows their shapes."""
         for name, kind, low, high, expected in (
-            ("temperature", Real, 0, HOTTEST, "a finite float32 number >= 0 (0 is greedy)"),
+            ("temperature", Real, 0, MAX_TEMPERATURE, "a finite float32 number >= 0 (0 is greedy)"),
             ("top_k", Integral, 0, math.inf, "an int >= 0 (0 is off)"),
             ("top_p", Real, TINY, 1, "a number in (0, 1] (1 is off)"),
             ("min_p", Real, 0, 1, "a number in [0, 1] (0 is off)"),
@@ -93,12 +93,12 @@ class SamplingParams:
                 value = value.item()  # a narrow one warns where a bound is beyond its range
             is_number = isinstance(value, kind) and not isinstance(value, bool)
             if not is_number or not low <= value <= high or value == math.inf:
-                msg = f"{name}: expected {expected} or a tensor [B], got {shortened(value)}"
+                msg = f"{name}: expected {expected} or a tensor [B], got {short_repr(value)}"
                 raise InputError(msg)
             # An int of more than 64 bits too
             object.__setattr__(self, name, float(value) if kind is Real else int(value))
         if self.logit_bias is not None and not isinstance(self.logit_bias, LogitBias):
-            got = f"{shortened(self.logit_bias)} ({type(self.logit_bias).__name__})"
+            got = f"{short_repr(self.logit_bias)} ({type(self.logit_bias).__name__})"
             msg = f"logit_bias: expected LogitBias(token_ids=..., values=...), got {got}"
             raise InputError(msg)
 

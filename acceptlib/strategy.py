@@ -22,7 +22,7 @@ from acceptlib.errors import (
     StrategyDefinitionError,
     expect_int,
     problems_of,
-    shortened,
+    short_repr,
     suggest,
 )
 from acceptlib.inputs import prepare
@@ -151,12 +151,12 @@ class AcceptanceStrategy:
             value = getattr(cls, attribute, None)
             if not isinstance(value, kind):
                 expected = f"expected a class attribute {attribute!r}, a {kind.__name__}"
-                msg = f"strategy class {cls.__qualname__}: {expected}, got {shortened(value)}. What strategies share "
+                msg = f"strategy class {cls.__qualname__}: {expected}, got {short_repr(value)}. What strategies share "
                 msg += "goes into a class of its own beside AcceptanceStrategy."
                 raise StrategyDefinitionError(msg)
         if not (isinstance(cls.Options, type) and issubclass(cls.Options, _Options)):
             expected = "expected Options to derive from acceptlib.Options"
-            msg = f"strategy {cls.name!r}: {expected}, got {shortened(cls.Options)}"
+            msg = f"strategy {cls.name!r}: {expected}, got {short_repr(cls.Options)}"
             raise StrategyDefinitionError(msg)
         if not isinstance(cls.aliases, tuple) or not all(isinstance(alias, str) for alias in cls.aliases):
             msg = f"strategy {cls.name!r}: expected aliases, a tuple of str, got {cls.aliases!r}"
@@ -198,7 +198,7 @@ class AcceptanceStrategy:
             self._check_options(constants)
             traits = self.resolve_traits()
             if not isinstance(traits, Traits):
-                msg = f"strategy {self.name!r}: expected `resolve_traits` to return Traits, got {shortened(traits)}"
+                msg = f"strategy {self.name!r}: expected `resolve_traits` to return Traits, got {short_repr(traits)}"
                 raise StrategyDefinitionError(msg)
             self.plan = Plan(
                 name=self.name,
@@ -425,7 +425,7 @@ class AcceptanceStrategy:
             if type(value) is not Rule and (value is not None or role == "accept"):
                 instead = " or its own `verify`" if role == "accept" else ""
                 expected = f"expected `{role}` to be a rule (decorated with @acceptlib.rule){instead}"
-                msg = f"strategy {cls.name!r}: {expected}, got {shortened(value)}"
+                msg = f"strategy {cls.name!r}: {expected}, got {short_repr(value)}"
                 raise StrategyDefinitionError(msg)
         for attribute, value in vars(cls).items():
             if type(value) is Rule and attribute not in RULES:
@@ -438,11 +438,11 @@ class AcceptanceStrategy:
     def _check_constants(self, constants: object) -> None:
         expected = "expected numbers by name, or tuples of one a position"
         if not isinstance(constants, Mapping):
-            msg = f"strategy {self.name!r}: constants() returned {shortened(constants)}: {expected}"
+            msg = f"strategy {self.name!r}: constants() returned {short_repr(constants)}: {expected}"
             raise StrategyDefinitionError(msg)
         for name, value in constants.items():
             if not _is_constant(value):
-                msg = f"strategy {self.name!r}: constants() returned {shortened(value)} as {name!r}: {expected}"
+                msg = f"strategy {self.name!r}: constants() returned {short_repr(value)} as {name!r}: {expected}"
                 raise StrategyDefinitionError(msg)
 
     def _check_options(self, constants: Mapping[str, Constant]) -> None:
@@ -477,7 +477,7 @@ def expect_strategy(strategy: object, expected: str = "what acceptlib.create ret
         InputError: It is none; `expected` says what would be.
     """
     if not isinstance(strategy, AcceptanceStrategy):
-        msg = f"strategy: expected {expected}, got {shortened(strategy)}"
+        msg = f"strategy: expected {expected}, got {short_repr(strategy)}"
         raise InputError(msg)
     return strategy
 
@@ -494,7 +494,7 @@ def _explain(name: str, options: type[Options], error: pydantic.ValidationError)
         if detail["loc"]:
             problem = detail["msg"].removeprefix("Value error, ")
             problem = problem[:1].upper() + problem[1:]
-            return f"Strategy {name!r}, option {option}: got {shortened(detail['input'])}. {problem}."
+            return f"Strategy {name!r}, option {option}: got {short_repr(detail['input'])}. {problem}."
         return f"Strategy {name!r}: {detail['msg'].removeprefix('Value error, ')}."
 
     return problems_of(error, say)

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from acceptlib.arrays import kept
+from acceptlib.arrays import cached
 from acceptlib.errors import InputError
 
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -16,10 +16,10 @@ ID_DTYPES: Final = (torch.int32, torch.int64)
 STATE_DTYPES: Final = (torch.bool, torch.int32, torch.int64, torch.float32, torch.float64)
 
 
-def filled(length: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor [length] of one number, never to be written: see `arrays.kept`."""
+def cached_full(length: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor [length] of one number, never to be written: see `arrays.cached`."""
     key = ("filled", length, value, dtype)
-    found: torch.Tensor = kept(key, device, lambda: torch.full((length,), value, dtype=dtype, device=device))
+    found: torch.Tensor = cached(key, device, lambda: torch.full((length,), value, dtype=dtype, device=device))
     return found
 
 

@@ -15,7 +15,7 @@ import torch
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, SamplingParams, Traits, Uniforms, VerifyResult, checks, inputs, rule
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, short_repr
 from acceptlib.ops import Value
 from acceptlib.result import Status
 from acceptlib.tensors import as_device
@@ -537,7 +537,7 @@ def test_ends_below_zero() -> None:
 )
 def test_a_message_shows_a_number_that_is_at_hand(value: torch.Tensor, said: str) -> None:
     """To show one of another device would wait for it."""
-    assert shortened(value) == said
+    assert short_repr(value) == said
 
 
 @pytest.mark.usefixtures("remembered")
@@ -570,7 +570,7 @@ def test_other_state_than_that_of_a_good_call_is_checked(state: dict[str, torch.
 
 def test_signatures_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_CHECKED", {})
-    monkeypatch.setattr(checks, "MOST_CHECKED", 2)
+    monkeypatch.setattr(checks, "MAX_CHECKED", 2)
     for count in range(1, 6):
         acceptlib.create("greedy").verify(torch.zeros(count, 1, dtype=I64), target_probs=torch.ones(count, 2, 1))
         assert 1 <= len(checks._CHECKED) <= 2

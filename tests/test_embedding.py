@@ -204,7 +204,7 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(tensor.is_inference() for tensor in kept)
     assert filled(parameters) == 0
     assert filled(parameters | {"temperature": 0.66}) == 1
-    monkeypatch.setattr(arrays, "MOST_KEPT", 6)
+    monkeypatch.setattr(arrays, "MAX_KEPT", 6)
     for temperature in (0.1, 0.2, 0.3):
         filled({"temperature": temperature})
         assert len(arrays._KEPT.found) <= 6
@@ -226,7 +226,7 @@ def test_what_calls_share_is_of_their_stream(kind: str, monkeypatch: pytest.Monk
     def shared() -> torch.Tensor:
         if kind == "drop-in":
             return _common.zero(gpu)
-        found: torch.Tensor = arrays.kept("x", gpu, lambda: torch.zeros(1, dtype=torch.float64, device=gpu))
+        found: torch.Tensor = arrays.cached("x", gpu, lambda: torch.zeros(1, dtype=torch.float64, device=gpu))
         return found
 
     first = shared()

@@ -369,7 +369,7 @@ def test_figures_are_the_same_however_many_tokens_are_taken_at_a_time(
     """A tensor of V rows of V numbers would not fit memory."""
     generator = torch.Generator().manual_seed(0)
     target, draft = (torch.softmax(torch.randn(n, 5, generator=generator), -1).double() for n in (2, 1))
-    monkeypatch.setattr(figures, "MOST_NUMBERS", pieces)
+    monkeypatch.setattr(figures, "MAX_NUMBERS", pieces)
     found = exact.step_figures(OfToken(), torch.tensor([1]), target, draft, 1)
     law = exact.law(OfToken(), target, draft)
     first = torch.zeros(5, dtype=torch.float64)

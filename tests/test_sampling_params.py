@@ -109,7 +109,7 @@ def test_every_way_to_the_kept_set_gives_the_same_bits(rows: str, monkeypatch: p
         quick = law(ROWS[rows], params(*values))
         assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values
         with monkeypatch.context() as patch:
-            patch.setattr(filters, "MOST_CANDIDATES", 60)
+            patch.setattr(filters, "MAX_CANDIDATES", 60)
             patch.setattr(filters, "BLOCK", 4)
             assert torch.equal(quick, law(ROWS[rows], params(*values))), values
             assert torch.equal(quick, law(ROWS[rows], per_request(len(quick), values))), values

@@ -176,37 +176,37 @@ def test_an_interrupted_call_leaves_the_mode_of_its_thread(monkeypatch: pytest.M
 
 def test_what_calls_share_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
-    monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
+    monkeypatch.setattr(arrays, "MAX_BYTES", 1000)
     for length in range(50, 70):
-        arrays.kept(("x", length), None, lambda length=length: torch.zeros(length, dtype=torch.int64).numpy())  # type: ignore[misc]
+        arrays.cached(("x", length), None, lambda length=length: torch.zeros(length, dtype=torch.int64).numpy())  # type: ignore[misc]
         assert sum(array.nbytes for array in arrays._KEPT.found.values()) <= 1000 + 8 * length
 
 
 def test_what_calls_share_counts_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
-    monkeypatch.setattr(arrays, "MOST_BYTES", 1000)
+    monkeypatch.setattr(arrays, "MAX_BYTES", 1000)
     for number in range(5):
-        arrays.kept(number, None, lambda: (torch.zeros(1).numpy(), torch.zeros(200).numpy()))
+        arrays.cached(number, None, lambda: (torch.zeros(1).numpy(), torch.zeros(200).numpy()))
         assert len(arrays._KEPT.found) <= 2
 
 
 def test_what_calls_share_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
-    monkeypatch.setattr(arrays, "MOST_KEPT", 3)
+    monkeypatch.setattr(arrays, "MAX_KEPT", 3)
     for length in range(9):
-        arrays.kept(("x", length), None, lambda length=length: torch.zeros(length).numpy())  # type: ignore[misc]
+        arrays.cached(("x", length), None, lambda length=length: torch.zeros(length).numpy())  # type: ignore[misc]
         assert len(arrays._KEPT.found) <= 3
 
 
 def test_threads_share_while_others_add(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes and parameters that are new in every call, so that all of them write what all of them read."""
-    monkeypatch.setattr(arrays, "MOST_KEPT", 16)
+    monkeypatch.setattr(arrays, "MAX_KEPT", 16)
     switch = sys.getswitchinterval()
     monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
 
     def fill(thread: int) -> None:
         for number in range(2000):
-            arrays.kept((thread, number), None, lambda: torch.zeros(1).numpy())
+            arrays.cached((thread, number), None, lambda: torch.zeros(1).numpy())
 
     sys.setswitchinterval(1e-6)
     try:

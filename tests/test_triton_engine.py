@@ -115,7 +115,7 @@ def test_auto_says_once_why_it_takes_torch_on_a_gpu(
     assert record.name == "acceptlib"
     assert record.getMessage() == (
         "The torch engine runs a call whose rows are on a GPU: "
-        "the package triton is not installed (pip install 'acceptlib[triton]')."
+        "the package triton is not installed."
     )
 
 
@@ -406,7 +406,7 @@ def test_a_stage_of_other_warps_is_another_kernel(monkeypatch: pytest.MonkeyPatc
             launching.launch((stage,), (torch.zeros(1),), ())
     assert [kernel.launched[0] for kernel in compiled] == [(*size, (2, 1, 1)) for size in sizes]
     assert [len(kernel.launched) for kernel in compiled] == [3, 3, 3]
-    monkeypatch.setattr(launching, "MOST_KERNELS", 3)
+    monkeypatch.setattr(launching, "MAX_KERNELS", 3)
     launching.launch((launching.launch_of(key, (2, 1, 1), 1, 0, 0),), (torch.zeros(1),), ())
     assert len(launching.KERNELS) == 1  # what is forgotten does not stay
 
@@ -678,7 +678,7 @@ def test_a_call_runs_on_the_device_of_its_rows(current: int, monkeypatch: pytest
 def test_what_is_remembered_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: dict[Any, checks.Checked] = {}
     monkeypatch.setattr(checks, "_CHECKED", checked)
-    monkeypatch.setattr(checks, "MOST_CHECKED", 2)
+    monkeypatch.setattr(checks, "MAX_CHECKED", 2)
     sizes = []
     for most in (1, 2, 3, 3, 4, 5):
         cases.inputs(torch.zeros(1, most, dtype=torch.int64), rng=0, target_logits=torch.rand(1, most + 1, 9))
@@ -716,7 +716,7 @@ def test_memory_in_which_a_call_failed_is_not_lent_again() -> None:
 
 def test_memory_is_kept_for_the_latest_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_KEPT", {})
-    monkeypatch.setattr(memory, "MOST_KEPT", 2)
+    monkeypatch.setattr(memory, "MAX_KEPT", 2)
     inputs, found = inputs_on("cpu"), {}
     for thread in (1, 2, 1, 3, 1, 2):
         monkeypatch.setattr(threading, "get_ident", lambda thread=thread: thread)
@@ -728,7 +728,7 @@ def test_memory_is_kept_for_the_latest_threads(monkeypatch: pytest.MonkeyPatch) 
 
 def test_memory_of_calls_that_end_together_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_KEPT", {})
-    monkeypatch.setattr(memory, "MOST_KEPT", 2)
+    monkeypatch.setattr(memory, "MAX_KEPT", 2)
     inputs = inputs_on("cpu")
     with contextlib.ExitStack() as calls_at_once:
         for thread in range(5):
@@ -835,14 +835,14 @@ def test_more_rows_than_are_counted_take_torch() -> None:
         rows = torch.empty(65535, most + 1, 2, device="meta")
         assert why in str(engine.unsupported(cases.inputs(ids, rng=0, target_probs=rows)))
     assert num_counts.fn(65535, 5460).value < 2**31
-    assert num_counts.fn(engine.MOST_ROWS, 0).value < 2**31
+    assert num_counts.fn(engine.MAX_ROWS, 0).value < 2**31
 
 
 def test_the_most_that_kernels_hold_takes_no_torch() -> None:
     ids, rows = torch.empty(49981, 7160, dtype=torch.int64, device="meta"), torch.empty(49981, 7161, 2, device="meta")
-    assert engine.MOST_ROWS == 49981 * 7161
+    assert engine.MAX_ROWS == 49981 * 7161
     assert engine.unsupported(cases.inputs(ids, rng=0, target_probs=rows)) is None
-    rows = torch.empty(1, 2, engine.MOST_ENTRIES, device="meta")
+    rows = torch.empty(1, 2, engine.MAX_ENTRIES, device="meta")
     assert engine.unsupported(cases.inputs(ids[:1, :1], rng=0, target_logits=rows)) is None
 
 

@@ -15,7 +15,7 @@ from acceptlib.ops import Value
 
 FILTERED_SHAPE = (3, 2, 100)  # of the calls with top-k and the like
 ONE_BLOCK = (3, 3, 50)  # a row of one block, for few calls: a shape of two blocks has what it has
-MOST_SETTLED = (2, 31, 11)  # of the most positions of which one word says what became of each
+MAX_SETTLED = (2, 31, 11)  # of the most positions of which one word says what became of each
 # Calls of the longest shapes, which take the interpreter longest.
 LONG = ("padded", "ragged", "by-mass", "every-length")
 OFTEN = 6  # so that among requests that differ in their streams alone some are decided by what is wrong
@@ -295,7 +295,7 @@ def calls(shape: tuple[int, int, int]) -> dict[str, dict[str, object]]:
             found |= special(logits, draft_logits)
         if shape == FILTERED_SHAPE:
             return filtered(both_logits, rows, kept, rest)
-    return {name: found[name] for name in LONG} if most >= MOST_SETTLED[1] else found
+    return {name: found[name] for name in LONG} if most >= MAX_SETTLED[1] else found
 
 
 def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Tensor) -> dict[str, dict[str, object]]:
@@ -309,7 +309,7 @@ def steered(ids: torch.Tensor, p: torch.Tensor, q: torch.Tensor, emit: torch.Ten
         drafted[1:, 2] = p.shape[-1]
     alone = (torch.arange(most) == 0).expand_as(ids).double() * (1 - 2**-53)
     lengths = torch.arange(min(most, positions.LANES.value + 1) + 1)
-    if most == MOST_SETTLED[1]:
+    if most == MAX_SETTLED[1]:
         lengths = torch.cat((lengths, torch.tensor([15, 16, 30, 31])))
     each = lengths % len(ids)
     far = 100.0 * torch.arange(most + 1)[:, None]  # so that no row's law would do for another

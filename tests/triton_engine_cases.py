@@ -22,7 +22,7 @@ import triton
 from filelock import FileLock
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton_calls import FILTERED_SHAPE, MOST_SETTLED, ONE_BLOCK, Wild, calls, strategies
+from triton_calls import FILTERED_SHAPE, MAX_SETTLED, ONE_BLOCK, Wild, calls, strategies
 from triton_cases import TARGETS
 
 import acceptlib
@@ -43,7 +43,7 @@ SHAPES = {
     "B2-K3-V301": (2, 3, 301),
     "B3-K0-V7": (3, 0, 7),
     "B2-K70-V11": (2, 70, 11),
-    "B2-K31-V11": MOST_SETTLED,
+    "B2-K31-V11": MAX_SETTLED,
     "B3-K2-V100": FILTERED_SHAPE,
 }
 # Calls that every strategy goes through; "rejection" goes through all.
@@ -234,7 +234,7 @@ def shrink() -> None:
     """Have small blocks, so that small vocabularies have several too, and memory whose contents help nobody."""
     engine.BLOCK, forms.WARP_BYTES = 256, 16
     tunings.TUNINGS = tunings.Tunings(*(tuning._replace(emit_block=128) for tuning in tunings.TUNINGS))
-    forms.LEAST_PARTS = 1  # there are no warps that could go different ways
+    forms.MIN_PARTS = 1  # there are no warps that could go different ways
     engine_call.WARP = 4  # so that lanes have several parts each
     held.WARP = triton.language.constexpr(1)  # likewise
     engine.launch = launch_and_hold
@@ -264,7 +264,7 @@ def launch_and_hold(launches: tuple[Any, ...], tensors: tuple[Any, ...], numbers
         for word, stop, status in zip(*(result.tolist() for result in results), strict=True):
             accepted, rejected = word & (1 << 32) - 1, word >> 32
             first = ~accepted & (accepted + 1)
-            if most >= counters.MOST_SETTLED.value:
+            if most >= counters.MAX_SETTLED.value:
                 assert word == 0
             elif status != Status.INVALID_COUNT:  # whose rows nobody reads, nor waits for
                 assert rejected & first, "its programs would wait for ever"
@@ -376,7 +376,7 @@ def goes_through(name: str, shape: tuple[int, int, int], call: str) -> bool:
     """Return whether a strategy goes through a call when interpreted."""
     if shape == FILTERED_SHAPE:
         return name == "rejection" or name in FILTERED.get(call, ())
-    if shape == MOST_SETTLED:
+    if shape == MAX_SETTLED:
         return name == "rejection"
     if shape[1] > SLOW_LENGTH and name in SLOW:
         return False
@@ -438,7 +438,7 @@ def main(mode: str, path: str) -> None:
         if sizes == FILTERED_SHAPE:
             shrink_further()
         for call, arguments in calls(sizes).items():
-            engine_call.MOST_LISTED = 16  # entries: of some rows more are listed
+            engine_call.MAX_LISTED = 16  # entries: of some rows more are listed
             for name, strategy in strategies().items():
                 if goes_through(name, sizes, call):
                     # A medium batch has little that a small or a large one has not.
@@ -449,7 +449,7 @@ def main(mode: str, path: str) -> None:
                     results[f"{name}-{call}"] = compare(strategy, arguments, some)
     else:
         given, found = calls(SHAPES["B3-K3-V50"]) | calls(FILTERED_SHAPE), strategies()
-        forms.LEAST_PARTS = 1  # what longer rows have compiles too
+        forms.MIN_PARTS = 1  # what longer rows have compiles too
         target, _, group = mode.rpartition(":")
         for label, (name, call, tunings.SIZES) in compile_of(target, group).items():
             results[label] = compile_only(found[name], target, given[call])

@@ -15,7 +15,7 @@ from acceptlib.benchmarks.timing import How, Reads
 from acceptlib.benchmarks.workloads import Batch, Workload
 from acceptlib.checks import Arguments
 from acceptlib.engine import backends
-from acceptlib.errors import said
+from acceptlib.errors import one_line
 from acceptlib.inputs import prepare
 from acceptlib.strategy import AcceptanceStrategy
 
@@ -126,7 +126,7 @@ def run(
             # The engine in torch may wait for the device.
             fill_times(row, calls, floor, device, how if row.backend == "triton" else "turns")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a third party's rule may raise anything; the row reports it
-            row.error = said(error)
+            row.error = one_line(error)
         yield row
     for peer in peers:
         if peer.unsupported(workload, device) is None:
@@ -135,7 +135,7 @@ def run(
                 calls = examine_peer(row, peer, batches)
                 fill_times(row, calls, [], device, how if peer.replays else "turns")
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-                row.error = said(error)
+                row.error = one_line(error)
             yield row
 
 

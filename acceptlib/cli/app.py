@@ -30,7 +30,7 @@ from acceptlib.cli.format import (
     width_of,
 )
 from acceptlib.cli.options import FormatOption, OptionOption, parse_assignments
-from acceptlib.errors import AcceptlibError, OptionError, said
+from acceptlib.errors import AcceptlibError, OptionError, one_line
 from acceptlib.strategy import AcceptanceStrategy
 
 GUARANTEE_ORDER: Final = ("lossless", "greedy", "lossy")
@@ -129,7 +129,7 @@ def show_command(
         if option or worked:
             raise
         # An option without a default, or a third party's mistake: what depends on options is left out.
-        problem = said(error)
+        problem = one_line(error)
     record = describe.record(entry, strategy) | {"problem": problem}
     shown = example.work_out(strategy) if worked and strategy is not None else None
     if shown is not None:
@@ -237,7 +237,7 @@ def _fault_of(strategy: type[AcceptanceStrategy]) -> str:
     except OptionError:
         return ""
     except AcceptlibError as error:
-        return said(error)
+        return one_line(error)
     return ""
 
 

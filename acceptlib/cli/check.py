@@ -24,7 +24,7 @@ from acceptlib.cli.options import (
     strategy_of,
 )
 from acceptlib.engine.backends import Choice
-from acceptlib.errors import said
+from acceptlib.errors import one_line
 
 if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
@@ -135,7 +135,7 @@ def _skipped(check: Check) -> CheckResult:
 def _not_created(error: BaseException) -> CheckResult:
     from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
 
-    return CheckResult("creation", "failed", said(error), "The strategy is created without options", 0.0, error)
+    return CheckResult("creation", "failed", one_line(error), "The strategy is created without options", 0.0, error)
 
 
 def _print(results: list[tuple[str, CheckResult]], form: Format) -> None:

@@ -15,7 +15,7 @@ from acceptlib.cli.comparison import Case, Row, Settings
 from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Format, check_ending
 from acceptlib.cli.options import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     ConfigsOption,
     DeviceOption,
     DraftOption,
@@ -52,7 +52,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     ),
     prompts: Annotated[int, typer.Option(min=1, help="Number of the bundled prompts to take.")] = DEFAULT_NUM_PROMPTS,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens to generate after each prompt.")
+        int, typer.Option(min=1, max=MAX_TOKENS, help="Most tokens to generate after each prompt.")
     ] = DEFAULT_MAX_NEW_TOKENS,
     temperature: TemperatureOption = 1.0,
     top_k: TopKOption = 0,

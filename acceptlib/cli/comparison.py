@@ -14,7 +14,7 @@ import torch
 from acceptlib import exact, registry
 from acceptlib.cli import models
 from acceptlib.engine.process import law
-from acceptlib.errors import said
+from acceptlib.errors import one_line
 from acceptlib.exact.enumeration import plan_of
 from acceptlib.metrics import AcceptanceMetrics
 from acceptlib.sampling import SamplingParams
@@ -194,7 +194,7 @@ def measure(pair: ModelPair, case: Case, num_draft_tokens: int, settings: Settin
             _add_prompt(tally, steps, num_draft_tokens, settings.sampling, strategy if has_law else None)
             advance()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a third party's rule may raise anything; the row says so
-        row.error = said(error)
+        row.error = one_line(error)
         return row
     _fill(row, tally, has_law=has_law)
     return row

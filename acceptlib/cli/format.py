@@ -23,7 +23,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from acceptlib.cli.console import CommandError, stdout
-from acceptlib.errors import shortened
+from acceptlib.errors import short_repr
 
 NARROW_COLUMN: Final = 24
 """Least width of a column that wraps, as long as another column may be left out."""
@@ -272,7 +272,7 @@ def check_ending(path: Path | None, endings: Collection[str], option: str) -> No
     except FileNotFoundError:
         mode = 0
     except OSError as error:
-        msg = f"{option}: {shortened(str(path))} cannot be written: {error.strerror}"
+        msg = f"{option}: {short_repr(str(path))} cannot be written: {error.strerror}"
         raise CommandError(msg) from None
     if stat.S_ISDIR(mode):
         msg = f"{option}: {str(path)!r} is a folder: give the name of a file"

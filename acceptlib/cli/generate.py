@@ -17,7 +17,7 @@ from rich.text import Text
 from acceptlib.cli import models
 from acceptlib.cli.console import INTERRUPTED, CommandError, complain, stdout
 from acceptlib.cli.options import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     ConfigOption,
     DeviceOption,
     DraftOption,
@@ -97,7 +97,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     ] = None,
     config: ConfigOption = None,
     option: OptionOption = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, max=MOST_TOKENS, help="Most tokens to generate.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=MAX_TOKENS, help="Most tokens to generate.")] = 128,
     num_draft_tokens: Annotated[int, typer.Option(min=1, help="Number of drafted tokens a step, K.")] = 4,
     temperature: TemperatureOption = 1.0,
     top_k: TopKOption = 0,

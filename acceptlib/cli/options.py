@@ -16,7 +16,7 @@ import typer
 from acceptlib import config, registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import Format
-from acceptlib.errors import said, shortened
+from acceptlib.errors import one_line, short_repr
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +26,7 @@ else:
 if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
-MOST_TOKENS: Final = 1 << 20
+MAX_TOKENS: Final = 1 << 20
 """Tokens of a generated text, at most: more than any model has positions."""
 
 LONGEST_INDEX: Final = 3
@@ -134,7 +134,7 @@ def parse_value(text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError) as error:  # no TOML, or more digits or brackets than Python reads
         if text.startswith(("[", "{", '"', "'")):
-            msg = f"-o: expected a value as in TOML, got {shortened(text)}: {said(error)}"
+            msg = f"-o: expected a value as in TOML, got {short_repr(text)}: {one_line(error)}"
             raise CommandError(msg) from None
         return text
     return table["value"] if len(table) == 1 else text

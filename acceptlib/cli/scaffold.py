@@ -16,7 +16,7 @@ import typer
 from acceptlib import __version__, registry
 from acceptlib.cli.console import CommandError
 from acceptlib.cli.format import stdout_write
-from acceptlib.errors import PluginError, UnknownStrategyError, shortened
+from acceptlib.errors import PluginError, UnknownStrategyError, short_repr
 from acceptlib.strategy import INTERFACE_VERSION
 
 NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -68,7 +68,7 @@ def create(name: str, parent: Path) -> Path:
     """
     if not NAME.fullmatch(name):
         expected = "lower-case words of letters and digits with '-' between them, as my-rule"
-        msg = f"NAME: expected {expected}, got {shortened(name)}"
+        msg = f"NAME: expected {expected}, got {short_repr(name)}"
         raise CommandError(msg)
     if keyword.iskeyword(class_of(name)):
         msg = f"NAME: the class of {name!r} would be named {class_of(name)}, a word of Python: choose another"

@@ -22,7 +22,7 @@ from acceptlib import (
     rule,
 )
 from acceptlib.compat._common import as_rows, bonus_tokens, expect, request_streams, unused_uniforms
-from acceptlib.errors import InputError, shortened
+from acceptlib.errors import InputError, short_repr
 from acceptlib.ops import Value
 
 __all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
@@ -194,7 +194,7 @@ class _SpecDecodeSampler(torch.nn.Module):
                 msg = f"{name}: expected shape, dtype and device {expected}, got {actual}"
                 raise StrictModeError(msg)
             if dtype == self.token_id_dtype and bool(((tensor < 0) | (tensor >= vocab_size)).any()):
-                msg = f"{name}: expected ids in [0, {vocab_size}), got {shortened(tensor.tolist())}"
+                msg = f"{name}: expected ids in [0, {vocab_size}), got {short_repr(tensor.tolist())}"
                 raise StrictModeError(msg)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, cast, get
 import torch
 
 from acceptlib.engine import torch_engine
-from acceptlib.errors import BackendError, shortened, suggest
+from acceptlib.errors import BackendError, short_repr, suggest
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 Choice: TypeAlias = Literal["auto", "torch", "triton"]
 
-LEAST_TRITON: Final = (3, 6)
+MIN_TRITON: Final = (3, 6)
 """The first version that the fused kernels run with."""
 
-MOST_REASONS: Final = 64
+MAX_REASONS: Final = 64
 """Reasons that are remembered, so that each is logged once."""
 
 LOGGER: Final = logging.getLogger("acceptlib")
@@ -62,7 +62,7 @@ def check(choice: str) -> Choice:
     """
     known = get_args(Choice)
     if choice not in known:
-        msg = f"Unknown backend {shortened(choice)}.{suggest(choice, known)} Available: {', '.join(known)}."
+        msg = f"Unknown backend {short_repr(choice)}.{suggest(choice, known)} Available: {', '.join(known)}."
         raise BackendError(msg)
     return cast("Choice", choice)
 
@@ -85,7 +85,7 @@ def resolve(choice: Choice, inputs: Inputs) -> Backend:
     return _TORCH
 
 
-@functools.lru_cache(maxsize=MOST_REASONS)
+@functools.lru_cache(maxsize=MAX_REASONS)
 def _say(reason: str) -> None:
     LOGGER.warning("The torch engine runs a call whose rows are on a GPU: %s.", reason)
 
@@ -155,7 +155,7 @@ def _fault_of_triton() -> str | None:
         found = importlib.import_module("triton").__version__
     except ImportError:
         return "the package triton is not installed (pip install 'acceptlib[triton]')"
-    if tuple(map(int, found.split(".")[:2])) < LEAST_TRITON:
-        least = ".".join(map(str, LEAST_TRITON))
+    if tuple(map(int, found.split(".")[:2])) < MIN_TRITON:
+        least = ".".join(map(str, MIN_TRITON))
         return f"the kernels need triton {least} or later, and {found} is installed, as torch requires it: update torch"
     return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, float64, full, leading, library
+from acceptlib.arrays import Words, all_so_far, arange, float64, full, library
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import StrategyDefinitionError
 
@@ -114,7 +114,7 @@ def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draf
         full_window = count[row, ops.minimum(end, most - 1)] - count == window
         fits = (window > 0) & (end < num_draft_tokens[:, None])
         accepted = accepted | (may_stand & full_window & fits)
-    return leading(accepted).sum(1)
+    return all_so_far(accepted).sum(1)
 
 
 def broadcast(value: Words | float, like: Words) -> Words:

@@ -24,7 +24,7 @@ from acceptlib.inputs import Rows
 DIGITS: Final = ((21, 11), (10, 11), (0, 10))
 """Shift and number of bits of a key's digits, the leading ones first."""
 
-MOST_CANDIDATES: Final = 1024
+MAX_CANDIDATES: Final = 1024
 """Largest k, or vocabulary, for which a row is cut to its candidates."""
 
 SIGN: Final = -(1 << 31)
@@ -81,11 +81,11 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     On the CPU only, where NumPy is quicker on few entries. Every operation gives the same bits as torch's.
     """
     num_rows, vocab_size = probs.shape
-    few, count, top_k = np.full(num_rows, vocab_size <= MOST_CANDIDATES), vocab_size, None
+    few, count, top_k = np.full(num_rows, vocab_size <= MAX_CANDIDATES), vocab_size, None
     if rows.top_k is not None:
         top_k = rows.top_k.numpy().astype(np.int64)
-        if vocab_size > MOST_CANDIDATES:
-            few = (top_k >= 1) & (top_k <= MOST_CANDIDATES)
+        if vocab_size > MAX_CANDIDATES:
+            few = (top_k >= 1) & (top_k <= MAX_CANDIDATES)
             count = int((top_k * few).max(initial=0))
     if not few.any():
         return few
@@ -128,7 +128,7 @@ def _largest_and_equal(logits: torch.Tensor, top_k: Words, some: Words) -> tuple
     tied = some & ((values[:, -1:].numpy() == kth) & (kth > -np.inf))[:, 0]
     if tied.any():
         num_kept = int((logits >= torch.from_numpy(kth)).sum(1)[torch.from_numpy(tied)].max())
-        if num_kept < MOST_CANDIDATES:
+        if num_kept < MAX_CANDIDATES:
             values, ids = _largest(logits, num_kept + 1)
     return values, ids, (values[:, -1:].numpy() < kth)[:, 0] | ~tied
 
@@ -213,7 +213,7 @@ def _filter_all(rows: Rows, law: torch.Tensor) -> torch.Tensor:
     scale(law, top, rows.temperature).exp_()
     if rows.top_k is not None:
         top_k = rows.top_k.to(torch.int64).clamp(1, logits.shape[1])
-        if rows.max_top_k is None or rows.max_top_k > MOST_CANDIDATES:
+        if rows.max_top_k is None or rows.max_top_k > MAX_CANDIDATES:
             last, _ = _cut(_key(logits), torch.ones_like(logits, dtype=torch.int64), top_k)
         else:
             last = logits.topk(rows.max_top_k).values.gather(1, (top_k - 1).clamp(max=rows.max_top_k - 1)[:, None])

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_typ
 
 import numpy as np
 
-from acceptlib.errors import StrategyDefinitionError, shortened, suggest
+from acceptlib.errors import StrategyDefinitionError, short_repr, suggest
 from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule, is_wrong_anyway
 
@@ -72,7 +72,7 @@ class Traits:
         kinds = {"bound": str, "neutral": Mapping, "neutral_equals": str}
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
-                msg = f"Traits.{name}: expected a {kind.__name__}, got {shortened(getattr(self, name))}"
+                msg = f"Traits.{name}: expected a {kind.__name__}, got {short_repr(getattr(self, name))}"
                 raise StrategyDefinitionError(msg)
         if bool(self.neutral) != bool(self.neutral_equals):
             msg = (
@@ -91,7 +91,7 @@ class Traits:
         for name in ("window", "top_k"):
             number = getattr(self, name)
             if type(number) is not int or not 0 <= number <= LARGEST:
-                msg = f"Traits.{name}: expected an int from 0 to {LARGEST}, got {shortened(number)}"
+                msg = f"Traits.{name}: expected an int from 0 to {LARGEST}, got {short_repr(number)}"
                 raise StrategyDefinitionError(msg)
 
 
@@ -205,7 +205,7 @@ class Plan:
             return
         if role == "forgive" and np.asarray(found).dtype != bool:
             what = "whether a token may stand, as a comparison does"
-            msg = f"strategy {self.name!r}: expected rule 'forgive' to return {what}, got {shortened(found)}"
+            msg = f"strategy {self.name!r}: expected rule 'forgive' to return {what}, got {short_repr(found)}"
             raise StrategyDefinitionError(msg)
 
     @cached_property

@@ -20,7 +20,18 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words, float64, full, leading, library, log2, may_hold
+from acceptlib.arrays import (
+    Words,
+    all_so_far,
+    any_or_unknown,
+    arange,
+    as_tensor,
+    as_words,
+    float64,
+    full,
+    library,
+    log2,
+)
 from acceptlib.engine import chains, decide, single
 from acceptlib.engine.constants import (
     MAGNITUDE_LIMIT,
@@ -33,7 +44,7 @@ from acceptlib.engine.constants import (
 from acceptlib.engine.draw import draw, weigh
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
-from acceptlib.engine.scratch import in_use, is_new, scratch, to_fixed
+from acceptlib.engine.scratch import in_use, owns_memory, scratch, to_fixed
 from acceptlib.errors import AcceptlibError
 from acceptlib.inputs import Inputs
 from acceptlib.result import (
@@ -120,7 +131,7 @@ class _Step:
             faults = self._position_faults()
             self.carry = decide.run_carry(plan, self.values, layout.ids)
             h = decide.acceptance(plan, self.values, self.carry, self._next_residual_mass)
-            sound = layout.valid if faults is None else leading((faults == OK) & layout.valid)
+            sound = layout.valid if faults is None else all_so_far((faults == OK) & layout.valid)
             self.accepted = (accept_uniforms < h) & sound
             if self.holds:
                 self._emit_ended(some, emit_bits)
@@ -274,7 +285,7 @@ class _Step:
             read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(evaluate(row_sum, read, self.plan.numbers), p).to(torch.float32)
-            found[name] = _sum(terms, in_place=is_new(terms, read))
+            found[name] = _sum(terms, in_place=owns_memory(terms, read))
         return found
 
     def _next_residual_mass(self) -> Words:
@@ -332,7 +343,7 @@ class _Step:
             bad = bad | ~((prob >= 0) & (prob <= 1 + ROW_TOLERANCE))
         if has_law is not None:
             bad = bad | ~has_law
-        if not may_hold(bad):
+        if not any_or_unknown(bad):
             return None
         status = self.layout.outside * OK
         if prob is not None:
@@ -405,7 +416,7 @@ class _Step:
             p, weights, from_target, row_status = self._weights(request, position, is_bonus)
             if plan.draws:
                 status = row_status
-            if plan.samples and may_hold(takes_best ^ True):
+            if plan.samples and any_or_unknown(takes_best ^ True):
                 token = as_words(draw(weights, bits, in_place=weights is not p))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
@@ -428,7 +439,7 @@ class _Step:
     ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
         """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
         elements: dict[str, torch.Tensor] = {}
-        if self.plan.residual is None or not self.layout.shape[1] or not may_hold(~is_bonus):
+        if self.plan.residual is None or not self.layout.shape[1] or not any_or_unknown(~is_bonus):
             p = residual = self.target.rows(request, position)
             draft_mass = 0.0
         else:
@@ -475,7 +486,7 @@ def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
     """Return the sums [n] of rows, float64: the same for every order; NaN where magnitudes reach `ROW_SUM_LIMIT`."""
     # Magnitudes sum to at most sqrt(V) times the row's norm, which is found as quickly as a sum. NaN compares as false.
     most = as_words(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
-    if not may_hold(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
+    if not any_or_unknown(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
         return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
     terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
     padded = functional.pad(terms.abs(), (0, -terms.shape[1] % 4))

@@ -21,7 +21,7 @@ from torch.nn import functional
 from acceptlib.engine import decide
 from acceptlib.engine.constants import ROW_SUM_LIMIT, ROW_TOLERANCE
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, expect_int, shortened
+from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError, expect_int, short_repr
 from acceptlib.registry import as_strategy
 from acceptlib.rules import Rule
 from acceptlib.strategy import AcceptanceStrategy
@@ -432,7 +432,7 @@ def as_model(rows: torch.Tensor | Model, name: str, vocab_size: int | None = Non
                 size = "V" if vocab_size is None else f"{vocab_size}, as the target's, or fewer"
                 msg = (
                     f"{name}, after tokens {prefix}: expected [{size}] probabilities that sum to 1 (of logits, their "
-                    f"softmax), got {list(exact.shape)}: {shortened(exact.tolist())}"
+                    f"softmax), got {list(exact.shape)}: {short_repr(exact.tolist())}"
                 )
                 raise InputError(msg)
             known[prefix] = exact / total

@@ -31,7 +31,7 @@ from acceptlib.tensors import made_on_cpu
 TRUNCATED_VOCABULARY: Final = 4
 TRUNCATED_LENGTH: Final = 3
 
-MOST_NUMBERS: Final = 1 << 20
+MAX_NUMBERS: Final = 1 << 20
 """Numbers of a tensor with a row [V] for each of some drafted tokens, unless V alone is more."""
 
 ROUNDING: Final = 1e-14
@@ -187,7 +187,7 @@ def row_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, values: decide.Values)
     by_token = any("is_drafted" in row_sum.names for row_sum in plan.used_row_sums.values())
     by_token = by_token or len(of_tokens(every[:2])[1]) > 1
     out = torch.zeros_like(draft)
-    step = max(1, MOST_NUMBERS // len(every)) if by_token else len(every)
+    step = max(1, MAX_NUMBERS // len(every)) if by_token else len(every)
     for start in range(0, len(every), step):
         ids = every[start : start + step]
         token = ids[:, 0]

@@ -19,7 +19,7 @@ from acceptlib.errors import (
     StrategyDefinitionError,
     expect_int,
     import_extra,
-    shortened,
+    short_repr,
 )
 from acceptlib.registry import as_strategy
 from acceptlib.result import VerifyResult
@@ -298,7 +298,7 @@ class _Sequence:
         verify_seconds = self._now() - start
 
         if not isinstance(result, VerifyResult):  # of a `verify` of the strategy's own
-            msg = f"strategy {self.decoder.strategy.name!r}: verify returned {shortened(result)}, no VerifyResult"
+            msg = f"strategy {self.decoder.strategy.name!r}: verify returned {short_repr(result)}, no VerifyResult"
             raise StrategyDefinitionError(msg)
         result.raise_for_status()
         state = {name: tensor.clone() for name, tensor in self.state.items()}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from acceptlib.errors import InputError, expect_int, shortened
+from acceptlib.errors import InputError, expect_int, short_repr
 from acceptlib.integrations.decoder import (
     LogitsProcessor,
     SpeculativeDecoder,
@@ -108,10 +108,10 @@ def custom_generate(
     chosen = as_strategy(strategy)
     expect_int("num_draft_tokens", num_draft_tokens, least=1)
     if isinstance(seed, bool) or not (seed is None or isinstance(seed, Integral)):  # NumPy's too
-        msg = f"seed: expected an int or None, got {shortened(seed)}"
+        msg = f"seed: expected an int or None, got {short_repr(seed)}"
         raise InputError(msg)
     if on_step is not None and not callable(on_step):
-        msg = f"on_step: expected a function of a Step, or None, got {shortened(on_step)}"
+        msg = f"on_step: expected a function of a Step, or None, got {short_repr(on_step)}"
         raise InputError(msg)
 
     def decode(  # noqa: PLR0913, PLR0917 - the signature that `generate` calls

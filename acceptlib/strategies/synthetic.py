@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from acceptlib import strategy
 from acceptlib.engine.plan import Constant
-from acceptlib.errors import shortened
+from acceptlib.errors import short_repr
 from acceptlib.ops import Value
 from acceptlib.rules import rule
 from acceptlib.strategy import AcceptanceStrategy, Traits
@@ -55,7 +55,7 @@ class Synthetic(AcceptanceStrategy):
                 msg = "synthetic_acceptance_rates and synthetic_acceptance_length exclude each other: give one"
                 raise ValueError(msg)
             if rates is not None and any(later > earlier for earlier, later in itertools.pairwise(rates)):
-                msg = f"synthetic_acceptance_rates must not increase, got {shortened(list(rates))}"
+                msg = f"synthetic_acceptance_rates must not increase, got {short_repr(list(rates))}"
                 raise ValueError(msg)
             return self
 

@@ -17,7 +17,7 @@ from acceptlib.testing.subject import Subject
 FALSE_ALARM_Z: Final = 6.0
 """One-sided normal quantile of about 1e-9."""
 
-LEAST_EXPECTED: Final = 10.0
+MIN_EXPECTED: Final = 10.0
 """Cells expected less often are merged."""
 
 
@@ -156,10 +156,10 @@ def chi_square_z(observed: torch.Tensor, law: torch.Tensor) -> float:
     if bool((observed[law <= 0] > 0).any()):
         return math.inf
     expected = law * observed.sum()
-    small = expected < LEAST_EXPECTED
+    small = expected < MIN_EXPECTED
     cells = torch.cat((observed[~small], observed[small].sum()[None]))
     means = torch.cat((expected[~small], expected[small].sum()[None]))
-    kept = means >= LEAST_EXPECTED
+    kept = means >= MIN_EXPECTED
     statistic = float(((cells - means) ** 2 / means)[kept].sum())
     freedom = int(kept.sum()) - 1
     if freedom < 1:

@@ -13,7 +13,7 @@ import torch
 from acceptlib import exact
 from acceptlib.engine import backends
 from acceptlib.engine.plan import Plan
-from acceptlib.errors import ConformanceError, shortened
+from acceptlib.errors import ConformanceError, short_repr
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
@@ -112,7 +112,7 @@ class Subject:
     def call(self, keys: Sequence[int], **arguments: Any) -> VerifyResult:
         """Call `verify` on the device for the requests of these keys; tensors already there are passed as they are."""
         found: object = self.strategy.verify(**self.place(arguments), **self.further(keys))
-        expect(isinstance(found, VerifyResult), f"verify returned {shortened(found)}, expected a VerifyResult")
+        expect(isinstance(found, VerifyResult), f"verify returned {short_repr(found)}, expected a VerifyResult")
         return cast("VerifyResult", found)
 
     def further(self, keys: Sequence[int]) -> dict[str, Any]:

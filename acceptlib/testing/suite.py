@@ -18,8 +18,8 @@ from acceptlib.errors import (
     ConformanceError,
     InputError,
     StrategyDefinitionError,
-    said,
-    shortened,
+    one_line,
+    short_repr,
     suggest,
 )
 from acceptlib.registry import as_strategy
@@ -145,7 +145,7 @@ def _run(check: Check, subject: Subject) -> tuple[Status, str, BaseException | N
     except ConformanceError as failure:
         return "failed", str(failure), failure
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - whatever a strategy raises fails its check, not others
-        return "failed", said(failure), failure
+        return "failed", one_line(failure), failure
     return "passed", "", None
 
 
@@ -249,7 +249,7 @@ def check_expected(expected_failures: Mapping[str, str], available: Sequence[Che
     """Raise `InputError` unless these are reasons by name of checks that there are."""
     if not isinstance(expected_failures, Mapping):
         what = "a mapping from names of checks to reasons"
-        msg = f"expected_failures: expected {what}, got {shortened(expected_failures)}"
+        msg = f"expected_failures: expected {what}, got {short_repr(expected_failures)}"
         raise InputError(msg)
     select(available, expected_failures)
 

@@ -66,10 +66,10 @@ SAMPLED_A_DIGIT = tl.constexpr(6.0)
 HEAVY = tl.constexpr(6.0)
 """Largest depth of heavy entries: two of them in one sub-block weigh enough to make a difference."""
 
-MOST_HEAVY = tl.constexpr(256)
+MAX_HEAVY = tl.constexpr(256)
 """Sub-blocks with heavy entries that are looked into, at most: if there are more, none is."""
 
-MOST_REACHING = tl.constexpr(2048)
+MAX_REACHING = tl.constexpr(2048)
 """Sub-blocks that may reach the last bin, at most, unless a sample says how deep it lies."""
 
 FULL = tl.constexpr(0.5)
@@ -118,7 +118,7 @@ def lay_out(row, sub_blocks, to_keep, total, CALL: tl.constexpr, MODEL: tl.const
         deep = depth_of_mass(maxima, to_keep - hidden, maximum, factor)
         bounds = Bounds(start, tl.maximum(deep, HEAVY), start + 1)
         number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
-        if (bounds.end == DEPTH) | (number > MOST_REACHING) | (count > BINS * CALL.tile * FULL):
+        if (bounds.end == DEPTH) | (number > MAX_REACHING) | (count > BINS * CALL.tile * FULL):
             bounds = bracket(row, to_keep, total, CALL, MODEL)
             number = list_sub_blocks(row, index, bin_of(maxima, maximum, factor, bounds) < BINS, CALL)
     bins = list_of(row.model, row.position, CALL)
@@ -161,7 +161,7 @@ def heavy_entries(row, index, maxima, CALL: tl.constexpr, MODEL: tl.constexpr):
     number = list_sub_blocks(row, index, (maximum - maxima) * factor <= HEAVY, CALL)
     hidden = tl.full((), 0, tl.int64)
     count = tl.full((), 0, tl.int32)
-    for start in range(0, tl.where(number <= MOST_HEAVY, number, 0), AT_ONCE):
+    for start in range(0, tl.where(number <= MAX_HEAVY, number, 0), AT_ONCE):
         sub_block = sub_blocks_at(row, start + tl.arange(0, AT_ONCE), number, CALL)
         entry = entries_in(sub_block[:, None], tl.arange(0, WIDTH)[None, :], model, CALL)
         x = rows.load(model, position, entry, entry >= 0, float("-inf"), CALL, MODEL)

@@ -8,7 +8,7 @@ from typing import Any
 
 from acceptlib.engine.triton import records
 
-MOST_LISTED = 256
+MAX_LISTED = 256
 """Entries that a draw from a list goes through, at most. Few rows under top-k or min-p have as many listed."""
 
 LISTED_AHEAD = 64
@@ -20,7 +20,7 @@ LANES = 8
 WARP = 32
 """Threads that tell each other numbers without waiting."""
 
-MOST_PARTS_EACH = 8
+MAX_PARTS_EACH = 8
 """Parts of a row that a thread looks at: there are registers for so many."""
 
 
@@ -210,7 +210,7 @@ class Call(Rules):
     @property
     def most_listed(self) -> int:
         """Entries that such a draw goes through, at most."""
-        return min(MOST_LISTED, self.tile * records.WIDTH.value)
+        return min(MAX_LISTED, self.tile * records.WIDTH.value)
 
     @property
     def listed_run(self) -> int:
@@ -339,7 +339,7 @@ class Call(Rules):
     def part_lanes(self) -> int:
         """How many threads look at the parts of a row, each at neighbours: those of a warp, if they can hold them."""
         parts = self.max_emit_blocks * self.sum_parts
-        return min(parts, max(WARP, parts // MOST_PARTS_EACH))
+        return min(parts, max(WARP, parts // MAX_PARTS_EACH))
 
     @property
     def emit_words(self) -> int:

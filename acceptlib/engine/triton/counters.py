@@ -11,7 +11,7 @@ FAR = tl.constexpr(1 << 30)
 """Where the first rejection stops a request, a stop at position i is kept as FAR - i: 0 means none, and the earliest
 stop is the largest number. Where a mass decides, the last accepted position is kept instead, as it is."""
 
-MOST_SETTLED = tl.constexpr(32)
+MAX_SETTLED = tl.constexpr(32)
 """Positions of a request, at most, for a word of 64 bits to say what became of each."""
 
 THREADS = tl.constexpr(256)
@@ -110,7 +110,7 @@ def arrive(counter_ptr, expected):
 def settle(position, stands, request, CALL: tl.constexpr):
     """Say what became of a position: it `stands`, or the request stops there at the latest."""
     if CALL.settles:
-        if request.most < MOST_SETTLED:
+        if request.most < MAX_SETTLED:
             bit = tl.where(stands, 1, 1 << 32).to(tl.int64) << position
             tl.atomic_or(request.counters.awaited_ptr, bit, sem="release")  # what it was decided by is visible too
     if stands == 0:
@@ -125,13 +125,13 @@ def known_stop(exists, request, OVERLAP: tl.constexpr):
     all programs of that stage have started, for a launch may only overlap one whose programs all have.
     """
     stop = request.most
-    if request.most < MOST_SETTLED:
+    if request.most < MAX_SETTLED:
         if OVERLAP:
             accepted = _settled(request.counters.awaited_ptr, exists)
         else:
             accepted = tl.load(request.counters.awaited_ptr, cache_modifier=".cg").to(tl.int32)
-        position = tl.arange(0, MOST_SETTLED)
-        stop = tl.min(tl.where((accepted >> position) & 1 == 0, position, MOST_SETTLED), 0)
+        position = tl.arange(0, MAX_SETTLED)
+        stop = tl.min(tl.where((accepted >> position) & 1 == 0, position, MAX_SETTLED), 0)
     else:
         if OVERLAP:
             tl.extra.cuda.gdc_wait()

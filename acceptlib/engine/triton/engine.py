@@ -36,10 +36,10 @@ OVERLAP_BLOCKS = 4096
 The last stage does where `Call.settles`, for it does not wait for that end.
 """
 
-MOST_BLOCKS = 8
-"""Blocks that a program weighs where a mass decides, unless programs would then take more than `MOST_TURNS` turns."""
+MAX_EMIT_BLOCKS = 8
+"""Blocks that a program weighs where a mass decides, unless programs would then take more than `MAX_TURNS` turns."""
 
-MOST_TURNS = 8
+MAX_TURNS = 8
 
 TILE = 128
 """Sub-blocks that a search holds at a time. A bin has room for as many entries; as many are ranked by comparison."""
@@ -62,29 +62,29 @@ SUM_REGISTERS = 80
 LIST_REGISTERS = 128
 """Registers of threads of the last stage, at most, where a draw goes through a list: few programs have much to read."""
 
-MOST_REQUESTS = 65535
+MAX_REQUESTS = 65535
 """Requests of a call, at most, and rows of one: what a grid's other dimensions hold."""
 
-MOST_ROWS = ((1 << 31) - 1) // (2 + ROW_COUNTS.value)
+MAX_ROWS = ((1 << 31) - 1) // (2 + ROW_COUNTS.value)
 """Rows of a call, at most, bonus rows among them: kernels find counters, two a request and four a row, by 32 bits."""
 
-MOST_ENTRIES = (1 << 19) - 1
+MAX_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
 
 
 def unsupported(inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
-    if inputs.num_requests > MOST_REQUESTS:
-        return f"the fused kernels take at most {MOST_REQUESTS} requests, and there are {inputs.num_requests}"
-    if inputs.max_num_draft_tokens >= MOST_REQUESTS:
+    if inputs.num_requests > MAX_REQUESTS:
+        return f"the fused kernels take at most {MAX_REQUESTS} requests, and there are {inputs.num_requests}"
+    if inputs.max_num_draft_tokens >= MAX_REQUESTS:
         most = inputs.max_num_draft_tokens
-        return f"the fused kernels take at most {MOST_REQUESTS - 1} drafted tokens a request, and K is {most}"
+        return f"the fused kernels take at most {MAX_REQUESTS - 1} drafted tokens a request, and K is {most}"
     num_rows = inputs.num_requests * (inputs.max_num_draft_tokens + 1)
-    if num_rows > MOST_ROWS:
-        return f"the fused kernels take at most {MOST_ROWS} rows, and requests times K + 1 are {num_rows}"
+    if num_rows > MAX_ROWS:
+        return f"the fused kernels take at most {MAX_ROWS} rows, and requests times K + 1 are {num_rows}"
     for rows in (inputs.target, inputs.draft):
-        if rows is not None and rows.is_logits and rows.data.shape[-1] > MOST_ENTRIES:
-            return f"the fused kernels take at most {MOST_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
+        if rows is not None and rows.is_logits and rows.data.shape[-1] > MAX_ENTRIES:
+            return f"the fused kernels take at most {MAX_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
     return None
 
 
@@ -171,7 +171,7 @@ def _emit_programs(
         num_programs = programs_of(num_emit_blocks, num_rows, resident) if tuning.loops else num_emit_blocks
     if call.mass_scalar >= 0:
         # Programs find out which rows they read, so a few turns even out better than one.
-        even = min(-(-num_emit_blocks // MOST_BLOCKS), MOST_TURNS * resident // (num_requests * tuning.shares))
+        even = min(-(-num_emit_blocks // MAX_EMIT_BLOCKS), MAX_TURNS * resident // (num_requests * tuning.shares))
         num_programs = max(num_programs, even) if tuning.loops else num_emit_blocks
         shares = min(most + 1, max(tuning.shares, min(2, resident // (num_programs * num_requests))))
     return num_programs, shares

@@ -61,11 +61,11 @@ class Form(NamedTuple):
 PARAMETERS = tuple(RowsForm._field_defaults)
 """Sampling parameters, as `Rows` names them."""
 
-LEAST_PARTS = THREADS.value
+MIN_PARTS = THREADS.value
 """Parts of a row, rounded up, from which on a program may wait for their masses: then each thread looks at its own.
 Warps that looked at the same ones could see them arrive at different times, and take different branches."""
 
-MOST_DOUBTS = 8
+MAX_DOUBTS = 8
 """Parts of a block, at most, where programs hold their weights: the sum of as many `held.DOUBT` fits 64 bits."""
 
 WARP_BYTES = 512
@@ -146,9 +146,9 @@ def call_of(
     part = tuning.emit_block // tuning.emit_parts
     all_logits = target.is_logits and (draft is None or draft.is_logits)
     # Warps that shared a part would look at sums apart, and tell others what both found.
-    waits = tuning.emit_warps <= tuning.emit_parts <= MOST_DOUBTS
+    waits = tuning.emit_warps <= tuning.emit_parts <= MAX_DOUBTS
     if not all_logits:
-        waits = tuning.emit_parts << emit_blocks_bits >= LEAST_PARTS
+        waits = tuning.emit_parts << emit_blocks_bits >= MIN_PARTS
     return Call(
         **{**vars(rules), "sums": sums},
         entropy=entropy,

@@ -35,7 +35,7 @@ SURE = tl.constexpr(5 << 16)
 """High bits of a mass of 1.25. A mass up to this is no fault, however weights are rounded, and sums do not wrap."""
 
 DOUBT = tl.constexpr(3 << 59)
-"""A mass of 1.5, which stands for any above SURE, for NaN, and for a sum that is missing; see `forms.MOST_DOUBTS`."""
+"""A mass of 1.5, which stands for any above SURE, for NaN, and for a sum that is missing; see `forms.MAX_DOUBTS`."""
 
 LEFT = tl.constexpr(1)
 STARTED = tl.constexpr(2)

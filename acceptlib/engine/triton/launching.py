@@ -11,7 +11,7 @@ from acceptlib.engine.triton.call import Call
 from acceptlib.engine.triton.kernel import verify_kernel
 
 DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
-"""Whether compiled stages may be launched the way this Triton launches them; later versions may do it differently."""
+"""Whether this Triton launches stages by the private call below; newer versions are launched by the public one."""
 
 
 class Key(NamedTuple):
@@ -39,7 +39,7 @@ class Launch(NamedTuple):
     kernel: tuple[Any, ...]
 
 
-MOST_KERNELS = 4096
+MAX_KERNELS = 4096
 """Kernels that are remembered. Others, and those of calls that are forgotten, Triton finds again, or compiles."""
 
 KERNELS: dict[tuple[Any, ...], Any] = {}
@@ -82,7 +82,7 @@ def launch(launches: tuple[Launch, ...], tensors: tuple[torch.Tensor | None, ...
 def dispatch(stage: Launch, tensors: tuple[torch.Tensor | None, ...], numbers: tuple[int, ...]) -> None:
     """Launch one stage through Triton's own dispatch, which compiles it, and takes several times as long."""
     key, grid, warps, registers, first_position, kernel = stage
-    if len(KERNELS) >= MOST_KERNELS:
+    if len(KERNELS) >= MAX_KERNELS:
         KERNELS.clear()
     KERNELS[kernel] = verify_kernel[grid](
         # A null pointer has no type to compile for, so any tensor stands in.

@@ -23,7 +23,7 @@ ALIGNMENT = 8
 Place: TypeAlias = tuple[torch.device, int, int]
 """A device, a stream and a thread, whose calls run one after the other."""
 
-MOST_KEPT = 128
+MAX_KEPT = 128
 """Places that memory is kept for; the one that has had no call for longest is let go."""
 
 _KEPT: dict[Place, Lent] = {}
@@ -58,7 +58,7 @@ class Lent:
                 clear(self.workspace.counters)
         elif failure is None:
             _KEPT[self.place] = self
-            while len(_KEPT) > MOST_KEPT:
+            while len(_KEPT) > MAX_KEPT:
                 _KEPT.pop([*_KEPT][0], None)  # noqa: RUF015 - other threads must not change it between two steps
 
 

@@ -21,7 +21,7 @@ TINY = kernel_ops.TINY.value
 """The smallest normal float32. Where it is added, the logarithm of 0 is finite, and that of any number that counts in a
 sum does not change."""
 
-MOST_PLANS = 1024
+MAX_PLANS = 1024
 """Plans that are remembered: a strategy may be made for every request."""
 
 
@@ -50,7 +50,7 @@ def _sums(plan: Plan) -> dict[str, Rule]:
     return {**plan.used_row_sums, **({"target_entropy": target_entropy} if "target_entropy" in plan.reads else {})}
 
 
-@functools.lru_cache(maxsize=MOST_PLANS)
+@functools.lru_cache(maxsize=MAX_PLANS)
 def bound(plan: Plan, device: torch.device) -> tuple[Rules, torch.Tensor]:
     """Return the part of `Call` that follows from a plan, and its per-position constants [n, size] on the device."""
     tuples = _tuples(plan).values()

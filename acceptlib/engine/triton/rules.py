@@ -36,7 +36,7 @@ import triton.language as tl
 import acceptlib.ops as torch_ops
 from acceptlib.engine.plan import Constant
 from acceptlib.engine.triton import ops
-from acceptlib.errors import StrategyDefinitionError, shortened
+from acceptlib.errors import StrategyDefinitionError, short_repr
 from acceptlib.rules import Rule
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
@@ -188,7 +188,7 @@ class _Specialise(ast.NodeTransformer):
     def _refuse(self, node: ast.AST) -> NoReturn:
         msg = (
             f"rule {self.name!r}: expected assignments, `if` and `return` of expressions, which is what the fused "
-            f"kernels have, got {shortened(ast.unparse(ast.fix_missing_locations(node)))}. Write it with these, with "
+            f"kernels have, got {short_repr(ast.unparse(ast.fix_missing_locations(node)))}. Write it with these, with "
             "imports and helper functions at the top of the module, or use backend='torch'."
         )
         raise StrategyDefinitionError(msg)

@@ -21,7 +21,7 @@ from acceptlib.engine.triton.sums import (
     sum_exp_and_bits,
 )
 
-MOST_IN_LISTS = tl.constexpr(4)
+MAX_IN_LISTS = tl.constexpr(4)
 """Largest entries, at most, for each thread to find its own first: longer lists take too many comparisons."""
 
 
@@ -88,7 +88,7 @@ def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
     at = position.to(tl.int64) * request.target.num_blocks + block
     TOP_K: tl.constexpr = CALL.top_k
     lists = (x,)
-    if TOP_K <= MOST_IN_LISTS:
+    if TOP_K <= MAX_IN_LISTS:
         lists = _merged(lists, min(x.shape[0] // 4, REDUCE_THREADS), x.shape[0] // 4, TOP_K)
     lane = tl.arange(0, lists[0].shape[0])
     for i in tl.static_range(TOP_K):
@@ -106,7 +106,7 @@ def store_tops(x, position, block, mask, request, CALL: tl.constexpr):
 def top_entropy(position, length, request, law, CALL: tl.constexpr):
     """Return the entropies [n], or of one row, of the largest entries of the target's rows, renormalised: float64."""
     TOP_K: tl.constexpr = CALL.top_k
-    LISTS: tl.constexpr = TOP_K if TOP_K <= MOST_IN_LISTS else 1  # ranks that are held at a time: all, or one
+    LISTS: tl.constexpr = TOP_K if TOP_K <= MAX_IN_LISTS else 1  # ranks that are held at a time: all, or one
     factor = factor_of(request.target, CALL, TARGET)
     as_logits = is_filtered(request.target, CALL, TARGET) == 0
     at, inside = _blocks_at(position, length, request, CALL)

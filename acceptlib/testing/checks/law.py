@@ -15,7 +15,7 @@ from acceptlib import exact, registry
 from acceptlib.engine import decide
 from acceptlib.engine.constants import MASS_LIMIT, ROW_SUM_LIMIT
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.errors import ConformanceError, shortened
+from acceptlib.errors import ConformanceError, short_repr
 from acceptlib.exact.enumeration import acceptance, row_scalars
 from acceptlib.rng import Uniforms
 from acceptlib.strategy import AcceptanceStrategy
@@ -434,7 +434,7 @@ def _excess(subject: Subject, p: torch.Tensor, q: torch.Tensor, out: torch.Tenso
         msg = "bound_excess returns None"
         raise Skipped(msg)
     if not isinstance(excess, Real):
-        msg = f"expected bound_excess to return a number, got {shortened(excess)}"
+        msg = f"expected bound_excess to return a number, got {short_repr(excess)}"
         raise ConformanceError(msg)
     return float(excess)
 
