@@ -114,8 +114,7 @@ def test_auto_says_once_why_it_takes_torch_on_a_gpu(
     (record,) = caplog.records
     assert record.name == "acceptlib"
     assert record.getMessage() == (
-        "The torch engine runs a call whose rows are on a GPU: "
-        "the package triton is not installed."
+        "The torch engine runs a call whose rows are on a GPU: the package triton is not installed."
     )
 
 
