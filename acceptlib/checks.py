@@ -13,7 +13,7 @@ import torch
 from acceptlib.errors import InputError, short_repr
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms
-from acceptlib.sampling import FILTERS, OFF, SamplingParams
+from acceptlib.sampling import FILTERS, OFF, PARAMETERS, SamplingParams
 from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
 from acceptlib.workspace import Workspace
 
@@ -49,16 +49,6 @@ KINDS: Final = {
     "logprobs": bool,
 }
 """Arguments that are not tensors, and their types."""
-
-NUMBER_DTYPES: Final = (*FLOAT_DTYPES, torch.float64)
-
-PARAMETER_DTYPES: Final = {
-    "temperature": NUMBER_DTYPES,
-    "top_k": ID_DTYPES,
-    "top_p": NUMBER_DTYPES,
-    "min_p": NUMBER_DTYPES,
-}
-"""Sampling parameters that may be numbers, and dtypes of tensors in their place."""
 
 NO_FLOAT64: Final = {"mps"}
 """Types of devices that no engine runs on."""
@@ -112,7 +102,7 @@ def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     return found
 
 
-_PARAMETERS: Final = attrgetter(*PARAMETER_DTYPES)
+_NUMBERS: Final = attrgetter(*OFF)
 _RESULTS: Final = attrgetter(*VerifyResult.__slots__)
 
 
@@ -131,7 +121,7 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
         if parameters is not None:
             by_token.append(parameters.allowed_token_bitmask)
             bias = parameters.logit_bias
-            values += _PARAMETERS(parameters)
+            values += _NUMBERS(parameters)
             values += (None, None) if bias is None else (bias.token_ids, bias.values)
     if uniforms is not None:
         (by_token if uniforms.accept.ndim == 1 else values).append(uniforms.accept)
@@ -362,16 +352,16 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
     """
     if sampling is None:
         return
-    for parameter, dtypes in PARAMETER_DTYPES.items():
-        value = getattr(sampling, parameter)
+    for parameter in PARAMETERS:
+        value = getattr(sampling, parameter.name)
         if isinstance(value, torch.Tensor):
-            expect(f"{name}.{parameter}", value, (num_requests,), dtypes, data.device)
+            expect(f"{name}.{parameter.name}", value, (num_requests,), parameter.tensor_dtypes, data.device)
     if data.shape[-1] > MAX_FILTERED:
-        for parameter in FILTERS:
-            value = getattr(sampling, parameter)
-            if isinstance(value, torch.Tensor) or value not in {None, OFF[parameter]}:
+        for filtering in FILTERS:
+            value = getattr(sampling, filtering)
+            if isinstance(value, torch.Tensor) or value not in {None, OFF[filtering]}:
                 msg = (
-                    f"{name}.{parameter}: expected rows of at most {MAX_FILTERED} entries, whose weights are summed "
+                    f"{name}.{filtering}: expected rows of at most {MAX_FILTERED} entries, whose weights are summed "
                     f"in 64 bits, got V = {data.shape[-1]}; filter them before, or leave it out"
                 )
                 raise InputError(msg)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from acceptlib.checks import Arguments, Checked, check
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Root, Uniforms, resolve
-from acceptlib.sampling import OFF, SamplingParams
+from acceptlib.sampling import PARAMETERS, SamplingParams
 from acceptlib.tensors import cached_full
 from acceptlib.workspace import Workspace
 
@@ -126,32 +126,6 @@ class Inputs(NamedTuple):
         return self.target.data.shape[0] > self.draft_token_ids.shape[0]
 
 
-HALVES: Final = (torch.float16, torch.bfloat16)
-"""Dtypes that no engine takes parameters in: float32 holds all of their numbers."""
-
-
-class Parameter(NamedTuple):
-    """How a sampling parameter becomes a tensor.
-
-    Attributes:
-        name: Its name.
-        dtype: Dtype of the tensor that a number becomes.
-        narrowed: Dtypes of tensors that are converted to float32.
-    """
-
-    name: str
-    dtype: torch.dtype
-    narrowed: tuple[torch.dtype, ...]
-
-
-SAMPLING: Final = (
-    Parameter("temperature", torch.float32, (*HALVES, torch.float64)),
-    Parameter("top_k", torch.int64, ()),
-    Parameter("top_p", torch.float64, HALVES),
-    Parameter("min_p", torch.float64, HALVES),
-)
-
-
 def prepare(arguments: Arguments, state_names: tuple[str, ...]) -> Inputs:
     """Validate the arguments of `verify`, and `Traits.state` as `state_names`, without waiting for the device.
 
@@ -227,15 +201,16 @@ def make_rows(
     if sampling is None:
         return Rows(logits, is_logits=True)
     found: dict[str, Any] = {}
-    for name, dtype, narrowed in SAMPLING:
+    for parameter in PARAMETERS:
+        name = parameter.name
         value = getattr(sampling, name)
         if value is None:
             continue
         if isinstance(value, torch.Tensor):
             value = _plain(value)
-            found[name] = (value.to(torch.float32) if value.dtype in narrowed else value).contiguous()
-        elif value != OFF[name] and not (name == "top_k" and value >= logits.shape[-1]):
-            found[name] = cached_full(num_requests, value, dtype, logits.device)
+            found[name] = (value.to(torch.float32) if value.dtype in parameter.narrowed else value).contiguous()
+        elif value != parameter.off and not (name == "top_k" and value >= logits.shape[-1]):
+            found[name] = cached_full(num_requests, value, parameter.number_dtype, logits.device)
             if name == "top_k":
                 found["max_top_k"] = value
     if masked and sampling.allowed_token_bitmask is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,52 @@ from torch.nn import functional
 
 from acceptlib.errors import InputError, short_repr
 
-TINY: Final = math.ulp(0.0)
-"""The smallest number above 0."""
+HALVES: Final = (torch.float16, torch.bfloat16)
+"""Dtypes that no engine takes parameters in: float32 holds all of their numbers."""
 
-MAX_TEMPERATURE: Final = torch.finfo(torch.float32).max
-"""The largest temperature, which engines take as float32."""
 
-OFF: Final = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
-"""Parameters that may be numbers, and the number that turns each off."""
+class Parameter(NamedTuple):
+    """A sampling parameter that is one number, or one per request.
+
+    Attributes:
+        name: Its name.
+        kind: Type of the number.
+        low: The smallest it may be.
+        high: The largest; infinity itself is none.
+        expected: What errors say was expected.
+        off: The number that turns it off.
+        tensor_dtypes: Dtypes of a tensor in its place.
+        narrowed: Those of them that are converted to float32.
+        number_dtype: Dtype of the tensor that a number becomes.
+    """
+
+    name: str
+    kind: type
+    low: float
+    high: float
+    expected: str
+    off: float
+    tensor_dtypes: tuple[torch.dtype, ...]
+    narrowed: tuple[torch.dtype, ...]
+    number_dtype: torch.dtype
+
+
+_FLOATS: Final = (torch.float32, *HALVES, torch.float64)
+_INTS: Final = (torch.int32, torch.int64)
+_MAX_TEMPERATURE: Final = torch.finfo(torch.float32).max  # engines take it as float32
+_TEMPERATURE: Final = "a finite float32 number >= 0 (0 is greedy)"
+
+PARAMETERS: Final = (
+    Parameter(
+        "temperature", Real, 0, _MAX_TEMPERATURE, _TEMPERATURE, 1, _FLOATS, (*HALVES, torch.float64), torch.float32
+    ),
+    Parameter("top_k", Integral, 0, math.inf, "an int >= 0 (0 is off)", 0, _INTS, (), torch.int64),
+    Parameter("top_p", Real, math.ulp(0.0), 1, "a number in (0, 1] (1 is off)", 1, _FLOATS, HALVES, torch.float64),
+    Parameter("min_p", Real, 0, 1, "a number in [0, 1] (0 is off)", 0, _FLOATS, HALVES, torch.float64),
+)
+
+OFF: Final = {parameter.name: parameter.off for parameter in PARAMETERS}
+"""The number that turns each parameter off."""
 
 FILTERS: Final = ("top_k", "top_p", "min_p")
 """Those that leave entries out."""
@@ -80,12 +118,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check numbers; tensors are checked by `verify`, which knows their shapes."""
-        for name, kind, low, high, expected in (
-            ("temperature", Real, 0, MAX_TEMPERATURE, "a finite float32 number >= 0 (0 is greedy)"),
-            ("top_k", Integral, 0, math.inf, "an int >= 0 (0 is off)"),
-            ("top_p", Real, TINY, 1, "a number in (0, 1] (1 is off)"),
-            ("min_p", Real, 0, 1, "a number in [0, 1] (0 is off)"),
-        ):
+        for name, kind, low, high, expected, *_ in PARAMETERS:
             value = getattr(self, name)
             if value is None or isinstance(value, torch.Tensor):
                 continue

@@ -16,11 +16,10 @@ from acceptlib import demo, exact
 from acceptlib.demo.pair import load_pair
 from acceptlib.engine.process import law
 from acceptlib.errors import InputError
-from acceptlib.inputs import SAMPLING
 from acceptlib.integrations.transformers import SpeculativeDecoder
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
-from acceptlib.sampling import OFF, SamplingParams, pack_bitmask
+from acceptlib.sampling import OFF, PARAMETERS, SamplingParams, pack_bitmask
 from acceptlib.strategy import AcceptanceStrategy
 
 Kind: TypeAlias = Literal["logits", "probs", "one-hot"]
@@ -247,7 +246,7 @@ def make(workload: Workload, device: torch.device | str = "cpu", seed: int = 0) 
 
 def _sampling(workload: Workload, ids: torch.Tensor, target: torch.Tensor) -> SamplingParams:
     """Return the sampling parameters as tensors [B]: a number would cost one more allocation per call."""
-    kinds = {parameter.name: parameter.dtype for parameter in SAMPLING}
+    kinds = {parameter.name: parameter.number_dtype for parameter in PARAMETERS}
     found: dict[str, Any] = {
         name: torch.full((workload.num_requests,), value, dtype=kinds[name], device=ids.device)
         for name, value in workload.parameters.items()

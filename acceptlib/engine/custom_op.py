@@ -14,11 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from acceptlib.checks import PARAMETER_DTYPES, Arguments, check_kinds, count_requests
+from acceptlib.checks import Arguments, check_kinds, count_requests
 from acceptlib.errors import InputError
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms, wrap
-from acceptlib.sampling import LogitBias, SamplingParams
+from acceptlib.sampling import OFF, LogitBias, SamplingParams
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ ARGUMENTS: Final = {
     "max_num_draft_tokens": "SymInt?",
     "bonus_token_ids": "Tensor?",
     "wants_logprobs": "bool",
-    # Each parameter in `PARAMETER_DTYPES` is None in one of these two lists, or in both. The tensors go on with mask,
+    # Each parameter that may be a number is None in one of these lists, or in both. The tensors go on with mask,
     # bias ids and bias values. Without parameters both are empty.
     "sampling_numbers": "float?[]",
     "sampling_tensors": "Tensor?[]",
@@ -156,7 +156,7 @@ def _take_apart(name: str, sampling: SamplingParams | None) -> dict[str, Any]:
     numbers: list[float | None] = []
     tensors: list[torch.Tensor | None] = []
     if sampling is not None:
-        values = [getattr(sampling, parameter) for parameter in PARAMETER_DTYPES]
+        values = [getattr(sampling, parameter) for parameter in OFF]
         numbers = [float(value) if isinstance(value, (int, float)) else None for value in values]
         tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
         bias = sampling.logit_bias
@@ -169,8 +169,8 @@ def _put_together(numbers: list[float | None], tensors: list[torch.Tensor | None
     if not tensors:
         return None
     *values, mask, token_ids, bias = tensors
-    found: dict[str, Any] = dict(zip(PARAMETER_DTYPES, values, strict=True))
-    found |= {name: number for name, number in zip(PARAMETER_DTYPES, numbers, strict=True) if number is not None}
+    found: dict[str, Any] = dict(zip(OFF, values, strict=True))
+    found |= {name: number for name, number in zip(OFF, numbers, strict=True) if number is not None}
     if isinstance(found["top_k"], float):
         found["top_k"] = int(found["top_k"])
     logit_bias = None if token_ids is None or bias is None else LogitBias(token_ids, bias)
