@@ -14,7 +14,7 @@ from acceptlib.errors import InputError, short_repr
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.sampling import FILTERS, OFF, PARAMETERS, SamplingParams
-from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect
+from acceptlib.tensors import FLOAT_DTYPES, ID_DTYPES, STATE_DTYPES, expect_tensor
 from acceptlib.workspace import Workspace
 
 
@@ -160,17 +160,17 @@ def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     if device.type in NO_FLOAT64:
         msg = f"target rows: expected a device that has float64, in which tokens are decided, got {device}: use the CPU"
         raise InputError(msg)
-    expect("draft_token_ids", ids, None, ID_DTYPES, device)
+    expect_tensor("draft_token_ids", ids, None, ID_DTYPES, device)
     num_requests, most = _sizes(arguments, target, draft)
     for name, rows in (("target rows", target), ("draft rows", draft)):
         if rows is not None:
-            expect(name, rows, None, FLOAT_DTYPES, device)
+            expect_tensor(name, rows, None, FLOAT_DTYPES, device)
             if rows.shape[-1] == 0:
                 msg = f"{name}: expected at least one vocabulary entry, got {list(rows.shape)}"
                 raise InputError(msg)
     if arguments.bonus_token_ids is not None:
         of = "" if counts is None else ", as many as requests in cu_num_draft_tokens with its leading 0"
-        expect(f"bonus_token_ids{of}", arguments.bonus_token_ids, (num_requests,), ID_DTYPES, device)
+        expect_tensor(f"bonus_token_ids{of}", arguments.bonus_token_ids, (num_requests,), ID_DTYPES, device)
     _check_state(arguments.state or {}, state_names, num_requests, device)
     if arguments.uniforms is not None:
         _check_uniforms(arguments, arguments.uniforms, num_requests, most, device)
@@ -240,7 +240,7 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
         msg = f"max_num_draft_tokens: expected an int >= 0 and below 2^31, got {short_repr(most)}"
         raise InputError(msg)
     if bonus is not None:
-        expect("bonus_token_ids", bonus, ("B",), ID_DTYPES, target.device)
+        expect_tensor("bonus_token_ids", bonus, ("B",), ID_DTYPES, target.device)
     if bonus is not None and arguments.logprobs and ids.numel() and len(bonus) and target.shape[:-1] == ids.shape:
         msg = (
             "target rows: expected bonus rows too, for logprobs=True reads them though bonus_token_ids are given, got "
@@ -251,7 +251,7 @@ def _sizes(arguments: Arguments, target: torch.Tensor, draft: torch.Tensor | Non
     bonus_rows: tuple[int, ...] = (1,) if bonus is None or arguments.logprobs else (1, 0)
     if counts is None:
         return _padded(ids, target, draft, most, bonus_rows=bonus_rows)
-    expect("cu_num_draft_tokens", counts, ("B+1",), ID_DTYPES, target.device)
+    expect_tensor("cu_num_draft_tokens", counts, ("B+1",), ID_DTYPES, target.device)
     num_requests = count_requests(ids, target, counts, bonus)
     _ragged(ids, target, draft, num_requests, bonus_rows=bonus_rows)
     return num_requests, _longest(counts, ids.shape[0]) if most is None else int(most)  # NumPy's too
@@ -355,7 +355,7 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
     for parameter in PARAMETERS:
         value = getattr(sampling, parameter.name)
         if isinstance(value, torch.Tensor):
-            expect(f"{name}.{parameter.name}", value, (num_requests,), parameter.tensor_dtypes, data.device)
+            expect_tensor(f"{name}.{parameter.name}", value, (num_requests,), parameter.tensor_dtypes, data.device)
     if data.shape[-1] > MAX_FILTERED:
         for filtering in FILTERS:
             value = getattr(sampling, filtering)
@@ -371,11 +371,13 @@ def check_sampling(name: str, sampling: SamplingParams | None, data: torch.Tenso
         if getattr(mask, "dtype", None) == torch.bool:
             msg = f"{name}.allowed_token_bitmask: expected int32, a bit a token, got bool; use acceptlib.pack_bitmask"
             raise InputError(msg)
-        expect(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
+        expect_tensor(f"{name}.allowed_token_bitmask", mask, shape, (torch.int32,), data.device)
     bias = sampling.logit_bias
     if bias is not None:
-        expect(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, "n"), ID_DTYPES, data.device)
-        expect(f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device)
+        expect_tensor(f"{name}.logit_bias.token_ids", bias.token_ids, (num_requests, "n"), ID_DTYPES, data.device)
+        expect_tensor(
+            f"{name}.logit_bias.values", bias.values, tuple(bias.token_ids.shape), (torch.float32,), data.device
+        )
 
 
 def _check_state(
@@ -388,7 +390,7 @@ def _check_state(
             msg += ". Pass the strategy's `initial_state(B, device)`, and keep it per request."
         raise InputError(msg)
     for name, value in state.items():
-        expect(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
+        expect_tensor(f"state[{name!r}]", value, (num_requests,), STATE_DTYPES, device)
 
 
 def _check_uniforms(
@@ -400,15 +402,15 @@ def _check_uniforms(
     flat = isinstance(uniforms.accept, torch.Tensor) and uniforms.accept.ndim == 1
     ragged = arguments.cu_num_draft_tokens is not None
     shape = tuple(arguments.draft_token_ids.shape) if flat and ragged else (num_requests, most)
-    expect("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
-    expect("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
+    expect_tensor("uniforms.accept", uniforms.accept, shape, (torch.float64,), device)
+    expect_tensor("uniforms.emit", uniforms.emit, (num_requests,), (torch.int64,), device)
 
 
 def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.device, *, logprobs: bool) -> None:
-    expect("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), ID_DTYPES, device)
-    expect("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
-    expect("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
-    expect("out.status", out.status, (num_requests,), (torch.int8,), device)
+    expect_tensor("out.output_token_ids", out.output_token_ids, (num_requests, most + 1), ID_DTYPES, device)
+    expect_tensor("out.num_accepted", out.num_accepted, (num_requests,), (torch.int32,), device)
+    expect_tensor("out.num_emitted", out.num_emitted, (num_requests,), (torch.int32,), device)
+    expect_tensor("out.status", out.status, (num_requests,), (torch.int8,), device)
     for name, value in (("out.logprobs", out.logprobs), ("out.raw_logprobs", out.raw_logprobs)):
         if logprobs != (value is not None):
             wanted, got = ("a tensor [B, K+1] float32", "None") if logprobs else ("None", "a tensor")
@@ -418,14 +420,14 @@ def _check_out(out: VerifyResult, num_requests: int, most: int, device: torch.de
             )
             raise InputError(msg)
         if value is not None:
-            expect(name, value, (num_requests, most + 1), (torch.float32,), device)
+            expect_tensor(name, value, (num_requests, most + 1), (torch.float32,), device)
     if out.totals is not None:
-        expect("out.totals", out.totals, (2,), (torch.int64,), device)
+        expect_tensor("out.totals", out.totals, (2,), (torch.int64,), device)
         if out.num_passed is None:
             msg = "out.num_passed: expected a tensor [B] int32 beside out.totals, to which it is added, got None"
             raise InputError(msg)
     if out.num_passed is not None:
-        expect("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
+        expect_tensor("out.num_passed", out.num_passed, (num_requests,), (torch.int32,), device)
     for name in VerifyResult.__slots__:
         value = getattr(out, name)
         if value is not None and not value.is_contiguous():

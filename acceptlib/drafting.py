@@ -9,7 +9,7 @@ from acceptlib.engine.process import law, pieces
 from acceptlib.errors import InputError
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
-from acceptlib.tensors import FLOAT_DTYPES, expect
+from acceptlib.tensors import FLOAT_DTYPES, expect_tensor
 
 __all__ = ["sample"]
 
@@ -40,7 +40,7 @@ def sample(
     Raises:
         InputError: Shapes, dtypes, devices or parameters do not fit, or the position is not an int in [0, 2^32).
     """
-    expect("logits", logits, ("B", "V"), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
+    expect_tensor("logits", logits, ("B", "V"), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
     if not isinstance(rng, Rng):
         msg = f"rng: expected an acceptlib.Rng, the one that `verify` is given, got {type(rng).__name__}"
         raise InputError(msg)

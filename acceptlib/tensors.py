@@ -46,7 +46,7 @@ def made_on_cpu() -> Iterator[None]:
         yield
 
 
-def expect(
+def expect_tensor(
     name: str,
     value: torch.Tensor,
     shape: tuple[int | str, ...] | None,

@@ -22,7 +22,7 @@ def create(name: str) -> acceptlib.AcceptanceStrategy:
     return _STRATEGIES[name]
 
 
-def expect(name: str, value: object, shape: tuple[int | str, ...], device: torch.device | None = None) -> None:
+def expect_tensor(name: str, value: object, shape: tuple[int | str, ...], device: torch.device | None = None) -> None:
     """Check an argument that reaches `verify` in another form or too late.
 
     Args:
@@ -56,7 +56,7 @@ def bonus_tokens(bonus_token_ids: torch.Tensor, num_requests: int) -> torch.Tens
         InputError: They are no such tensor.
     """
     flat = isinstance(bonus_token_ids, torch.Tensor) and bonus_token_ids.ndim == 1
-    expect("bonus_token_ids", bonus_token_ids, (num_requests,) if flat else (num_requests, 1))
+    expect_tensor("bonus_token_ids", bonus_token_ids, (num_requests,) if flat else (num_requests, 1))
     return bonus_token_ids.reshape(-1).contiguous()
 
 

@@ -9,7 +9,7 @@ from typing import Final, SupportsIndex
 import torch
 
 from acceptlib import Rng, VerifyResult
-from acceptlib.compat._common import as_rows, create, expect
+from acceptlib.compat._common import as_rows, create, expect_tensor
 from acceptlib.errors import InputError
 
 __all__ = ["chain_speculative_sampling", "sampling"]
@@ -55,9 +55,9 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
-    expect("draft_token_ids", draft_token_ids, ("B", "K"))
-    expect("draft_probs", draft_probs, ("B", "K", "V"))
-    expect("target_probs", target_probs, ("B", "K+1", "V"))
+    expect_tensor("draft_token_ids", draft_token_ids, ("B", "K"))
+    expect_tensor("draft_probs", draft_probs, ("B", "K", "V"))
+    expect_tensor("target_probs", target_probs, ("B", "K+1", "V"))
     num_requests, num_draft_tokens = draft_token_ids.shape
     device = target_probs.device
     for name, total in (
@@ -65,7 +65,7 @@ def chain_speculative_sampling(  # noqa: PLR0913, PLR0917 - FlashInfer's signatu
         ("maybe_output_emitted_draft_token_num", maybe_output_emitted_draft_token_num),
     ):
         if total is not None:
-            expect(name, total, (num_requests,), device)
+            expect_tensor(name, total, (num_requests,), device)
             if total.dtype not in COUNT_DTYPES:
                 msg = f"{name}: expected int32 or int64, got {str(total.dtype).removeprefix('torch.')}"
                 raise InputError(msg)

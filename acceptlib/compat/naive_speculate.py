@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from acceptlib import VerifyResult
-from acceptlib.compat._common import as_rows, create, expect, unused_uniforms
+from acceptlib.compat._common import as_rows, create, expect_tensor, unused_uniforms
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +27,8 @@ def greedy_match(target_dists: torch.Tensor, candidate_tokens: torch.Tensor) -> 
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
-    expect("candidate_tokens", candidate_tokens, ("K",))
-    expect("target_dists", target_dists, ("K+1", "V"))
+    expect_tensor("candidate_tokens", candidate_tokens, ("K",))
+    expect_tensor("target_dists", target_dists, ("K+1", "V"))
     result = create("greedy").verify(
         candidate_tokens[None],
         target_logits=as_rows(target_dists)[None],  # an argmax needs no normalised rows
@@ -56,9 +56,9 @@ def speculative_sampling(
     Raises:
         InputError: Shapes, dtypes or devices do not fit.
     """
-    expect("candidate_tokens", candidate_tokens, ("K",))
-    expect("target_dists", target_dists, ("K+1", "V"))
-    expect("proposal_dists", proposal_dists, ("K", "V"))
+    expect_tensor("candidate_tokens", candidate_tokens, ("K",))
+    expect_tensor("target_dists", target_dists, ("K+1", "V"))
+    expect_tensor("proposal_dists", proposal_dists, ("K", "V"))
     result = create("rejection").verify(
         candidate_tokens[None], target_probs=as_rows(target_dists)[None], draft_probs=as_rows(proposal_dists)[None]
     )

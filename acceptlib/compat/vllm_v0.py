@@ -21,7 +21,7 @@ from acceptlib import (
     row_sum,
     rule,
 )
-from acceptlib.compat._common import as_rows, bonus_tokens, expect, request_streams, unused_uniforms
+from acceptlib.compat._common import as_rows, bonus_tokens, expect_tensor, request_streams, unused_uniforms
 from acceptlib.errors import InputError, short_repr
 from acceptlib.ops import Value
 
@@ -92,8 +92,8 @@ class _SpecDecodeSampler(torch.nn.Module):
         """Verify, count, and return [B, k+1] int64; nothing is drawn if `generators` is None."""
         if self._strict_mode:
             self._raise_if_incorrect_input(target_with_bonus_probs, bonus_token_ids, draft_probs, draft_token_ids)
-        expect("draft_token_ids", draft_token_ids, ("B", "k"))
-        expect("target_with_bonus_probs", target_with_bonus_probs, ("B", "k+1", "V"))
+        expect_tensor("draft_token_ids", draft_token_ids, ("B", "k"))
+        expect_tensor("target_with_bonus_probs", target_with_bonus_probs, ("B", "k+1", "V"))
         device = target_with_bonus_probs.device
         batch_size, k = draft_token_ids.shape
         output = torch.empty(batch_size, k + 1, dtype=torch.int64, device=device)

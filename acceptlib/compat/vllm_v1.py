@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from acceptlib import PLACEHOLDER_TOKEN_ID, AcceptanceStrategy, Rng, SamplingParams, Traits, Uniforms, rule
-from acceptlib.compat._common import bonus_tokens, create, expect, request_streams, unused_uniforms
+from acceptlib.compat._common import bonus_tokens, create, expect_tensor, request_streams, unused_uniforms
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
@@ -177,7 +177,7 @@ class RejectionSampler(torch.nn.Module):
         Raises:
             InputError: Shapes, dtypes or devices do not fit, or `max_spec_len` is less than a request's number.
         """
-        expect("target_logits", target_logits, (len(metadata.draft_token_ids), "V"))
+        expect_tensor("target_logits", target_logits, (len(metadata.draft_token_ids), "V"))
         _check_longest(metadata.num_draft_tokens, metadata.max_spec_len)
         if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
             target_probs = compute_probs(target_logits, metadata.cu_num_draft_tokens, sampling_metadata)
@@ -194,7 +194,7 @@ class RejectionSampler(torch.nn.Module):
         if sampling_metadata.all_greedy:
             return _verify_greedy(metadata, bonus_token_ids, target_logits)
         temperature = sampling_metadata.temperature
-        expect("sampling_metadata.temperature", temperature, (len(metadata.num_draft_tokens),))
+        expect_tensor("sampling_metadata.temperature", temperature, (len(metadata.num_draft_tokens),))
         if not sampling_metadata.all_random:
             temperature = temperature.clamp(min=0)  # greedy requests have a negative one in vLLM, and 0 here
         return _verify(
@@ -246,7 +246,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
     Raises:
         InputError: Shapes, dtypes or devices do not fit, or `max_spec_len` is less than a request's number.
     """
-    expect("target_probs", target_probs, (len(draft_token_ids), "V"))
+    expect_tensor("target_probs", target_probs, (len(draft_token_ids), "V"))
     _check_longest(num_draft_tokens, max_spec_len)
     metadata = SpecDecodeMetadata(draft_token_ids, num_draft_tokens, cu_num_draft_tokens)
     metadata.max_spec_len = max_spec_len
@@ -268,7 +268,7 @@ def rejection_sample(  # noqa: PLR0913, PLR0917 - vLLM's signature
         assert chosen is not None  # noqa: S101 - one of the two ran
         return chosen
     temperature = sampling_metadata.temperature
-    expect("sampling_metadata.temperature", temperature, (len(num_draft_tokens),))
+    expect_tensor("sampling_metadata.temperature", temperature, (len(num_draft_tokens),))
     return torch.where((temperature <= 0)[:, None], greedy, random)
 
 
@@ -291,11 +291,11 @@ def compute_probs(
     """
     if sampling_metadata.all_greedy:
         return logits
-    expect("logits", logits, ("T", "V"))
+    expect_tensor("logits", logits, ("T", "V"))
 
     def per_token(name: str, replace_from: float = 0, replace_to: float = 0) -> torch.Tensor:
         value = getattr(sampling_metadata, name)
-        expect(f"sampling_metadata.{name}", value, (len(cu_num_draft_tokens),))
+        expect_tensor(f"sampling_metadata.{name}", value, (len(cu_num_draft_tokens),))
         return expand_batch_to_tokens(value, cu_num_draft_tokens, logits.shape[0], replace_from, replace_to)[:, None]
 
     temperature = per_token("temperature", GREEDY_TEMPERATURE, 1)
@@ -336,7 +336,7 @@ def expand_batch_to_tokens(
     Raises:
         InputError: `x` and `cu_num_tokens` differ in length.
     """
-    expect("cu_num_tokens", cu_num_tokens, (x.shape[0],))
+    expect_tensor("cu_num_tokens", cu_num_tokens, (x.shape[0],))
     tokens = torch.arange(num_tokens, device=x.device, dtype=cu_num_tokens.dtype)
     request = torch.searchsorted(cu_num_tokens.contiguous(), tokens, right=True).clamp_(max=x.shape[0] - 1)
     return x.masked_fill(x == replace_from, replace_to)[request]
@@ -405,7 +405,7 @@ def sample_recovered_tokens(  # noqa: PLR0913, PLR0917 - vLLM's signature
         [T], of the dtype of `draft_token_ids`.
     """
     num_tokens = draft_token_ids.shape[0]
-    expect("target_probs", target_probs, (num_tokens, "V"))
+    expect_tensor("target_probs", target_probs, (num_tokens, "V"))
     device = torch.device(device)
     streams = _streams(num_draft_tokens, sampling_metadata.generators, device)
     bits = (streams or Rng.of(None, len(num_draft_tokens), device)).uniforms(0).emit
@@ -461,7 +461,7 @@ def _verify_greedy(metadata: _Drafts, bonus_token_ids: torch.Tensor, target_logi
 def _verify(strategy: str, metadata: _Drafts, bonus_token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
     """Return the output of `verify` in vLLM's layout: no bonus rows, and counts without a leading 0."""
     num_requests = len(metadata.num_draft_tokens)
-    expect("cu_num_draft_tokens", metadata.cu_num_draft_tokens, (num_requests,))
+    expect_tensor("cu_num_draft_tokens", metadata.cu_num_draft_tokens, (num_requests,))
     result = create(strategy).verify(
         metadata.draft_token_ids,
         cu_num_draft_tokens=metadata.cu_num_draft_tokens,

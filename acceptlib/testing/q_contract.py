@@ -19,7 +19,7 @@ import torch
 from acceptlib.engine.process import law
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.sampling import SamplingParams
-from acceptlib.tensors import FLOAT_DTYPES, expect
+from acceptlib.tensors import FLOAT_DTYPES, expect_tensor
 
 FALSE_ALARM_RATE: Final = 1e-9
 """Probability, at most, with which honest drafts fail the check."""
@@ -104,7 +104,7 @@ def _check_arguments(
         msg = f"draft_token_ids: expected integers, got {draft_token_ids.dtype}"
         raise InputError(msg)
     if draft_logits is not None:
-        expect("draft_logits", draft_logits, None, FLOAT_DTYPES, draft_logits.device)
+        expect_tensor("draft_logits", draft_logits, None, FLOAT_DTYPES, draft_logits.device)
         if draft_logits.ndim not in {2, 3}:
             msg = f"draft_logits: expected [B, V] or [B, n, V], got {list(draft_logits.shape)}"
             raise InputError(msg)

@@ -37,7 +37,7 @@ class Skipped(Exception):  # noqa: N818 - nothing is wrong: the check does not a
     """A check cannot say anything about this strategy here; the message says why."""
 
 
-def expect(condition: bool, message: str) -> None:  # noqa: FBT001 - as `assert`
+def require(condition: bool, message: str) -> None:  # noqa: FBT001 - as `assert`
     """Raise `ConformanceError` unless `condition` holds."""
     if not condition:
         raise ConformanceError(message)
@@ -112,7 +112,7 @@ class Subject:
     def call(self, keys: Sequence[int], **arguments: Any) -> VerifyResult:
         """Call `verify` on the device for the requests of these keys; tensors already there are passed as they are."""
         found: object = self.strategy.verify(**self.place(arguments), **self.further(keys))
-        expect(isinstance(found, VerifyResult), f"verify returned {short_repr(found)}, expected a VerifyResult")
+        require(isinstance(found, VerifyResult), f"verify returned {short_repr(found)}, expected a VerifyResult")
         return cast("VerifyResult", found)
 
     def further(self, keys: Sequence[int]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Subject:
                 msg = f"update_state, after a step of {CAPACITY} requests, raised {type(error).__name__}: {error}"
                 raise ConformanceError(msg) from error
             found, wanted = _described(state), _described(before)
-            expect(found == wanted, f"update_state left {found} in `state`, expected {wanted}: write into its tensors")
+            require(found == wanted, f"update_state left {found} in `state`, expected {wanted}: write into its tensors")
             done = (key % STEPS < step).to(self.device)
             for name, value in state.items():
                 value[done] = before[name][done]

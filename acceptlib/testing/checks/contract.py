@@ -13,7 +13,7 @@ from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
 from acceptlib.testing.batches import Request, broken, lay_out, mixed, same, streams, tokens
-from acceptlib.testing.subject import Subject, expect
+from acceptlib.testing.subject import Subject, require
 
 VOCABULARY: Final = 11
 COUNT: Final = 12
@@ -46,8 +46,8 @@ def check_result_types(subject: Subject) -> None:
             value = getattr(result, name)
             found = (tuple(value.shape), value.dtype, value.device.type)
             expected = (shape, dtype, subject.device.type)
-            expect(found == expected, f"{where}: expected {name} {expected}, got {found}")
-        expect(result.logprobs is None, f"{where}: logprobs were not asked for, got {result.logprobs}")
+            require(found == expected, f"{where}: expected {name} {expected}, got {found}")
+        require(result.logprobs is None, f"{where}: logprobs were not asked for, got {result.logprobs}")
 
 
 def check_accepted_tokens_are_drafted(subject: Subject) -> None:
@@ -59,7 +59,7 @@ def check_accepted_tokens_are_drafted(subject: Subject) -> None:
         for index, request in enumerate(requests):
             stood = int(result.num_accepted[index])
             found, drafted = result.output_token_ids[index, :stood].tolist(), request.ids[:stood].tolist()
-            expect(found == drafted, f"{where}, request {index}: expected {drafted} to stand, got {found}")
+            require(found == drafted, f"{where}, request {index}: expected {drafted} to stand, got {found}")
 
 
 def check_counts(subject: Subject) -> None:
@@ -71,12 +71,12 @@ def check_counts(subject: Subject) -> None:
         accepted, emitted = result.num_accepted.tolist(), result.num_emitted.tolist()
         for index, request in enumerate(requests):
             at = f"{where}, request {index}, {request.n} drafted tokens"
-            expect(0 <= accepted[index] <= request.n, f"{at}: num_accepted is {accepted[index]}")
-            expect(
+            require(0 <= accepted[index] <= request.n, f"{at}: num_accepted is {accepted[index]}")
+            require(
                 emitted[index] == accepted[index] + 1,
                 f"{at}: num_emitted is {emitted[index]}, expected {accepted[index] + 1}",
             )
-        expect(not bool(result.status.any()), f"{where}: status of sound rows is {result.status.tolist()}")
+        require(not bool(result.status.any()), f"{where}: status of sound rows is {result.status.tolist()}")
 
 
 def check_padding(subject: Subject) -> None:
@@ -88,9 +88,9 @@ def check_padding(subject: Subject) -> None:
         for index in range(len(requests)):
             ids, count = result.output_token_ids[index].tolist(), int(result.num_emitted[index])
             inside = all(0 <= token < VOCABULARY for token in ids[:count])
-            expect(inside, f"{where}, request {index}: emitted {ids[:count]}, vocabulary {VOCABULARY}")
+            require(inside, f"{where}, request {index}: emitted {ids[:count]}, vocabulary {VOCABULARY}")
             padded = all(token == PLACEHOLDER_TOKEN_ID for token in ids[count:])
-            expect(padded, f"{where}, request {index}: expected -1 after {count} tokens, got {ids}")
+            require(padded, f"{where}, request {index}: expected -1 after {count} tokens, got {ids}")
 
 
 def check_nothing_drafted(subject: Subject) -> None:
@@ -107,14 +107,14 @@ def check_nothing_drafted(subject: Subject) -> None:
         for index, request in enumerate(alone):
             found = tokens(result, index)
             possible = len(found) == 1 and 0 <= found[0] < VOCABULARY and float(request.p[0, found[0]]) > 0
-            expect(possible, f"{layout}, request {index}: expected one token of the bonus row, got {found}")
+            require(possible, f"{layout}, request {index}: expected one token of the bonus row, got {found}")
         beside = subject.verify([*alone, *mixed(3, VOCABULARY, first_key=40)], layout, draft=False)
         for index in range(len(alone)):
             found, wanted = tokens(beside, index), tokens(result, index)
-            expect(found == wanted, f"{layout}, request {index} among others: expected {wanted}, got {found}")
+            require(found == wanted, f"{layout}, request {index} among others: expected {wanted}, got {found}")
     empty = {"draft_token_ids": torch.empty(0, 3, dtype=torch.int64), "target_probs": torch.empty(0, 4, VOCABULARY)}
     nobody = subject.call([], **empty, draft_probs=torch.empty(0, 3, VOCABULARY), rng=subject.streams([]))
-    expect(tuple(nobody.output_token_ids.shape) == (0, 4), f"B = 0: got {list(nobody.output_token_ids.shape)}")
+    require(tuple(nobody.output_token_ids.shape) == (0, 4), f"B = 0: got {list(nobody.output_token_ids.shape)}")
 
 
 def check_placeholder_ends_chain(subject: Subject) -> None:
@@ -136,7 +136,7 @@ def check_placeholder_ends_chain(subject: Subject) -> None:
                 short.append(replace(request, ids=request.ids[:end], p=request.p[: end + 1], q=q))
             results = [subject.verify(requests, layout) for requests in (cut, short)]
             found, wanted = ([tokens(result, index) for index in range(len(whole))] for result in results)
-            expect(found == wanted, f"{layout}, id {negative}: expected {wanted}, as of shorter drafts, got {found}")
+            require(found == wanted, f"{layout}, id {negative}: expected {wanted}, as of shorter drafts, got {found}")
 
 
 def check_given_bonus_token(subject: Subject) -> None:
@@ -156,7 +156,7 @@ def check_given_bonus_token(subject: Subject) -> None:
             if len(wanted) == request.n + 1:
                 wanted[-1] = given[index]
             found = tokens(result, index)
-            expect(found == wanted, f"{layout}, request {index}: expected {wanted}, got {found}")
+            require(found == wanted, f"{layout}, request {index}: expected {wanted}, got {found}")
 
 
 def check_forms_of_a_call(subject: Subject) -> None:
@@ -240,13 +240,15 @@ def check_neighbours(subject: Subject) -> None:
         together = subject.verify(requests, layout)
         for index in range(0, COUNT, 3):
             alone, wanted = tokens(subject.verify([requests[index]], layout), 0), tokens(together, index)
-            expect(alone == wanted, f"{layout}, request {index}: {wanted} in the batch, {alone} alone")
+            require(alone == wanted, f"{layout}, request {index}: {wanted} in the batch, {alone} alone")
         some = [request if index % 2 else broken(request) for index, request in enumerate(requests)]
         odd = list(range(1, COUNT, 2))
         same(subject.verify(some, layout), together, odd, odd, what=f"{layout}, beside rows of NaN and without")
     wide = subject.verify(requests, "ragged", max_num_draft_tokens=most + 3)
     rest = wide.output_token_ids[:, most + 1 :]
-    expect(bool((rest == PLACEHOLDER_TOKEN_ID).all()), f"max_num_draft_tokens = {most + 3}: got {rest.tolist()} behind")
+    require(
+        bool((rest == PLACEHOLDER_TOKEN_ID).all()), f"max_num_draft_tokens = {most + 3}: got {rest.tolist()} behind"
+    )
     narrow = replace(wide, output_token_ids=wide.output_token_ids[:, : most + 1])
     same(narrow, subject.verify(requests, "ragged"), what="a larger max_num_draft_tokens and a tight one")
 
@@ -298,7 +300,7 @@ def check_inputs_unmodified(subject: Subject) -> None:
             subject.strategy.verify(**arguments, rng=rng)
             for name, tensor in given.items():
                 kept = torch.equal(tensor.nan_to_num(nan=7.0), before[name].nan_to_num(nan=7.0))
-                expect(kept, f"{layout}, {form}: {name} was written")
+                require(kept, f"{layout}, {form}: {name} was written")
 
 
 def _tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -326,9 +328,9 @@ def check_out_is_overwritten(subject: Subject) -> None:
         places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
         for batch in (mixed(COUNT, VOCABULARY, first_key=40), requests):
             found = subject.verify(batch, layout, out=out)
-            expect(found is out, f"{layout}: expected the very `out` that was passed")
+            require(found is out, f"{layout}: expected the very `out` that was passed")
         now = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
-        expect(places == now, f"{layout}: the tensors of `out` were replaced, which a CUDA graph would not see")
+        require(places == now, f"{layout}: the tensors of `out` were replaced, which a CUDA graph would not see")
         same(out, wanted, what=f"{layout}, a reused `out` and a fresh result")
 
 
@@ -348,7 +350,7 @@ def check_totals(subject: Subject) -> None:
             subject.verify(requests, layout, out=out)
             passed, emitted = passed + int(out.num_passed.sum()), emitted + int(out.num_emitted.sum())
             found = out.totals.tolist()
-            expect(
+            require(
                 found == [passed, emitted], f"{layout}, call {step}: expected totals {[passed, emitted]}, got {found}"
             )
         same(replace(out, num_passed=None, totals=None), wanted, what=f"{layout}, with totals and without")

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib.testing.batches import ALMOST_ONE, Request, fixed, generator, tokens
-from acceptlib.testing.subject import Subject, expect
+from acceptlib.testing.subject import Subject, require
 
 LENGTH: Final = 8
 """Drafted tokens of a request: a rule may depend on the position."""
@@ -44,7 +44,7 @@ def check_greedy_sequence(subject: Subject) -> None:
                 found, wanted = tokens(result, index), best[: stop + 1].tolist()
                 where = f"rows {name!r} {'with' if draft else 'without'} draft rows, {layout}, u = {u}, request {index}"
                 having = subject.having(request.key)
-                expect(found == wanted, f"{where}{having}: expected the argmax sequence {wanted}, got {found}")
+                require(found == wanted, f"{where}{having}: expected the argmax sequence {wanted}, got {found}")
 
 
 def _rows(source: torch.Generator) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from acceptlib.exact.enumeration import acceptance, row_scalars
 from acceptlib.rng import Uniforms
 from acceptlib.strategy import AcceptanceStrategy
 from acceptlib.testing.batches import ALMOST_ONE, ROUNDING, fixed, generator, mask_drafted, mixed, same
-from acceptlib.testing.subject import Skipped, Subject, expect
+from acceptlib.testing.subject import Skipped, Subject, require
 
 EXACT: Final = 1e-12
 """How far rounding in float64 may move an equality."""
@@ -263,7 +263,7 @@ def _fixed_drafts(size: int, length: int, num_firsts: int = 4) -> set[tuple[int,
 
 def _expect_law(emitted: dict[tuple[int, ...], float], target: exact.Model, length: int, where: str) -> None:
     total = sum(emitted.values())
-    expect(abs(total - 1) <= EXACT, f"{where}: the law sums to {total!r}, expected 1")
+    require(abs(total - 1) <= EXACT, f"{where}: the law sums to {total!r}, expected 1")
     found, wanted = (exact.complete(start, target, length) for start in (emitted, CERTAIN))
     gaps = (found - wanted).abs()
     if not float(gaps.max()) <= EXACT:
@@ -303,13 +303,13 @@ def check_zero_draft_probability(subject: Subject) -> None:
     uniforms = Uniforms(accept=below, emit=torch.zeros(len(requests), dtype=torch.int64))
     stood = subject.verify(requests, uniforms=uniforms).num_accepted.cpu()
     expected = (below < h)[:, 0].int()
-    expect(
+    require(
         torch.equal(stood, expected), f"q(x) = 0: expected {expected.tolist()} tokens accepted, got {stood.tolist()}"
     )
     for request in requests:
         mask_drafted(request, 0)
     stood = subject.verify(requests, uniforms=fixed(len(requests), 1, 0.0)).num_accepted
-    expect(bool((stood == 0).all()), f"q(x) = 0 and p(x) = 0: expected every token rejected, got {stood.tolist()}")
+    require(bool((stood == 0).all()), f"q(x) = 0 and p(x) = 0: expected every token rejected, got {stood.tolist()}")
 
 
 def check_promise(subject: Subject) -> None:
@@ -319,7 +319,7 @@ def check_promise(subject: Subject) -> None:
     in an engine's default settings.
     """
     traits = subject.traits
-    expect(
+    require(
         bool(traits.bound or traits.neutral),
         "Traits declares neither a bound nor a neutral setting: say bound='none' if there is none",
     )
@@ -327,10 +327,10 @@ def check_promise(subject: Subject) -> None:
     checkable, own = subject.strategy.bound_excess(row, row, row) is not None, "bound_excess" in vars(strategy)
     declared = f"Traits declares bound={traits.bound!r}"
     if traits.bound in {"", "none"}:
-        expect(not (checkable and own), f"{declared}, and bound_excess checks one: say in a few words which")
+        require(not (checkable and own), f"{declared}, and bound_excess checks one: say in a few words which")
     else:
         instead = "bound_excess returned None" if own else "nothing can check it: override bound_excess"
-        expect(checkable, f"{declared}, and {instead}")
+        require(checkable, f"{declared}, and {instead}")
 
 
 def check_options_are_read(subject: Subject) -> None:
@@ -341,16 +341,18 @@ def check_options_are_read(subject: Subject) -> None:
     """
     plan, strategy = subject.plan, type(subject.strategy)
     for row_sum in plan.row_sums:
-        expect(row_sum in plan.reads, f"no rule reads the row sum {row_sum!r}: read it in a rule by name, or remove it")
+        require(
+            row_sum in plan.reads, f"no rule reads the row sum {row_sum!r}: read it in a rule by name, or remove it"
+        )
     if plan.carry is not None:
         readers = [rule for rule in (plan.accept, plan.forgive, plan.residual) if rule is not None]
         read = any("carry" in rule.names for rule in readers)
-        expect(read, "no rule but `carry` itself reads the carry: read it in a rule by name, or remove it")
+        require(read, "no rule but `carry` itself reads the carry: read it in a rule by name, or remove it")
     if derived := [name for name in DERIVED if getattr(strategy, name) is not getattr(AcceptanceStrategy, name)]:
         msg = f"what {', '.join(derived)} make of the options is not looked into"
         raise Skipped(msg)
     for option in strategy.Options.model_fields:
-        expect(option in plan.reads, f"no rule reads the option {option!r}: read it in a rule by name, or remove it")
+        require(option in plan.reads, f"no rule reads the option {option!r}: read it in a rule by name, or remove it")
 
 
 def check_declared_bound(subject: Subject) -> None:
@@ -387,7 +389,7 @@ def check_declared_bound(subject: Subject) -> None:
         for target, draft in PAIRS.values()
         for out in torch.eye(VOCABULARY, dtype=torch.float64)
     )
-    expect(excludes, f"bound_excess is at most 0 for every law that was tried: {traits.bound} excludes nothing")
+    require(excludes, f"bound_excess is at most 0 for every law that was tried: {traits.bound} excludes nothing")
 
 
 def _first_tokens(
@@ -451,7 +453,7 @@ def check_neutral_setting(subject: Subject) -> None:
         raise Skipped(msg)
     other = registry.find(traits.neutral_equals).strategy
     expected = f"expected neutral_equals to name a lossless or greedy strategy, and {traits.neutral_equals!r} is lossy"
-    expect(other.traits.guarantee != "lossy", expected)
+    require(other.traits.guarantee != "lossy", expected)
     options = {**strategy.options.model_dump(), **traits.neutral}
     neutral = subject.with_strategy(type(strategy)(backend=strategy.backend, **options))
     lossless = subject.with_strategy(other(backend=strategy.backend))
@@ -467,4 +469,4 @@ def check_neutral_setting(subject: Subject) -> None:
             sequences = found.keys() | wanted.keys()
             gap = max(abs(found.get(sequence, 0.0) - wanted.get(sequence, 0.0)) for sequence in sequences)
             where = f"{what}: rows {name!r}{neutral.having(key)}"
-            expect(gap <= EXACT, f"{where}: expected one law, and they differ by {gap:.3g}")
+            require(gap <= EXACT, f"{where}: expected one law, and they differ by {gap:.3g}")

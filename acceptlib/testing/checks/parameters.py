@@ -12,7 +12,7 @@ from torch.nn import functional
 from acceptlib.result import INVALID_PARAMETER, VerifyResult
 from acceptlib.sampling import LogitBias, SamplingParams, pack_bitmask
 from acceptlib.testing.batches import Request, generator, lay_out, mixed, same, streams, tokens
-from acceptlib.testing.subject import Subject, expect
+from acceptlib.testing.subject import Subject, require
 
 VOCABULARY: Final = 11
 COUNT: Final = 12
@@ -55,7 +55,7 @@ def check_temperature(subject: Subject) -> None:
         good = [key for key in keys if bad[key] == 1]
         same(found, warm, good, good, what=f"{layout}, temperature 1 beside requests of none that makes sense")
         status, wanted = found.status.tolist(), [0 if key in good else INVALID_PARAMETER for key in keys]
-        expect(status == wanted, f"{layout}, temperatures {bad}: expected status {wanted}, got {status}")
+        require(status == wanted, f"{layout}, temperatures {bad}: expected status {wanted}, got {status}")
 
 
 def _logits(
@@ -184,7 +184,7 @@ def check_parameters_out_of_range(subject: Subject) -> None:
             )
             same(one, other, good, good, what=f"{layout}, {name} beside some out of range and without")
             status, wanted = one.status.tolist(), [0 if key in good else INVALID_PARAMETER for key in keys]
-            expect(status == wanted, f"{layout}, {name} = {given}: expected status {wanted}, got {status}")
+            require(status == wanted, f"{layout}, {name} = {given}: expected status {wanted}, got {status}")
 
 
 def check_logprobs(subject: Subject) -> None:
@@ -215,11 +215,11 @@ def check_logprobs(subject: Subject) -> None:
 def _expect_logprobs(result: VerifyResult, name: str, rows: Sequence[torch.Tensor], where: str) -> None:
     """Expect log-probabilities of the emitted tokens to be entries of each request's rows [n+1, V]."""
     found = getattr(result, name)
-    expect(found is not None, f"{where}: expected {name}, got None")
+    require(found is not None, f"{where}: expected {name}, got None")
     for index, row in enumerate(rows):
         at, emitted = f"{where}, request {index}", tokens(result, index)
         wanted = row[torch.arange(len(emitted)), emitted]
         close = torch.allclose(found[index, : len(emitted)].cpu(), wanted, rtol=1e-5, atol=1e-6)
-        expect(close, f"{at}: expected {name} {wanted.tolist()}, got {found[index].tolist()}")
+        require(close, f"{at}: expected {name} {wanted.tolist()}, got {found[index].tolist()}")
         behind = bool(found[index, len(emitted) :].isnan().all())
-        expect(behind, f"{at}: expected NaN after {len(emitted)} {name}, got {found[index].tolist()}")
+        require(behind, f"{at}: expected NaN after {len(emitted)} {name}, got {found[index].tolist()}")

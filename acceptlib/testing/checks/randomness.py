@@ -9,7 +9,7 @@ import torch
 
 from acceptlib.rng import Rng
 from acceptlib.testing.batches import mixed, ordinary, same
-from acceptlib.testing.subject import Skipped, Subject, expect
+from acceptlib.testing.subject import Skipped, Subject, require
 
 VOCABULARY: Final = 61
 
@@ -58,7 +58,7 @@ def check_own_seed(subject: Subject) -> None:
     """
     found = _drawn(subject, [(seed, 0) for seed in range(16)])
     # 16 draws among 61 tokens: fewer than 6 different ones happen once in 10^10 runs.
-    expect(len(set(found)) > 5, f"16 seeds drew {found} from a flat row of {VOCABULARY}")  # noqa: PLR2004
+    require(len(set(found)) > 5, f"16 seeds drew {found} from a flat row of {VOCABULARY}")  # noqa: PLR2004
 
 
 def check_every_bit_of_stream(subject: Subject) -> None:
@@ -79,7 +79,7 @@ def check_every_bit_of_stream(subject: Subject) -> None:
     words: dict[tuple[int, ...], str] = {}
     for name, word in zip(names, zip(*draws, strict=True), strict=True):
         other = words.setdefault(word, name)
-        expect(other == name, f"the streams `{other}` and `{name}` draw the same tokens, {word}")
+        require(other == name, f"the streams `{other}` and `{name}` draw the same tokens, {word}")
 
 
 def _flip(value: int, bit: int) -> int:
@@ -103,13 +103,13 @@ def check_offsets_advance(subject: Subject) -> None:
     for step in range(1, 4):
         subject.verify(requests, "padded" if step % 2 else "ragged", rng=rng)
         found, wanted = rng.offsets.tolist(), [offset + step for offset in start]
-        expect(found == wanted, f"after {step} calls: expected offsets {wanted}, got {found}")
-        expect(rng.seeds.tolist() == [5, 6, 7, 8], f"the seeds were changed to {rng.seeds.tolist()}")
+        require(found == wanted, f"after {step} calls: expected offsets {wanted}, got {found}")
+        require(rng.seeds.tolist() == [5, 6, 7, 8], f"the seeds were changed to {rng.seeds.tolist()}")
     rng = Rng(seeds=rng.seeds, offsets=subject.place(torch.tensor(start)), advances=False)
     for layout in ("padded", "ragged"):
         subject.verify(requests, layout, rng=rng)
         found = rng.offsets.tolist()
-        expect(found == start, f"{layout}, offsets that do not advance: expected {start}, got {found}")
+        require(found == start, f"{layout}, offsets that do not advance: expected {start}, got {found}")
 
 
 def check_steps_differ(subject: Subject) -> None:
@@ -120,12 +120,12 @@ def check_steps_differ(subject: Subject) -> None:
     """
     pairs = [(seed, 3) for seed in range(8)]
     first, second = _drawn(subject, pairs), _drawn(subject, [(seed, 4) for seed in range(8)])
-    expect(first != second, f"offsets 3 and 4 drew the same tokens: {first}")
+    require(first != second, f"offsets 3 and 4 drew the same tokens: {first}")
     rng = subject.place(Rng(seeds=torch.arange(8), offsets=torch.full((8,), 3)))
     again = [_drawn_from(subject, rng, 8) for _ in range(2)]
-    expect(again == [first, second], f"two steps of a stream drew {again}, its offsets 3 and 4 {[first, second]}")
+    require(again == [first, second], f"two steps of a stream drew {again}, its offsets 3 and 4 {[first, second]}")
     with torch.random.fork_rng([subject.device] if subject.device.type == "cuda" else []):
         for source in (torch.Generator(subject.device).manual_seed(3), None):
             first, second = (_drawn_from(subject, source, 8) for _ in range(2))
             what = "no rng" if source is None else "one generator"
-            expect(first != second, f"two calls with {what} drew the same tokens: {first}")
+            require(first != second, f"two calls with {what} drew the same tokens: {first}")

@@ -10,7 +10,7 @@ import torch
 
 from acceptlib.testing.batches import Request, lay_out, mixed, tokens
 from acceptlib.testing.checks.execution import waiting_is_an_error
-from acceptlib.testing.subject import Skipped, Subject, expect
+from acceptlib.testing.subject import Skipped, Subject, require
 
 COUNT: Final = 5
 STEPS: Final = 3
@@ -23,7 +23,7 @@ def check_initial_state(subject: Subject) -> None:
     Catches a name forgotten and one value for all requests, over which every other check would trip: where this one
     fails, no other is run.
     """
-    expect(not subject.state_problem, subject.state_problem)
+    require(not subject.state_problem, subject.state_problem)
 
 
 def check_new_requests_are_alike(subject: Subject) -> None:
@@ -40,13 +40,13 @@ def check_new_requests_are_alike(subject: Subject) -> None:
     before = {name: tensor.clone() for name, tensor in first.items()}
     for name, tensor in before.items():
         alike = bool((tensor == tensor[:1]).all())
-        expect(alike, f"initial_state({COUNT}): expected one {name!r} for all, got {tensor.tolist()}")
+        require(alike, f"initial_state({COUNT}): expected one {name!r} for all, got {tensor.tolist()}")
     for tensor in first.values():
         tensor.copy_(tensor == 0)  # changes every value
     for count in (COUNT, 1):
         for name, tensor in subject.strategy.initial_state(count, subject.device).items():
             found, wanted = tensor.tolist(), before[name][:count].tolist()
-            expect(
+            require(
                 found == wanted,
                 f"initial_state({count}), after the state of others was written: expected {name!r} {wanted}, got "
                 f"{found}: return new tensors",
@@ -74,7 +74,7 @@ def check_state_of_each_request(subject: Subject) -> None:
     for what, (found, places) in cases.items():
         for name, values in found.items():
             wanted = [together[name][place] for place in places]
-            expect(values == wanted, f"{what}: {name} was {wanted}, and is {values}")
+            require(values == wanted, f"{what}: {name} was {wanted}, and is {values}")
 
 
 def _two_steps(subject: Subject, requests: Sequence[Request], longer: int = 0) -> dict[str, list[Any]]:
@@ -88,7 +88,7 @@ def _two_steps(subject: Subject, requests: Sequence[Request], longer: int = 0) -
     subject.strategy.update_state(further["state"], result)
     for name in RESULTS:
         kept = torch.equal(getattr(result, name), getattr(before, name))
-        expect(kept, f"update_state wrote into result.{name}")
+        require(kept, f"update_state wrote into result.{name}")
     after = {f"state[{name!r}] after a step": tensor.tolist() for name, tensor in further["state"].items()}
     following = subject.strategy.verify(**rows, **further, rng=rng)
     return {**after, "the next step": [tokens(following, index) for index in range(len(requests))]}
@@ -114,12 +114,12 @@ def check_update_state(subject: Subject) -> None:
         subject.strategy.update_state(spare, result)  # the first call may compile
         with waiting_is_an_error(subject.device):
             returned = subject.strategy.update_state(state, result)  # type: ignore[func-returns-value]
-        expect(
+        require(
             returned is None, f"update_state returned {returned!r}, which is lost: write into the tensors of `state`"
         )
         for name, tensor in held.items():
             after = (tensor.data_ptr(), tensor.shape, tensor.dtype)
-            expect(
+            require(
                 state[name] is tensor and after == before[name],
                 f"update_state put another tensor in the place of state[{name!r}]: write into the one that is there, "
                 f"as state[{name!r}].copy_(...) does",

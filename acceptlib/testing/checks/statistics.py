@@ -17,7 +17,7 @@ from acceptlib.testing.simulation import (
     simulate,
     world,
 )
-from acceptlib.testing.subject import Skipped, Subject, expect
+from acceptlib.testing.subject import Skipped, Subject, require
 
 BATCH: Final = 60_000
 """Requests of one call; a grid holds 65535."""
@@ -110,6 +110,6 @@ def check_lossless_over_two_steps(subject: Subject) -> None:
 
 def _expect_law(sequences: torch.Tensor, law: torch.Tensor, where: str) -> None:
     z = chi_square_z(counts(sequences, law.shape[0]), law)
-    expect(
+    require(
         z < FALSE_ALARM_Z, f"{where}: chi-square of {len(sequences)} trials is {z:.1f} standard deviations too large"
     )

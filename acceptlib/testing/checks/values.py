@@ -24,7 +24,7 @@ from acceptlib.testing.batches import (
     streams,
     tokens,
 )
-from acceptlib.testing.subject import Skipped, Subject, expect
+from acceptlib.testing.subject import Skipped, Subject, require
 
 VOCABULARY: Final = 11
 WIDE: Final = 1 << 15
@@ -66,12 +66,12 @@ def check_decisions_follow_rules(subject: Subject) -> None:
         found = subject.verify(requests, uniforms=uniforms, out=out).num_accepted.tolist()
         counted = None if out.num_passed is None else out.num_passed.tolist()
         passed = (u < rules.h).sum(1).tolist()
-        expect(counted == passed, f"{what}: expected num_passed {passed}, got {counted}")
+        require(counted == passed, f"{what}: expected num_passed {passed}, got {counted}")
         wanted = decide.stop_position(plan, u < rules.h, rules.may_stand, count).tolist()
         for index, request in enumerate(requests):
             where = f"{what}, request {index}{subject.having(request.key)}"
             accepted = f"expected {wanted[index]} tokens accepted by the rule, got {found[index]}"
-            expect(found[index] == wanted[index], f"{where}: {accepted}; h = {rules.h[index].tolist()}")
+            require(found[index] == wanted[index], f"{where}: {accepted}; h = {rules.h[index].tolist()}")
 
 
 def check_impossible_draft_never_stands(subject: Subject) -> None:
@@ -95,7 +95,7 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
             stood = int(result.num_accepted[index])
             where = f"request {index}{subject.having(request.key)}"
             stands = f"p(x) = 0 at position {position}, but {stood} tokens stand"
-            expect(stood <= position, f"{where}: {stands}: `accept` has to be 0 where `target_prob` is")
+            require(stood <= position, f"{where}: {stands}: `accept` has to be 0 where `target_prob` is")
 
 
 def check_drawn_token_is_possible(subject: Subject) -> None:
@@ -122,7 +122,7 @@ def check_drawn_token_is_possible(subject: Subject) -> None:
             for index, request in enumerate(requests):
                 row, found = int(result.num_accepted[index]), tokens(result, index)
                 possible = bool(found) and 0 <= found[-1] < VOCABULARY and float(request.p[row, found[-1]]) > 0
-                expect(
+                require(
                     possible,
                     f"request {index}, u = {u}, bits = {bits}: emitted {found}, p = {request.p[row].tolist()}",
                 )
@@ -143,14 +143,14 @@ def check_invalid_row_marks_request(subject: Subject) -> None:
                 status, stood = int(result.status[index]), int(result.num_accepted[index])
                 at = f"{layout}, request {index} of {kind}"
                 if request.key % 2 == 0:
-                    expect(status == Status.OK, f"{at}: its rows are sound, but its status is {status}")
+                    require(status == Status.OK, f"{at}: its rows are sound, but its status is {status}")
                     continue
-                expect(status != Status.OK, f"{at}: expected a status, got 0 and {tokens(result, index)}")
+                require(status != Status.OK, f"{at}: expected a status, got 0 and {tokens(result, index)}")
                 row, drafted = result.output_token_ids[index].tolist(), request.ids[:stood].tolist()
                 kept = row[:stood] == drafted and int(result.num_emitted[index]) == stood
-                expect(kept, f"{at}: {stood} accepted, {int(result.num_emitted[index])} emitted, of {row}")
+                require(kept, f"{at}: {stood} accepted, {int(result.num_emitted[index])} emitted, of {row}")
                 padded = all(token == PLACEHOLDER_TOKEN_ID for token in row[stood:])
-                expect(padded, f"{at}: expected -1 after {stood} tokens, got {row}")
+                require(padded, f"{at}: expected -1 after {stood} tokens, got {row}")
 
 
 def check_token_outside_vocabulary(subject: Subject) -> None:
@@ -168,8 +168,8 @@ def check_token_outside_vocabulary(subject: Subject) -> None:
         result = subject.verify(bad, layout)
         for index in marked:
             status, row = int(result.status[index]), result.output_token_ids[index].tolist()
-            expect(status != Status.OK, f"{layout}, request {index}: expected a status, got 0 and {row}")
-            expect(max(row) < VOCABULARY, f"{layout}, request {index}: emitted {row}, vocabulary {VOCABULARY}")
+            require(status != Status.OK, f"{layout}, request {index}: expected a status, got 0 and {row}")
+            require(max(row) < VOCABULARY, f"{layout}, request {index}: emitted {row}, vocabulary {VOCABULARY}")
         same(result, subject.verify(good, layout), rest, rest, what=f"{layout}, beside an id outside and without")
 
 
@@ -186,7 +186,7 @@ def check_decreasing_counts(subject: Subject) -> None:
     result = subject.call(keys, **{**given, "cu_num_draft_tokens": cu}, rng=streams(keys))
     marked = [4, 5]
     found = result.status[marked].tolist()
-    expect(
+    require(
         found == [INVALID_COUNT] * 2, f"counts {cu.diff().tolist()}: expected status {INVALID_COUNT} twice, got {found}"
     )
     rest = [key for key in keys if key not in marked]
@@ -248,4 +248,4 @@ def check_wide_flat_rows(subject: Subject) -> None:
             result = subject.verify([request], draft=draft, uniforms=fixed(1, 2, u, 1))
             status = int(result.status[0])
             where = f"{'with' if draft else 'without'} draft rows, u = {u}, V = {WIDE}"
-            expect(status == Status.OK, f"{where}: expected a token and status 0, got status {status}")
+            require(status == Status.OK, f"{where}: expected a token and status 0, got status {status}")
