@@ -45,9 +45,11 @@ MARGIN: Final = 1e-3
 def filter_rows(rows: Rows, probs: torch.Tensor) -> None:
     """Write the law [n, V] of rows with top-k, top-p or min-p."""
     num_rows, vocab_size = probs.shape
-    left, step = torch.arange(num_rows, device=probs.device), rows_at_a_time(vocab_size)
+    step = rows_at_a_time(vocab_size)
     if readable(probs):
-        left = left[torch.from_numpy(~_filter_candidates(rows, probs))]
+        left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
+    else:
+        left = torch.arange(num_rows, device=probs.device)
     for start in range(0, len(left), step):
         some = left[start : start + step]
         if readable(probs) and rows.min_p is not None:
@@ -81,21 +83,20 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     On the CPU only, where NumPy is quicker on few entries. Every operation gives the same bits as torch's.
     """
     num_rows, vocab_size = probs.shape
-    few, count, top_k = np.full(num_rows, vocab_size <= MAX_CANDIDATES), vocab_size, None
+    is_small, top_k = vocab_size <= MAX_CANDIDATES, None
+    few = np.full(num_rows, is_small)
     if rows.top_k is not None:
         top_k = rows.top_k.numpy().astype(np.int64)
-        if vocab_size > MAX_CANDIDATES:
+        if not is_small:
             few = (top_k >= 1) & (top_k <= MAX_CANDIDATES)
-            count = int((top_k * few).max(initial=0))
     if not few.any():
         return few
     logits = constrain(rows)
-    if top_k is None or count == vocab_size:
-        largest, where = _largest(logits, count)
+    if is_small:
+        values, ids = _largest(logits, vocab_size)
     else:
-        largest, where, all_equal = _largest_and_equal(logits, top_k, few)
+        values, ids, all_equal = _largest_and_equal(logits, top_k, few)
         few &= all_equal
-    values, ids = largest.numpy(), where.numpy()
     top = values[:, :1]
     few &= np.isfinite(top[:, 0])
     kth = None if top_k is None else _kth(values, top_k)
@@ -116,7 +117,7 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     return few
 
 
-def _largest_and_equal(logits: torch.Tensor, top_k: Words, some: Words) -> tuple[torch.Tensor, torch.Tensor, Words]:
+def _largest_and_equal(logits: torch.Tensor, top_k: Words, some: Words) -> tuple[Words, Words, Words]:
     """Return the largest entries of rows [n, V], the k-th and its equals among them where `some` and not too many.
 
     Returns:
@@ -124,18 +125,18 @@ def _largest_and_equal(logits: torch.Tensor, top_k: Words, some: Words) -> tuple
     """
     count = int((top_k * some).max()) + 1  # one more than is kept shows whether others equal the k-th
     values, ids = _largest(logits, count)
-    kth = _kth(values.numpy(), top_k)
-    tied = some & ((values[:, -1:].numpy() == kth) & (kth > -np.inf))[:, 0]
+    kth = _kth(values, top_k)
+    tied = some & ((values[:, -1:] == kth) & (kth > -np.inf))[:, 0]
     if tied.any():
         num_kept = int((logits >= torch.from_numpy(kth)).sum(1)[torch.from_numpy(tied)].max())
         if num_kept < MAX_CANDIDATES:
             values, ids = _largest(logits, num_kept + 1)
-    return values, ids, (values[:, -1:].numpy() < kth)[:, 0] | ~tied
+    return values, ids, (values[:, -1:] < kth)[:, 0] | ~tied
 
 
 def _kth(values: Words, top_k: Words) -> Words:
     """Return the k-th of values [n, c] in order, [n, 1]; the first or last one where there is none."""
-    return np.take_along_axis(values, np.clip(top_k - 1, 0, values.shape[1] - 1)[:, None], 1)
+    return values[np.arange(len(values)), np.minimum(np.maximum(top_k - 1, 0), values.shape[1] - 1)][:, None]
 
 
 def _by_id(values: Words, ids: Words) -> tuple[Words, Words]:
@@ -145,16 +146,18 @@ def _by_id(values: Words, ids: Words) -> tuple[Words, Words]:
     return values[row, order], ids[row, order]
 
 
-def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(logits: torch.Tensor, count: int) -> tuple[Words, Words]:
     """Return `topk(count)` of rows [n, V] in float32, several times quicker where V is large or numbers have 16 bits.
 
     The `count` largest entries are in the `count` blocks with the largest maxima, or past the last whole block.
     """
     if logits.shape[1] // BLOCK < 2 * count:
-        return logits.to(torch.float32).topk(count)
-    values, ids = _entries(logits, _maxima(logits).topk(count, sorted=False).indices)
-    values, place = values.topk(count)
-    return values, ids.gather(1, place)
+        values, ids = logits.to(torch.float32).topk(count)
+    else:
+        values, ids = _entries(logits, _maxima(logits).topk(count, sorted=False).indices)
+        values, place = values.topk(count)
+        ids = ids.gather(1, place)
+    return values.numpy(), ids.numpy()
 
 
 def _maxima(logits: torch.Tensor) -> torch.Tensor:
