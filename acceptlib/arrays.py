@@ -18,7 +18,7 @@ import torch
 Words: TypeAlias = Any
 """A tensor, or a NumPy array of a tensor on the CPU."""
 
-MAX_KEPT: Final = 1024
+MAX_CACHED: Final = 1024
 """Most things that `cached` holds."""
 
 MAX_BYTES: Final = 32 << 20
@@ -87,18 +87,18 @@ def cached(key: Hashable, device: torch.device | None, make: Callable[[], Any]) 
             return make()
         stream = current_stream(device)
     place = (key, device, stream)
-    found = _KEPT.found.get(place)
+    found = _CACHE.found.get(place)
     if found is None:
         # A tensor made in inference mode could not be used outside of it.
         with torch.inference_mode(False):  # noqa: FBT003 - a compiled caller takes it by position alone
             found = make()
         parts = found if isinstance(found, tuple) else (found,)
         if type(parts[0]) in {torch.Tensor, np.ndarray}:  # and not a fake one
-            _KEPT.add(place, found, sum(int(part.nbytes) for part in parts))
+            _CACHE.add(place, found, sum(int(part.nbytes) for part in parts))
     return found
 
 
-class _Kept:
+class _Cache:
     """What `cached` holds, for all threads, and its size."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Kept:
     def add(self, place: Hashable, found: Any, num_bytes: int) -> None:
         """Hold one more, and let go of all others where they are too many."""
         with self.lock:
-            if len(self.found) >= MAX_KEPT or self.num_bytes > MAX_BYTES:
+            if len(self.found) >= MAX_CACHED or self.num_bytes > MAX_BYTES:
                 self.found.clear()
                 self.num_bytes = 0
             if place not in self.found:  # another thread may have made it too
@@ -117,7 +117,7 @@ class _Kept:
             self.found[place] = found
 
 
-_KEPT: Final = _Kept()
+_CACHE: Final = _Cache()
 
 
 def current_stream(device: torch.device) -> int:

@@ -138,18 +138,28 @@ def _signature(arguments: Arguments, state_names: tuple[str, ...]) -> Hashable:
         described += [v if v is None else _described(v) for v in by_token]
     else:
         num_tokens = ids.shape[0]
-        described += [v if v is None else (v.shape[0] - num_tokens, v.shape[1:], *_described(v)[1:]) for v in by_token]
+        described += [
+            v if v is None else (v.shape[0] - num_tokens, v.shape[1:], _form(v), v.is_neg() and num_tokens)
+            for v in by_token
+        ]
     return *described, *types, state_names
 
 
 def _described(value: Any) -> Any:
     """Return what checks and runs depend on of a value."""
     if isinstance(value, torch.Tensor):
-        # One with a negative bit is copied, and the copy has other strides.
-        return value.shape, value.dtype, value.device, value.stride(), value.is_neg()
+        return value.shape, _form(value)
     if type(value) is float:  # a parameter, in range as its owner has checked, which 0 or 1 turns off
         return value == 0, value == 1
     return value
+
+
+def _form(tensor: torch.Tensor) -> Hashable:
+    """Return what checks and runs depend on beside the shape.
+
+    A tensor with a negative bit is copied, and the copy has other strides: which ones, depends on the shape.
+    """
+    return tensor.dtype, tensor.device, tensor.stride(), tensor.is_neg()
 
 
 def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
@@ -157,9 +167,7 @@ def _check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     target, draft = _rows(arguments)
     check_kinds(arguments)
     device = target.device
-    if device.type in NO_FLOAT64:
-        msg = f"target rows: expected a device that has float64, in which tokens are decided, got {device}: use the CPU"
-        raise InputError(msg)
+    check_device("target rows", device)
     expect_tensor("draft_token_ids", ids, None, ID_DTYPES, device)
     num_requests, most = _sizes(arguments, target, draft)
     for name, rows in (("target rows", target), ("draft rows", draft)):
@@ -192,7 +200,7 @@ def check_kinds(arguments: Arguments) -> None:
         value = getattr(arguments, name)
         if not isinstance(value, kind) and (value is not None or kind is bool):
             got = type(value).__name__
-            if not torch.compiler.is_dynamo_compiling():  # `shortened` cannot be traced
+            if not torch.compiler.is_dynamo_compiling():  # `short_repr` cannot be traced
                 got = f"{short_repr(value)} ({got})"
             msg = f"{name}: expected {kind.__name__}, got {got}"
             raise InputError(msg)
@@ -341,6 +349,17 @@ def _expect_rows(
         if num_requests is not None:
             why = f"; B = {num_requests}, for cu_num_draft_tokens has B+1 numbers, of which the first is 0"
         msg = f"{name} rows: expected {layout} = [{expected}, V], got {list(data.shape)}{why}"
+        raise InputError(msg)
+
+
+def check_device(name: str, device: torch.device) -> None:
+    """Check the device of rows; `name` is theirs in messages.
+
+    Raises:
+        InputError: No engine runs there.
+    """
+    if device.type in NO_FLOAT64:
+        msg = f"{name}: expected a device that has float64, in which tokens are drawn, got {device}: use the CPU"
         raise InputError(msg)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from acceptlib.checks import check_device
 from acceptlib.engine.draw import draw
 from acceptlib.engine.process import law, pieces
 from acceptlib.errors import InputError
@@ -43,6 +45,12 @@ def sample(
     expect_tensor("logits", logits, ("B", "V"), FLOAT_DTYPES, getattr(logits, "device", torch.device("cpu")))
     if not isinstance(rng, Rng):
         msg = f"rng: expected an acceptlib.Rng, the one that `verify` is given, got {type(rng).__name__}"
+        raise InputError(msg)
+    check_device("logits", logits.device)
+    if (
+        not torch.compiler.is_dynamo_compiling() and get_proxy_mode() is not None
+    ):  # arithmetic on seeds would become constants of the graph
+        msg = "expected a call outside of make_fx and of an export that is not strict: torch.compile traces `sample`"
         raise InputError(msg)
     streams = Rng.of(rng, logits.shape[0], logits.device)
     if sampling is not None and not isinstance(sampling, SamplingParams):

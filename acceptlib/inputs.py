@@ -214,7 +214,7 @@ def make_rows(
             if name == "top_k":
                 found["max_top_k"] = value
     if masked and sampling.allowed_token_bitmask is not None:
-        found["bitmask"] = sampling.allowed_token_bitmask
+        found["bitmask"] = _plain(sampling.allowed_token_bitmask)
     bias = sampling.logit_bias
     if bias is not None:
         values = _plain(bias.values).contiguous()

@@ -18,7 +18,7 @@ STATE_DTYPES: Final = (torch.bool, torch.int32, torch.int64, torch.float32, torc
 
 def cached_full(length: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor [length] of one number, never to be written: see `arrays.cached`."""
-    key = ("filled", length, value, dtype)
+    key = ("full", length, value, dtype)
     found: torch.Tensor = cached(key, device, lambda: torch.full((length,), value, dtype=dtype, device=device))
     return found
 

@@ -338,8 +338,10 @@ def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert "mps" in checks.NO_FLOAT64
     monkeypatch.setattr(checks, "NO_FLOAT64", {"cpu"})
     monkeypatch.setattr(checks, "_CHECKED", {})
-    with pytest.raises(InputError, match="expected a device that has float64, in which tokens are decided, got cpu"):
+    with pytest.raises(InputError, match="expected a device that has float64, in which tokens are drawn, got cpu"):
         acceptlib.create("rejection").verify(**plain_call())
+    with pytest.raises(InputError, match="logits: expected a device that has float64"):
+        acceptlib.sample(torch.zeros(1, 3), rng=acceptlib.Rng.of(0, 1, "cpu"), position=0)
 
 
 class Counting(AcceptanceStrategy):

@@ -649,10 +649,11 @@ class TestCommand:
         rows = json.loads(run("greedy", *given, *TINY, "-f", "json").stdout)["rows"]
         assert [row["name"] for row in rows] == [
             "greedy",
-            f"greedy backend=auto {files['auto']}",
-            "greedy backend=torch",
-            f"greedy backend=auto {files['again']}",
+            f"greedy {files['auto']}",
+            f"greedy {files['torch']}",
+            f"greedy {files['again']}",
         ]
+        assert [row["backend"] for row in rows] == ["torch"] * 4
 
     def test_rows_of_the_pair_without_transformers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "transformers.utils.logging", None)

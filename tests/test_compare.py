@@ -421,7 +421,7 @@ class TestReport:
         max_new_tokens=8,
     )
 
-    def one_line(self, *rows: Row, capsys: pytest.CaptureFixture[str]) -> str:
+    def printed(self, *rows: Row, capsys: pytest.CaptureFixture[str]) -> str:
         """Return what is printed of rows, as one line."""
         report.print_rows(rows, Format.plain, quiet=False)
         return " ".join(capsys.readouterr().out.split())
@@ -448,19 +448,19 @@ class TestReport:
     ) -> None:
         """On either side; where nothing is random there is none."""
         rows = [replace(self.ROW, strategy=name, deviation=gap) for name, gap in zip("ab", deviations, strict=True)]
-        assert f"Largest gap between tau and expected: {remark}" in self.one_line(*rows, capsys=capsys)
-        assert "Largest gap" not in self.one_line(replace(self.ROW, deviation=0.0), capsys=capsys)
+        assert f"Largest gap between tau and expected: {remark}" in self.printed(*rows, capsys=capsys)
+        assert "Largest gap" not in self.printed(replace(self.ROW, deviation=0.0), capsys=capsys)
 
     def test_settings_are_said(self, capsys: pytest.CaptureFixture[str]) -> None:
         """Of the filters those that are on, and of exact figures what they are not."""
-        said = self.one_line(replace(self.ROW, top_k=5, temperature=0.5, seed=3), capsys=capsys)
+        said = self.printed(replace(self.ROW, top_k=5, temperature=0.5, seed=3), capsys=capsys)
         assert "1 prompt, up to 8 tokens each, temperature 0.5, top_k 5, seed 3; the same seeds" in said
         assert "later rows have a say" not in said
         longest = replace(self.ROW, num_draft_tokens=comparison.LONGEST_EXACT)
-        assert "No exact figures" not in self.one_line(longest, capsys=capsys)
+        assert "No exact figures" not in self.printed(longest, capsys=capsys)
         longer = replace(self.ROW, num_draft_tokens=comparison.LONGEST_EXACT + 1)
         ahead = replace(self.ROW, strategy="fly", looks_ahead=True)
-        said = self.one_line(self.ROW, longer, ahead, capsys=capsys)
+        said = self.printed(self.ROW, longer, ahead, capsys=capsys)
         assert "No exact figures beyond K = 16." in said
         assert "fly: later rows have a say" in said
 

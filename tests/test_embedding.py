@@ -185,7 +185,7 @@ def test_nothing_is_allocated(name: str, form: str) -> None:
 
 def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A parameter that is one number for all requests is filled in at the first call alone, in any mode of torch."""
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
     strategy, call = acceptlib.create("rejection"), lay_out(requests(3), "padded", "logits") | {"rng": 0}
 
     def filled(parameters: dict[str, Any]) -> int:
@@ -199,15 +199,15 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
     parameters = {"temperature": 0.65, "top_k": 7, "top_p": 0.75, "min_p": 0.015625}
     with torch.inference_mode():
         assert filled(parameters) == len(parameters)
-    kept = [value for (key, _, _), value in arrays._KEPT.found.items() if key[0] == "filled"]
+    kept = [value for (key, _, _), value in arrays._CACHE.found.items() if key[0] == "full"]
     assert kept
     assert not any(tensor.is_inference() for tensor in kept)
     assert filled(parameters) == 0
     assert filled(parameters | {"temperature": 0.66}) == 1
-    monkeypatch.setattr(arrays, "MAX_KEPT", 6)
+    monkeypatch.setattr(arrays, "MAX_CACHED", 6)
     for temperature in (0.1, 0.2, 0.3):
         filled({"temperature": temperature})
-        assert len(arrays._KEPT.found) <= 6
+        assert len(arrays._CACHE.found) <= 6
     assert filled({"temperature": 0.3}) == 0  # what is new is kept rather than what is old
 
 
@@ -215,7 +215,7 @@ def test_a_number_becomes_a_tensor_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_calls_share_is_of_their_stream(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream may read before it is written. A pretended GPU: nothing is launched."""
     gpu, stream, capturing = torch.device("cuda", 0), mock.Mock(cuda_stream=1), [False]
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
     monkeypatch.setattr(_common, "_ZEROS", {})
     monkeypatch.setattr(arrays, "current_stream", lambda _: stream.cuda_stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
@@ -236,7 +236,7 @@ def test_what_calls_share_is_of_their_stream(kind: str, monkeypatch: pytest.Monk
     stream.cuda_stream, capturing[0] = 3, True
     # A graph makes its own, or takes what was written before torch waited for all streams to capture it.
     assert (shared() is first) == (kind == "drop-in")
-    assert len(arrays._KEPT.found) + len(_common._ZEROS) == 2
+    assert len(arrays._CACHE.found) + len(_common._ZEROS) == 2
 
 
 # What drop-ins launch beside the kernels

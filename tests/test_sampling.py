@@ -160,6 +160,18 @@ def test_argmax_is_that_of_the_biased_and_masked_logits() -> None:
         assert emitted == best[: len(emitted)]
 
 
+def test_a_masked_step_without_drafts_reads_no_row_whose_bonus_is_given() -> None:
+    mask = torch.zeros(2, 0, 2, dtype=torch.int32)
+    found = support.create("greedy").verify(
+        torch.zeros(2, 0, dtype=torch.int64),
+        target_logits=torch.zeros(2, 0, 40),
+        bonus_token_ids=torch.tensor([3, 4]),
+        sampling=SamplingParams(allowed_token_bitmask=mask),
+        rng=0,
+    )
+    assert found.output_token_ids.tolist() == [[3], [4]]
+
+
 def test_argmax_of_long_rows_is_that_of_the_masked_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such rows are gone through one by one where nothing acts on them."""
     requests = batch(12)

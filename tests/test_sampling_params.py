@@ -165,7 +165,13 @@ def test_every_way_through_wide_rows_gives_the_same_bits(
 def test_wide_rows(dtype: torch.dtype) -> None:
     """Half precision ties many entries."""
     data = WIDE["random"].to(dtype)
-    for values in ((0.7, 50, 0.9, 0.0), (1.0, 0, 0.9, 0.0), (1.0, 0, 1.0, 0.05), (1.0, 1024, 1.0, 0.01)):
+    for values in (
+        (0.7, 50, 0.9, 0.0),
+        (1.0, 0, 0.9, 0.0),
+        (1.0, 0, 1.0, 0.05),
+        (1.0, 1024, 1.0, 0.01),
+        (0.8, 1025, 0.99, 0.0),
+    ):
         wanted = [oracle.processed(row.tolist(), **named(values)) for row in data]
         assert torch.equal(law(data, params(*values)) > 0, torch.stack(wanted) > 0), values
 
@@ -309,6 +315,20 @@ def test_a_bitmask_may_have_any_strides() -> None:
             law(ROWS["random"], SamplingParams(allowed_token_bitmask=m)) for m in (mask, mask.contiguous())
         )
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (2, 0, 7)])
+def test_no_rows_have_no_law_to_mask(shape: tuple[int, ...]) -> None:
+    mask = torch.zeros((*shape[:-1], 1), dtype=torch.int32)
+    assert law(torch.zeros(shape), SamplingParams(allowed_token_bitmask=mask)).shape == shape
+
+
+def test_a_bitmask_may_be_a_negation() -> None:
+    words = torch.randint(-(2**30), 2**30, (6, 7), generator=support.generator(6)).to(torch.int32)
+    found, wanted = (
+        law(ROWS["random"], SamplingParams(allowed_token_bitmask=mask)) for mask in (torch._neg_view(-words), words)
+    )
+    assert torch.equal(found, wanted)
 
 
 def test_nan_under_a_mask_is_no_fault() -> None:

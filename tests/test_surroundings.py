@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, arrays, exact, rule
 from acceptlib.engine import scratch
+from acceptlib.engine.process import law
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 from acceptlib.testing import check_strategy
@@ -95,7 +96,7 @@ def test_fake_tensors_give_shapes_and_leave_nothing_behind() -> None:
 
 
 def test_fake_parameters_are_kept_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
     for mode in (FakeTensorMode(), contextlib.nullcontext()):
         with mode:
             logits, streams = torch.empty(2, 7, device="meta"), _on_meta(Rng.of(0, 2, "meta"))
@@ -105,6 +106,26 @@ def test_fake_parameters_are_kept_for_nobody(monkeypatch: pytest.MonkeyPatch) ->
 
 def _on_meta(rng: Rng) -> Rng:
     return Rng(seeds=rng.seeds.to("meta"), offsets=rng.offsets.to("meta"))
+
+
+@pytest.mark.parametrize("vocab_size", [100, 5000, 20_000])
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.05}, {}], ids=str)
+def test_a_traced_law_is_one_of_other_rows_and_masks(filters: dict[str, float], vocab_size: int) -> None:
+    """NumPy's part would be a constant of the graph."""
+    rows = torch.randn(2, 2, vocab_size, generator=torch.manual_seed(0))
+    masks = torch.randint(-(2**31), 2**31, (2, 2, -(-vocab_size // 32)), generator=torch.manual_seed(1)).int()
+
+    def law_of(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return law(logits, SamplingParams(**filters, allowed_token_bitmask=mask))
+
+    traced = make_fx(law_of)(rows[0], masks[0])
+    assert torch.equal(traced(rows[1], masks[1]), law_of(rows[1], masks[1]))
+
+
+def test_a_tracer_that_would_keep_seeds_is_refused() -> None:
+    streams = Rng.of(0, 2, "cpu")
+    with pytest.raises(InputError, match="expected a call outside of make_fx"):
+        make_fx(lambda rows: acceptlib.sample(rows, rng=streams, position=0))(torch.zeros(2, 7))
 
 
 @pytest.mark.parametrize(
@@ -175,34 +196,34 @@ def test_an_interrupted_call_leaves_the_mode_of_its_thread(monkeypatch: pytest.M
 
 
 def test_what_calls_share_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
     monkeypatch.setattr(arrays, "MAX_BYTES", 1000)
     for length in range(50, 70):
         arrays.cached(("x", length), None, lambda length=length: torch.zeros(length, dtype=torch.int64).numpy())  # type: ignore[misc]
-        assert sum(array.nbytes for array in arrays._KEPT.found.values()) <= 1000 + 8 * length
+        assert sum(array.nbytes for array in arrays._CACHE.found.values()) <= 1000 + 8 * length
 
 
 def test_what_calls_share_counts_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
     monkeypatch.setattr(arrays, "MAX_BYTES", 1000)
     for number in range(5):
         arrays.cached(number, None, lambda: (torch.zeros(1).numpy(), torch.zeros(200).numpy()))
-        assert len(arrays._KEPT.found) <= 2
+        assert len(arrays._CACHE.found) <= 2
 
 
 def test_what_calls_share_is_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
-    monkeypatch.setattr(arrays, "MAX_KEPT", 3)
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
+    monkeypatch.setattr(arrays, "MAX_CACHED", 3)
     for length in range(9):
         arrays.cached(("x", length), None, lambda length=length: torch.zeros(length).numpy())  # type: ignore[misc]
-        assert len(arrays._KEPT.found) <= 3
+        assert len(arrays._CACHE.found) <= 3
 
 
 def test_threads_share_while_others_add(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes and parameters that are new in every call, so that all of them write what all of them read."""
-    monkeypatch.setattr(arrays, "MAX_KEPT", 16)
+    monkeypatch.setattr(arrays, "MAX_CACHED", 16)
     switch = sys.getswitchinterval()
-    monkeypatch.setattr(arrays, "_KEPT", arrays._Kept())
+    monkeypatch.setattr(arrays, "_CACHE", arrays._Cache())
 
     def fill(thread: int) -> None:
         for number in range(2000):
@@ -214,8 +235,8 @@ def test_threads_share_while_others_add(monkeypatch: pytest.MonkeyPatch) -> None
             list(pool.map(fill, range(4)))
     finally:
         sys.setswitchinterval(switch)
-    assert len(arrays._KEPT.found) <= 16
-    assert arrays._KEPT.num_bytes == sum(array.nbytes for array in arrays._KEPT.found.values())
+    assert len(arrays._CACHE.found) <= 16
+    assert arrays._CACHE.num_bytes == sum(array.nbytes for array in arrays._CACHE.found.values())
 
 
 @pytest.fixture(params=[(torch.float64, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 import itertools
 import os
 import sys
@@ -601,6 +602,21 @@ def test_ragged_batches_are_run_alike_whatever_is_drafted(
     assert len(checked.runs) == 1
 
 
+def test_ragged_rows_with_a_negative_bit_have_the_strides_of_their_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their copy is packed, but for one of a single row, which keeps any stride."""
+    monkeypatch.setattr(checks, "_CHECKED", {})
+    found: list[Any] = []
+    monkeypatch.setattr(engine, "launch", lambda _, __, numbers: found.append(numbers))
+    base, plan = torch.rand(4, 32), acceptlib.create("rejection").plan
+    place = verify_kernel.arg_names.index("target_row_stride") - verify_kernel.arg_names.index("root_seed")
+    for num_tokens in (0, 3):
+        rows = torch._neg_view(base[: num_tokens + 1])[:, :16]
+        counts = torch.tensor([0, num_tokens])
+        call = {"target_logits": rows, "cu_num_draft_tokens": counts, "max_num_draft_tokens": 4, "rng": 0}
+        engine.verify(plan, cases.inputs(torch.zeros(num_tokens, dtype=torch.int64), **call))
+    assert found[-1][place] == 16
+
+
 def test_streams_may_be_derived_or_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In calls without any: a captured one on a GPU draws what others derive from the generator's state."""
     found: list[bool] = []
@@ -874,6 +890,15 @@ def test_without_triton_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(backends, "_fault_of_triton", backends._fault_of_triton.__wrapped__)
     assert "not installed" in str(backends.triton_unavailable(inputs_on("cpu")))
+
+
+def test_a_triton_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backends, "_fault_of_triton", backends._fault_of_triton.__wrapped__)
+    monkeypatch.setattr(importlib, "import_module", mock.Mock(side_effect=ImportError("libfoo.so is missing")))
+    assert "cannot be imported (ImportError: libfoo.so is missing)" in str(
+        backends.triton_unavailable(inputs_on("cpu"))
+    )
 
 
 @pytest.mark.parametrize("version", ["2.3.1", "3.2.0", "3.5.1+git1", "3.6.0", "3.10.0", "4.0.0"])

@@ -180,7 +180,7 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str])
 
 
 def labels_of(configured: Sequence[AcceptanceStrategy], files: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Return the names of config files' strategies: with options, the backend, then the file, while others share them.
+    """Return the names of config files' strategies: with options, then the file, while others share them.
 
     Args:
         configured: The strategies.
@@ -190,22 +190,18 @@ def labels_of(configured: Sequence[AcceptanceStrategy], files: Sequence[Path], n
     Raises:
         CommandError: A file is given twice.
     """
+    for file, count in Counter(files).items():
+        if count > 1:
+            msg = f"--config: expected each file once, got {file} {count} times"
+            raise CommandError(msg)
     labels = [strategy.name for strategy in configured]
-    for level in ("options", "backend", "file"):
+    options = [strategy.options.model_dump(exclude_defaults=True).items() for strategy in configured]
+    for details in ([[f"{name}={value}" for name, value in some] for some in options], [[str(file)] for file in files]):
         often = Counter([*names, *labels])
-        for place, (strategy, file) in enumerate(zip(configured, files, strict=True)):
-            options = strategy.options.model_dump(exclude_defaults=True).items()
-            parts = {
-                "options": [f"{name}={value}" for name, value in options],
-                "backend": [f"backend={strategy.backend}"],
-                "file": [str(file)],
-            }
-            if often[labels[place]] > 1:
-                labels[place] = " ".join([labels[place], *parts[level]])
-    (twice, count), *_ = [*Counter(files).most_common(1), (None, 0)]
-    if count > 1:
-        msg = f"--config: expected each file once, got {twice} {count} times"
-        raise CommandError(msg)
+        labels = [
+            " ".join([label, *detail]) if often[label] > 1 else label
+            for label, detail in zip(labels, details, strict=True)
+        ]
     return labels
 
 

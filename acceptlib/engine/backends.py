@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, cast, get
 import torch
 
 from acceptlib.engine import torch_engine
-from acceptlib.errors import BackendError, short_repr, suggest
+from acceptlib.errors import BackendError, one_line, short_repr, suggest
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -153,8 +153,10 @@ def _fault_of_triton() -> str | None:
     """Return what is wrong with the installed Triton, or None: a torch that is not new brings one that is too old."""
     try:
         found = importlib.import_module("triton").__version__
-    except ImportError:
-        return "the package triton is not installed (pip install 'acceptlib[triton]')"
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "triton":
+            return "the package triton is not installed (pip install 'acceptlib[triton]')"
+        return f"the package triton cannot be imported ({one_line(error)})"
     if tuple(map(int, found.split(".")[:2])) < MIN_TRITON:
         least = ".".join(map(str, MIN_TRITON))
         return f"the kernels need triton {least} or later, and {found} is installed, as torch requires it: update torch"

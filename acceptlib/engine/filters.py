@@ -32,6 +32,9 @@ SIGN: Final = -(1 << 31)
 BLOCK: Final = 64
 """Entries of a block: a search for the largest entries looks at the maxima of blocks first."""
 
+MIN_BLOCKS: Final = 256
+"""Blocks of a row from which on it pays to look for what min-p keeps by their maxima."""
+
 FEW: Final = 8
 """An eighth of the blocks, or of the entries, of a row is few enough to be looked at by itself."""
 
@@ -46,33 +49,38 @@ def filter_rows(rows: Rows, probs: torch.Tensor) -> None:
     """Write the law [n, V] of rows with top-k, top-p or min-p."""
     num_rows, vocab_size = probs.shape
     step = rows_at_a_time(vocab_size)
-    if readable(probs):
-        left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
-    else:
-        left = torch.arange(num_rows, device=probs.device)
+    if not readable(probs):
+        for start in range(0, num_rows, step):
+            _write(rows, probs, slice(start, start + step), _filter_all)
+        return
+    left = torch.from_numpy(np.flatnonzero(~_filter_candidates(rows, probs)))
     for start in range(0, len(left), step):
         some = left[start : start + step]
-        if readable(probs) and rows.min_p is not None:
-            some = some[~_write(rows, probs, some, _filter_min_p)]
+        if rows.min_p is not None and vocab_size >= MIN_BLOCKS * BLOCK:
+            some = some[~_write(rows, probs, _place(some), _filter_min_p)]
         if len(some):
-            _write(rows, probs, some, _filter_all)
+            _write(rows, probs, _place(some), _filter_all)
+
+
+def _place(some: torch.Tensor) -> torch.Tensor | slice:
+    """Return row numbers, or a slice if they are a run: it gives views of rows, which need not be copied."""
+    first, last = int(some[0]), int(some[-1])
+    return slice(first, last + 1) if last - first + 1 == len(some) else some
 
 
 def _write(
-    rows: Rows, probs: torch.Tensor, some: torch.Tensor, find: Callable[[Rows, torch.Tensor], torch.Tensor]
+    rows: Rows,
+    probs: torch.Tensor,
+    place: torch.Tensor | slice,
+    find: Callable[[Rows, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Write the law of some rows, and return what finds it says of each: whether it could."""
-    place: torch.Tensor | slice = some
-    if readable(probs):
-        first, last = int(some[0]), int(some[-1])
-        if last - first + 1 == len(some):  # a view of the rows, which need not be copied
-            place = slice(first, last + 1)
     given = take(rows, place, rows.data[place], None if rows.bitmask is None else rows.bitmask[place])
     if isinstance(place, slice):
         return find(given, probs[place])
     law = scratch("filtered", given.data.shape, torch.float32, probs.device)
     found = find(given, law)
-    probs.index_copy_(0, some, law)
+    probs.index_copy_(0, place, law)
     return found
 
 
@@ -184,23 +192,26 @@ def _filter_min_p(rows: Rows, law: torch.Tensor) -> torch.Tensor:
     On the CPU only, and where min-p is given.
     """
     assert rows.min_p is not None  # noqa: S101 - for the type checker
+    min_p = rows.min_p.detach().numpy().astype(np.float64)
+    found = (min_p >= np.finfo(np.float32).tiny) & (min_p <= 1)
+    if rows.top_k is not None:
+        found &= rows.top_k.numpy() <= 0
+    if rows.top_p is not None:
+        found &= rows.top_p.detach().numpy() >= 1
+    if not found.any():
+        return torch.from_numpy(found)
     logits = constrain(rows)
     maxima = _maxima(logits)
     top = logits.amax(1, keepdim=True).to(torch.float32)
+    largest = top[:, 0].numpy()
     # The weight is a rounded number, so its logarithm may differ.
-    min_p, largest = rows.min_p.detach().numpy().astype(np.float64), top[:, 0].numpy()
     reach = np.log(min_p) - MARGIN
     if rows.temperature is not None:
         temperature = rows.temperature.detach().numpy()
         reach *= temperature + (temperature == 0)
     least = (largest + reach).astype(np.float32)
     num_kept = (maxima.numpy() >= least[:, None]).sum(1)
-    found = (min_p >= np.finfo(np.float32).tiny) & (min_p <= 1) & np.isfinite(largest) & np.isfinite(least)
-    found &= num_kept <= maxima.shape[1] // FEW
-    if rows.top_k is not None:
-        found &= rows.top_k.numpy() <= 0
-    if rows.top_p is not None:
-        found &= rows.top_p.detach().numpy() >= 1
+    found &= np.isfinite(largest) & np.isfinite(least) & (num_kept <= maxima.shape[1] // FEW)
     if found.any():
         values, ids = _entries(logits, maxima.topk(int((num_kept * found).max()), sorted=False).indices)
         weights = scale(values, top, rows.temperature).exp_()
@@ -238,10 +249,11 @@ def _filter_all(rows: Rows, law: torch.Tensor) -> torch.Tensor:
 def _keep_mass(
     law: torch.Tensor, logits: torch.Tensor, mass: torch.Tensor, target: torch.Tensor, everything: torch.Tensor
 ) -> bool:
-    """Set weights [n, V] to 0 that top-p does not keep, in place; return False, having done nothing, if many are equal.
+    """Set weights [n, V] to 0 that top-p does not keep, in place; return False, having done nothing, if it takes long.
 
     On the CPU only. Weights fall into buckets by their leading bits. Those of larger buckets than the one that reaches
-    the target are kept, and those of this one are put in order.
+    the target are kept, and those of this one are put in order, unless they are many: of flat rows, or equal ones. A
+    larger logit must have no smaller weight, which holds for torch's exponential.
 
     Args:
         law: Weights [n, V] float32 from 0 to 1.

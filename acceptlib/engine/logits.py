@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from acceptlib.engine.scratch import scratch
 from acceptlib.inputs import Rows
@@ -66,10 +67,10 @@ def constrain(rows: Rows) -> torch.Tensor:
 
 def _mask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
     """Set logits [n, V] float32 that a bitmask forbids to -inf, in place: as integers, which takes no branches."""
-    num_rows, vocab_size = logits.shape
+    vocab_size = logits.shape[1]
     eights = np.ascontiguousarray(bitmask.numpy()).astype("<i4", copy=False).view(np.uint8)
     table = scratch("mask", (*eights.shape, 8), torch.int32, logits.device)
-    bits, masks = logits.view(torch.int32), table.view(num_rows, -1)[:, :vocab_size]
+    bits, masks = logits.view(torch.int32), table.flatten(1)[:, :vocab_size]
     MASKED_AND.take(eights, 0, out=table.numpy(), mode="clip")  # without a check, which would take a copy
     bits.bitwise_and_(masks)
     MASKED_OR.take(eights, 0, out=table.numpy(), mode="clip")
@@ -87,4 +88,4 @@ def scale(values: torch.Tensor, top: torch.Tensor, temperature: torch.Tensor | N
 
 def readable(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's values can be read: without waiting for a device, and not while a graph is traced."""
-    return tensor.is_cpu and not torch.compiler.is_dynamo_compiling()
+    return tensor.is_cpu and not torch.compiler.is_dynamo_compiling() and get_proxy_mode() is None

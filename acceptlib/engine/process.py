@@ -34,7 +34,7 @@ def law(logits: torch.Tensor, sampling: SamplingParams | None) -> torch.Tensor:
     rows = make_rows(logits, None, sampling, num_requests)
     request = torch.arange(num_requests, device=logits.device)
     request = request.repeat_interleave(logits.shape[:-1].numel() // max(num_requests, 1))
-    bitmask = None if rows.bitmask is None else rows.bitmask.reshape(len(request), -1)
+    bitmask = None if rows.bitmask is None else rows.bitmask.reshape(len(request), rows.bitmask.shape[-1])
     data = logits.reshape(-1, vocab_size)
     probs = torch.empty(data.shape, dtype=torch.float32, device=data.device)
     for some in pieces(data):
