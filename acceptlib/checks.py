@@ -91,7 +91,7 @@ def check(arguments: Arguments, state_names: tuple[str, ...]) -> Checked:
     try:
         signature = _signature(arguments, state_names)
         found = _CHECKED.get(signature)
-    except (AttributeError, TypeError, IndexError, RuntimeError):  # no tensors, or sparse ones: checks say what it is
+    except (AttributeError, TypeError, IndexError, RuntimeError):  # no tensors, or sparse: checks say what is wrong
         signature = found = None
     if found is None:
         found = _check(arguments, state_names)
