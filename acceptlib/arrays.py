@@ -135,7 +135,7 @@ def all_so_far(condition: Words) -> Words:
     return np.logical_and.accumulate(condition, 1)
 
 
-def any_or_unknown(condition: Words) -> bool:
+def maybe_any(condition: Words) -> bool:
     """Return whether some entry is true; True where finding out would wait for the device."""
     return isinstance(condition, torch.Tensor) or bool(np.count_nonzero(condition))
 

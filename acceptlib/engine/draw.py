@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, any_or_unknown, arange, as_tensor, as_words
+from acceptlib.arrays import Words, arange, as_tensor, as_words, maybe_any
 from acceptlib.engine.constants import MASS_LIMIT, ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.rows import mass_of
 from acceptlib.engine.scratch import owns_memory, scratch, to_fixed
@@ -50,14 +50,14 @@ def weigh(
     """
     mass = mass_of(p, is_logits=is_logits)
     # Where nothing in the target's row is below 0, its entries are the weights; only on the CPU may the host look.
-    if residual is p and (is_logits or (p.is_cpu and not any_or_unknown(as_words(p.amin(1)) < 0))):
+    if residual is p and (is_logits or (p.is_cpu and not maybe_any(as_words(p.amin(1)) < 0))):
         return p, is_bonus, _status(mass, mass, draft_mass)
     if residual is not p and owns_memory(residual, given):
         weights = residual.clamp_(min=0)
     else:
         weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
     from_target, drawn_mass = is_bonus, as_words(weights.sum(1))
-    if residual is not p and any_or_unknown(is_bonus | (drawn_mass < LITTLE_MASS)):
+    if residual is not p and maybe_any(is_bonus | (drawn_mass < LITTLE_MASS)):
         weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
         # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
         takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, all_so_far, any_or_unknown, arange, as_tensor, as_words, cached, device_of, library
+from acceptlib.arrays import Words, all_so_far, arange, as_tensor, as_words, cached, device_of, library, maybe_any
 from acceptlib.engine.logits import constrain, take
 from acceptlib.engine.process import in_range, max_and_log_sum_exp, process
 from acceptlib.engine.scratch import scratch
@@ -96,7 +96,7 @@ class Layout:
         self.num_draft_tokens = self.valid.sum(1)
         self.reached_end = self.num_draft_tokens == (self.num_draft_tokens if self.start is None else count)
         self.outside = ids >= inputs.vocab_size
-        if any_or_unknown(self.outside | ~self.valid):
+        if maybe_any(self.outside | ~self.valid):
             ids = ops.minimum(ops.maximum(ids, 0), inputs.vocab_size - 1)
         self.ids = ids
         self.flat_ids = ids.T.reshape(-1) if self.start is None else ids[self.flat_request, self.flat_position]
@@ -328,10 +328,10 @@ def mass_of(rows: torch.Tensor, *, is_logits: bool) -> Words:
 def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Words]:
     """Return a draft's rows [n, V] with 0 for entries below 0 or NaN, and their masses [n]; `q` is never written."""
     # Only on the CPU may the host look whether there is something below 0.
-    if not is_logits and (not q.is_cpu or any_or_unknown(~(as_words(q.amin(1)) >= 0))):
+    if not is_logits and (not q.is_cpu or maybe_any(~(as_words(q.amin(1)) >= 0))):
         q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
     found = mass_of(q, is_logits=is_logits)
-    if any_or_unknown(~(found < torch.inf)):
+    if maybe_any(~(found < torch.inf)):
         q = q.nan_to_num(nan=0.0, posinf=torch.inf)
         found = mass_of(q, is_logits=is_logits)
     return q, found

@@ -20,18 +20,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import (
-    Words,
-    all_so_far,
-    any_or_unknown,
-    arange,
-    as_tensor,
-    as_words,
-    float64,
-    full,
-    library,
-    log2,
-)
+from acceptlib.arrays import Words, all_so_far, arange, as_tensor, as_words, float64, full, library, log2, maybe_any
 from acceptlib.engine import chains, decide, single
 from acceptlib.engine.constants import (
     MAGNITUDE_LIMIT,
@@ -343,7 +332,7 @@ class _Step:
             bad = bad | ~((prob >= 0) & (prob <= 1 + ROW_TOLERANCE))
         if has_law is not None:
             bad = bad | ~has_law
-        if not any_or_unknown(bad):
+        if not maybe_any(bad):
             return None
         status = self.layout.outside * OK
         if prob is not None:
@@ -416,7 +405,7 @@ class _Step:
             p, weights, from_target, row_status = self._weights(request, position, is_bonus)
             if plan.draws:
                 status = row_status
-            if plan.samples and any_or_unknown(takes_best ^ True):
+            if plan.samples and maybe_any(takes_best ^ True):
                 token = as_words(draw(weights, bits, in_place=weights is not p))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
@@ -439,7 +428,7 @@ class _Step:
     ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
         """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
         elements: dict[str, torch.Tensor] = {}
-        if self.plan.residual is None or not self.layout.shape[1] or not any_or_unknown(~is_bonus):
+        if self.plan.residual is None or not self.layout.shape[1] or not maybe_any(~is_bonus):
             p = residual = self.target.rows(request, position)
             draft_mass = 0.0
         else:
@@ -486,7 +475,7 @@ def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
     """Return the sums [n] of rows, float64: the same for every order; NaN where magnitudes reach `ROW_SUM_LIMIT`."""
     # Magnitudes sum to at most sqrt(V) times the row's norm, which is found as quickly as a sum. NaN compares as false.
     most = as_words(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
-    if not any_or_unknown(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
+    if not maybe_any(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
         return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
     terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
     padded = functional.pad(terms.abs(), (0, -terms.shape[1] % 4))
