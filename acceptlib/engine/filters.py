@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from acceptlib.arrays import Words
+from acceptlib.checks import MAX_FILTERED
 from acceptlib.engine.constants import MASS_SCALE
 from acceptlib.engine.logits import constrain, readable, rows_at_a_time, scale, take
 from acceptlib.engine.scratch import scratch, to_fixed
@@ -36,10 +37,14 @@ MIN_BLOCKS: Final = 256
 """Blocks of a row from which on it pays to look for what min-p keeps by their maxima."""
 
 FEW: Final = 8
-"""An eighth of the blocks, or of the entries, of a row is few enough to be looked at by itself."""
+"""An eighth of the blocks of a row is few enough to be looked at by itself."""
 
 BUCKET_BITS: Final = 20
 """Bits of a weight that do not tell its bucket: an eighth of an octave is in one."""
+
+ID_BITS: Final = MAX_FILTERED.bit_length()
+LAST_ID: Final = MAX_FILTERED
+"""The largest id of a row that may be filtered, all ones."""
 
 MARGIN: Final = 1e-3
 """More than rounding makes of the logarithm of a weight that is about `min_p`."""
@@ -235,7 +240,9 @@ def _filter_all(rows: Rows, law: torch.Tensor) -> torch.Tensor:
     if rows.top_p is not None:
         mass = to_fixed(law, MASS_SCALE)
         target = _mass_to_keep(mass.sum(1), rows.top_p)
-        if not (readable(law) and _keep_mass(law, logits, mass, target, rows.top_p >= 1)):
+        if readable(law):
+            _keep_mass(law, logits, mass, target, rows.top_p >= 1)
+        else:
             last, rest = _cut(_key(logits), mass, target)
             at_cut = logits == last
             each = mass.where(at_cut, 0).amax(1, keepdim=True).clamp_(min=1)
@@ -248,12 +255,12 @@ def _filter_all(rows: Rows, law: torch.Tensor) -> torch.Tensor:
 
 def _keep_mass(
     law: torch.Tensor, logits: torch.Tensor, mass: torch.Tensor, target: torch.Tensor, everything: torch.Tensor
-) -> bool:
-    """Set weights [n, V] to 0 that top-p does not keep, in place; return False, having done nothing, if it takes long.
+) -> None:
+    """Set weights [n, V] to 0 that top-p does not keep, in place, on the CPU.
 
-    On the CPU only. Weights fall into buckets by their leading bits. Those of larger buckets than the one that reaches
-    the target are kept, and those of this one are put in order, unless they are many: of flat rows, or equal ones. A
-    larger logit must have no smaller weight, which holds for torch's exponential.
+    Weights fall into buckets by their leading bits. Those of larger buckets than the one that reaches the target are
+    kept, and those of this one are put in order. A larger logit must have no smaller weight, which holds for torch's
+    exponential.
 
     Args:
         law: Weights [n, V] float32 from 0 to 1.
@@ -273,21 +280,19 @@ def _keep_mass(
     low.masked_fill_(everything[:, None], 0)
     high.masked_fill_(everything[:, None], 0)
     kept = law >= low
-    flat = np.flatnonzero((kept & (law < high)).numpy())
-    if len(flat) > law.numel() // FEW:
-        return False
+    row, ids = np.divmod(np.flatnonzero((kept & (law < high)).numpy()), vocab_size)
     law.mul_(kept)
-    row, ids = np.divmod(flat, vocab_size)
-    values = logits[torch.from_numpy(row), torch.from_numpy(ids)].to(torch.float32).numpy()
-    order = np.lexsort((-ids, -values, row))
-    row, ids = row[order], ids[order]
+    # One number of row, logit and id for each entry, for NumPy sorts plain numbers many times as fast as by three keys.
+    order = ~_key(logits[torch.from_numpy(row), torch.from_numpy(ids)]).numpy().view(np.uint32)
+    entries = (row << (32 + ID_BITS)) | (order.astype(np.int64) << ID_BITS) | (LAST_ID - ids)
+    entries.sort()
+    row, ids = entries >> (32 + ID_BITS), LAST_ID - (entries & LAST_ID)
     each = mass.numpy()[row, ids]
     before = each.cumsum() - each
     before -= before[np.searchsorted(row, row)]
     before += above.gather(1, bucket.to(torch.int64)[:, None])[:, 0].numpy()[row]
     dropped = before >= target.numpy()[row]
     law.numpy()[row[dropped], ids[dropped]] = 0
-    return True
 
 
 def _mass_to_keep(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -336,6 +341,6 @@ def _cut(key: torch.Tensor, mass: torch.Tensor, target: torch.Tensor) -> tuple[t
 
 
 def _key(logits: torch.Tensor) -> torch.Tensor:
-    """Return int32 [n, V] in scratch memory that order like the logits when read as unsigned; -0 is 0."""
+    """Return int32 in scratch memory that order like logits, of any shape, when read as unsigned; -0 is 0."""
     bits = scratch("key", logits.shape, torch.float32, logits.device).copy_(logits).add_(0.0).view(torch.int32)
     return bits.bitwise_xor_((bits >> 31).bitwise_or_(SIGN))
