@@ -1,10 +1,10 @@
 """top-k, top-p and min-p of rows of logits, in torch.
 
-Nothing sorts a vocabulary. top-k finds its cut with `topk` where k is small and known without waiting for a device. In
-other cases top-k, and top-p in all, find it by the digits of the logits: a histogram of integer mass over the leading
-eleven bits picks a bucket, the next eleven and the last ten pick the logit. On the CPU, few entries have to be ordered,
-and NumPy does that: the largest ones if k or the vocabulary is small, and those of top-p's one bucket of weights. What
-min-p alone keeps is in the few blocks with the largest maxima.
+Where values may not be looked at, nothing is sorted. top-k finds its cut with `topk` where k is small and known without
+waiting for a device. In other cases top-k, and top-p in all, find it by the digits of the logits: a histogram of
+integer mass over the leading eleven bits picks a bucket, the next eleven and the last ten pick the logit. On the CPU,
+NumPy orders some entries, as a rule a few: the largest ones if k or the vocabulary is small, and those of top-p's one
+bucket of weights. What min-p alone keeps is looked for in the blocks with the largest maxima.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BUCKET_BITS: Final = 20
 
 ID_BITS: Final = MAX_FILTERED.bit_length()
 LAST_ID: Final = MAX_FILTERED
-"""The largest id of a row that may be filtered, all ones."""
+"""No id of a row that may be filtered is larger; as bits, all ones."""
 
 MARGIN: Final = 1e-3
 """More than rounding makes of the logarithm of a weight that is about `min_p`."""
@@ -79,7 +79,7 @@ def _write(
     place: torch.Tensor | slice,
     find: Callable[[Rows, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Write the law of some rows, and return what finds it says of each: whether it could."""
+    """Write the law of some rows as far as `find` writes it, and return what that returns."""
     given = take(rows, place, rows.data[place], None if rows.bitmask is None else rows.bitmask[place])
     if isinstance(place, slice):
         return find(given, probs[place])
