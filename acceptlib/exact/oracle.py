@@ -249,7 +249,7 @@ def block(x: Sequence[int], p: torch.Tensor, q: torch.Tensor) -> Chain:
     """Decide on the block as a whole. arXiv 2403.10444 v3, algorithm 2.
 
     P_0 = 1; P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)); Z_i = sum_x (P_i p_{i+1}(x) - q_{i+1}(x))+ of the NEXT row.
-    h_i = Z_i / (Z_i + 1 - P_i), 1 where that is 0 / 0; h_n = P_n. The last acceptance stops.
+    h_i = Z_i / (Z_i + (1 - P_i)), 1 where that is 0 / 0; h_n = P_n. The last acceptance stops.
     """
     n = len(x)
     P = [1.0]
@@ -258,7 +258,8 @@ def block(x: Sequence[int], p: torch.Tensor, q: torch.Tensor) -> Chain:
     h = []
     for i in range(1, n):
         Z = math.fsum(residual(p[i], q[i], a=P[i]).tolist())  # p[i] is the row after token i, counted from 1
-        h.append(Z / (Z + 1 - P[i]) if Z + 1 - P[i] > 0 else 1.0)
+        rest = 1 - P[i]  # by itself: 1 added to a small Z would round it
+        h.append(Z / (Z + rest) if Z + rest > 0 else 1.0)
     if n > 0:
         h.append(P[n])
     return Chain(h, last_acceptance, lambda tau: residual(p[tau], q[tau], a=P[tau]), p[n])

@@ -256,10 +256,16 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None
             msg = f"{name}: expected none, the decoder keeps its own caches: leave it out and pass the whole prompt"
             raise InputError(msg)
     attention_mask = model_kwargs.get("attention_mask")
-    if attention_mask is not None and not bool((attention_mask == 1).all()):
-        # `generate` makes a mask of its own where the prompt has padding tokens.
-        msg = "attention_mask: expected all ones, got zeros: remove the padding from input_ids, or pass a mask of ones"
-        raise InputError(msg)
+    if attention_mask is not None:
+        fits = attention_mask.shape == input_ids.shape
+        if not (fits and bool((attention_mask == 1).all())):
+            # `generate` makes a mask of its own where the prompt has padding tokens.
+            wanted, found = list(input_ids.shape), "zeros" if fits else list(attention_mask.shape)
+            msg = (
+                f"attention_mask: expected ones, {wanted}, got {found}: remove the padding from input_ids, or pass a "
+                "mask of ones"
+            )
+            raise InputError(msg)
     position_ids = model_kwargs.get("position_ids")
     if position_ids is not None:
         length = input_ids.shape[1]

@@ -251,6 +251,13 @@ class Call(Rules):
         return self.filters and not self.joins
 
     @property
+    def selects_alike(self) -> bool:
+        """Whether what is kept of rows is found in one way for both models, so that it is compiled once."""
+        pairs = (self.filtered, self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked)
+        alike = all(target == draft for target, draft in (*pairs, self.biased, self.best))
+        return alike and not self.lists_runs
+
+    @property
     def splits(self) -> bool:
         """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others.
 

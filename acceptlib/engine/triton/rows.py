@@ -220,6 +220,15 @@ def open_model(
 
 
 @triton.jit
+def either(condition, one, other):
+    """Return the one model's rows where a condition holds, and the other's elsewhere; dtypes are the same."""
+    fields = ()
+    for i in tl.static_range(len(one)):
+        fields = fields + (tl.where(condition, one[i], other[i]),)  # noqa: RUF005 - what Triton compiles
+    return Model(*fields)
+
+
+@triton.jit
 def fault_of(model, vocab_size, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Return the `Status` that a model's sampling parameters give a request."""
     fault = tl.full((), 0, tl.int32)
