@@ -206,17 +206,23 @@ def place_of(amount, parts):
 def collect_rows(position, count, program, request, CALL: tl.constexpr):
     """List in bins the entries of some of one row's sub-blocks, if its law is not known yet."""
     step = tl.num_programs(0) // CALL.num_collected
-    if CALL.collects[TARGET]:
-        if program < step:
-            laid_out = load_laid_out(position, position <= count, program, request.target, CALL)
-            if counters.needed(position, position <= count, request, CALL, LATEST=True):
-                collect_row(laid_out, position, program, step, request.target, CALL, TARGET)
-    if CALL.collects[DRAFT]:
-        first = program - (tl.num_programs(0) - step)
-        if first >= 0:
-            laid_out = load_laid_out(position, position < count, first, request.draft, CALL)
-            if counters.needed(position, position < count, request, CALL, LATEST=True):
-                collect_row(laid_out, position, first, step, request.draft, CALL, DRAFT)
+    if CALL.alike:
+        model, first, exists, _ = rows.share_of(program, step, position, count, request)
+        laid_out = load_laid_out(position, exists, first, model, CALL)
+        if counters.needed(position, exists, request, CALL, LATEST=True):
+            collect_row(laid_out, position, first, step, model, CALL, TARGET)
+    else:
+        if CALL.collects[TARGET]:
+            if program < step:
+                laid_out = load_laid_out(position, position <= count, program, request.target, CALL)
+                if counters.needed(position, position <= count, request, CALL, LATEST=True):
+                    collect_row(laid_out, position, program, step, request.target, CALL, TARGET)
+        if CALL.collects[DRAFT]:
+            first = program - (tl.num_programs(0) - step)
+            if first >= 0:
+                laid_out = load_laid_out(position, position < count, first, request.draft, CALL)
+                if counters.needed(position, position < count, request, CALL, LATEST=True):
+                    collect_row(laid_out, position, first, step, request.draft, CALL, DRAFT)
 
 
 @triton.jit

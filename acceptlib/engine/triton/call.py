@@ -106,6 +106,7 @@ class Call(Rules):
         entropy: Whether the entropy of the target's rows comes with their laws; it is one of `sums` otherwise.
         tops: Whether the largest entries of the target's rows come with their laws, as logits.
         aligned: Whether distances of rows are multiples of 16.
+        same_dtypes: Whether both models' rows, and the ids of their biases, have the same dtypes.
         logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
         best: Whether argmaxes of rows are found whatever the temperature.
         counts_passed, adds_up: Whether what passes on its own is counted, and added to totals.
@@ -134,6 +135,7 @@ class Call(Rules):
     entropy: bool
     tops: bool
     aligned: bool
+    same_dtypes: bool
     logits: tuple[bool, bool]
     temperature: tuple[bool, bool]
     top_ks: tuple[bool, bool]
@@ -251,13 +253,6 @@ class Call(Rules):
         return self.filters and not self.joins
 
     @property
-    def selects_alike(self) -> bool:
-        """Whether what is kept of rows is found in one way for both models, so that it is compiled once."""
-        pairs = (self.filtered, self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked)
-        alike = all(target == draft for target, draft in (*pairs, self.biased, self.best))
-        return alike and not self.lists_runs
-
-    @property
     def splits(self) -> bool:
         """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others.
 
@@ -281,6 +276,15 @@ class Call(Rules):
     def num_collected(self) -> int:
         """The number of models whose rows may keep many entries under top-p alone."""
         return sum(self.collects)
+
+    @property
+    def alike(self) -> bool:
+        """Whether both models' rows are logits with the same parameters, so that one piece of code serves both.
+
+        Where much is done to a row, that compiles sooner, and leaves room for other instructions in the caches.
+        """
+        pairs = (self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked, self.biased)
+        return self.logits[0] and self.same_dtypes and all(target == draft for target, draft in (*pairs, self.best))
 
     @property
     def reduces(self) -> tuple[bool, bool]:

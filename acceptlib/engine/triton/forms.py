@@ -127,6 +127,7 @@ def call_of(
     def given(name: str) -> tuple[bool, bool]:
         return getattr(target, name) is not None, getattr(draft, name, None) is not None
 
+    of_draft = None if draft is None else (draft.dtype, draft.bias_token_ids)
     logits = (target.is_logits, draft is not None and draft.is_logits)
     best = (
         rules.reads_argmax
@@ -165,6 +166,7 @@ def call_of(
         logprobs=form.logprobs,
         raw=form.logprobs and any(given(name)[0] for name in PARAMETERS),
         aligned=target.aligned and (draft is None or draft.aligned),
+        same_dtypes=of_draft == (target.dtype, target.bias_token_ids),
         state=form.state,
         counts_passed=form.counts_passed,
         adds_up=form.adds_up,

@@ -24,17 +24,24 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
     """
     if counters.needed(position, position <= count, request, CALL, LATEST=False):
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
-        if CALL.reduces[TARGET] and ROWS != DRAFT:
-            if program < step:
-                reduce_row(position, position <= count, program, step, request, request.target, CALL, TARGET)
-                if CALL.joins:
-                    close_row(position, position <= count, step, count, request, request.target, CALL, TARGET)
-        if CALL.reduces[DRAFT] and ROWS != TARGET:
-            first = program - (tl.num_programs(0) - step)
-            if first >= 0:
-                reduce_row(position, position < count, first, step, request, request.draft, CALL, DRAFT)
-                if CALL.joins:
-                    close_row(position, position < count, step, count, request, request.draft, CALL, DRAFT)
+        if CALL.alike and CALL.joins and not CALL.raw:
+            model, first, exists, of_draft = rows.share_of(program, step, position, count, request)
+            reduce_row(position, exists, first, step, request, model, CALL, TARGET)
+            close_row(position, exists, of_draft.to(tl.int32), step, count, request, model, CALL, TARGET)
+        else:
+            if CALL.reduces[TARGET] and ROWS != DRAFT:
+                exists = position <= count
+                if program < step:
+                    reduce_row(position, exists, program, step, request, request.target, CALL, TARGET)
+                    if CALL.joins:
+                        close_row(position, exists, TARGET, step, count, request, request.target, CALL, TARGET)
+            if CALL.reduces[DRAFT] and ROWS != TARGET:
+                exists = position < count
+                first = program - (tl.num_programs(0) - step)
+                if first >= 0:
+                    reduce_row(position, exists, first, step, request, request.draft, CALL, DRAFT)
+                    if CALL.joins:
+                        close_row(position, exists, DRAFT, step, count, request, request.draft, CALL, DRAFT)
         if CALL.lazy and not (CALL.needs_sums or CALL.filters):
             decide.settle(position, count, tl.num_programs(0), request, CALL)
 
@@ -67,9 +74,12 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
 
 
 @triton.jit
-def close_row(position, exists, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
-    """Find a row's law if its last program to come here, and decide the position if no other law is missing."""
-    if counters.arrive(counters.of_row(position, counters.REDUCED_BY + MODEL, request), step):
+def close_row(position, exists, number, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+    """Find a row's law if its last program to come here, and decide the position if no other law is missing.
+
+    `number` is the model's.
+    """
+    if counters.arrive(counters.of_row(position, counters.REDUCED_BY + number, request), step):
         if CALL.filtered[MODEL]:
             if exists:
                 select.store_law(position, model, CALL, MODEL)

@@ -3,7 +3,7 @@
 What is known of both models' rows when compiling is in pairs of `CALL`, at `TARGET` and `DRAFT`.
 """
 
-# ruff: noqa: N803, RET505 - jit functions; constants in capitals, branches known when compiling
+# ruff: noqa: N803, RET505, RUF005 - jit functions; constants in capitals, branches known when compiling
 
 import math
 from typing import NamedTuple
@@ -219,13 +219,30 @@ def open_model(
     )
 
 
+class Share(NamedTuple):
+    """One of the programs that share a model's row: the row's model, the program's number, and whether there is a row.
+
+    `of_draft` says whether the model is the draft.
+    """
+
+    model: Model
+    number: tl.tensor
+    exists: tl.tensor
+    of_draft: tl.tensor
+
+
 @triton.jit
-def either(condition, one, other):
-    """Return the one model's rows where a condition holds, and the other's elsewhere; dtypes are the same."""
+def share_of(program, step, position, count, request):
+    """Return a program's share of both models' rows at a position, of which the target's has the first `step` programs.
+
+    With `CALL.alike`, code that goes on with it is there once, not for each model.
+    """
+    of_draft = program >= step
     fields = ()
-    for i in tl.static_range(len(one)):
-        fields = fields + (tl.where(condition, one[i], other[i]),)  # noqa: RUF005 - what Triton compiles
-    return Model(*fields)
+    for i in tl.static_range(len(request.target)):
+        fields = fields + (tl.where(of_draft, request.draft[i], request.target[i]),)
+    exists = position < tl.where(of_draft, count, count + 1)
+    return Share(Model(*fields), tl.where(of_draft, program - step, program), exists, of_draft)
 
 
 @triton.jit

@@ -52,21 +52,17 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
     """
     if counters.needed(position, position <= count, request, CALL, LATEST=True):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
-        target, draft = request.target, request.draft
-        same_rows: tl.constexpr = target.rows_ptr.dtype == draft.rows_ptr.dtype
-        same_biases: tl.constexpr = target.bias_ids_ptr.dtype == draft.bias_ids_ptr.dtype
-        if CALL.selects_alike and same_rows and same_biases:
-            is_draft = program > 0
-            if position < tl.where(is_draft, count, count + 1):
-                model = rows.either(is_draft, draft, target)
-                select_row(position, model, STAGE, CALL, TARGET)
+        if CALL.alike and not CALL.lists_runs:
+            share = rows.share_of(program, 1, position, count, request)
+            if share.exists:
+                select_row(position, share.model, STAGE, CALL, TARGET)
         else:
             if wanted[TARGET]:
                 if program == 0:
-                    select_row(position, target, STAGE, CALL, TARGET)
+                    select_row(position, request.target, STAGE, CALL, TARGET)
             if wanted[DRAFT]:
                 if (program == tl.num_programs(0) - 1) & (position < count):
-                    select_row(position, draft, STAGE, CALL, DRAFT)
+                    select_row(position, request.draft, STAGE, CALL, DRAFT)
         if CALL.lazy and not CALL.needs_sums and (STAGE == "finish" or CALL.num_collected == 0):
             decide.settle(position, count, tl.num_programs(0), request, CALL)
 
