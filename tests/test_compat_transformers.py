@@ -153,6 +153,9 @@ def test_contexts_of_two_threads_that_overlap() -> None:
     assert utils._speculative_sampling is ORIGINAL
 
 
+@pytest.mark.skipif(
+    not hasattr(transformers.GenerationConfig(), "assistant_ensemble_weight"), reason="a newer version's parameter"
+)
 def test_ensemble_weight_is_refused(target: Any, draft: Any) -> None:
     with patch(), pytest.raises(InputError, match="mixture"):
         assisted(target, draft, assistant_ensemble_weight=0.5)

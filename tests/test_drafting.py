@@ -123,6 +123,7 @@ def test_little_memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.cat((one[1], other[1])), probs)
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="its compiler follows no property of a named tuple")
 @pytest.mark.parametrize(
     "sampling",
     [

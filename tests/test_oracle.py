@@ -112,6 +112,13 @@ def test_oracle_neutral_settings() -> None:
             assert oracle.verify("block", *arguments) == expected
 
 
+def test_oracle_block_is_certain_at_the_cap() -> None:
+    """P = 1 makes h = 1 to the bit, for any Z: catches a sum that is rounded on its way."""
+    p = torch.tensor([[0.5, 0.5], [0.5 + 2e-9, 0.5 - 2e-9], [0.5, 0.5]], dtype=torch.float64)
+    q = torch.full((2, 2), 0.5, dtype=torch.float64)
+    assert oracle.build("block", [0, 1], p, q).h[0] == 1
+
+
 def test_oracle_one_hot_block_is_rejection() -> None:
     """For one-hot drafts block accepts as much as token rejection: catches Z taken from the wrong row."""
     request = make_request(Case(1, 4, 6, draft=False), 4, torch.Generator().manual_seed(2))

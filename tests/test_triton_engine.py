@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 
 import interpreter_cases
 import triton_calls

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", minversion="3.6")
 
 import triton_engine_cases as cases
 from triton_calls import strategies

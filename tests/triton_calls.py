@@ -549,6 +549,7 @@ def filtered(
     }
     return {
         "filtered": {**shared, "sampling": several},
+        "filtered-half": {**shared, "target_logits": logits.half(), "sampling": several},
         "filtered-target": {**shared, "sampling": several, "draft_sampling": acceptlib.SamplingParams()},
         "filtered-ends": {
             "ids": torch.where(request[:, None] < 2, 0, behind[:, :most].argmax(-1)),

@@ -259,14 +259,16 @@ def check_strides(subject: Subject) -> None:
     Catches kernels that compute addresses from shapes: a slice of a larger buffer is what engines pass.
     """
     keys = range(COUNT)
-    uniforms = streams(keys).uniforms(4)
+    explicit = _spread(subject.place({"uniforms": streams(keys).uniforms(4)}))
     for layout in ("padded", "ragged"):
         for form in ("probs", "logits"):
-            arguments = {**lay_out(mixed(COUNT, VOCABULARY), layout, form), "uniforms": uniforms}
+            arguments = lay_out(mixed(COUNT, VOCABULARY), layout, form)
             arguments["bonus_token_ids"] = torch.arange(COUNT) % VOCABULARY
             if form == "logits":
                 arguments["sampling"] = SamplingParams(temperature=torch.linspace(0, 2, COUNT))
-            one, other = (subject.call(keys, **given) for given in (_spread(subject.place(arguments)), arguments))
+            one = subject.call(keys, **_spread(subject.place(arguments)), **explicit)
+            # The streams of the explicit numbers: `inputs_unmodified` has the same form of call, which a GPU compiles.
+            other = subject.call(keys, **arguments, rng=streams(keys))
             same(one, other, what=f"{layout}, {form}, strided and contiguous")
 
 
