@@ -861,6 +861,15 @@ def test_the_most_that_kernels_hold_takes_no_torch() -> None:
     assert engine.unsupported(cases.inputs(ids[:1, :1], rng=0, target_logits=rows)) is None
 
 
+def test_words_of_a_bitmask_far_apart_take_torch() -> None:
+    """Kernels compute in 32 bits where the words of a row's mask are."""
+    ids, rows = torch.empty(1, 1, dtype=torch.int64, device="meta"), torch.empty(1, 2, 128256, device="meta")
+    for stride, why in ((535_933, "None"), (535_934, "span at most 2147483647 words, and one spans 2147487538")):
+        mask = torch.empty_strided((1, 2, 4008), (1, 1, stride), dtype=torch.int32, device="meta")
+        sampling = acceptlib.SamplingParams(allowed_token_bitmask=mask)
+        assert why in str(engine.unsupported(cases.inputs(ids, rng=0, target_logits=rows, sampling=sampling)))
+
+
 def test_instances_that_are_alike_share_their_kernels() -> None:
     """A kernel is compiled for what a strategy is, not for each object."""
     first, same, other = (acceptlib.create("lenience", lenience=value).plan for value in (0.5, 0.5, 0.6))

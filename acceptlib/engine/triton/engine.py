@@ -72,6 +72,10 @@ MAX_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
 
 
+MAX_SPAN = (1 << 31) - 1
+"""Words from the first to the last of a row's bitmask, at most: kernels find them by 32 bits."""
+
+
 def unsupported(inputs: Inputs) -> str | None:
     """Return why this engine cannot run a call, or None if it can."""
     if inputs.num_requests > MAX_REQUESTS:
@@ -82,9 +86,12 @@ def unsupported(inputs: Inputs) -> str | None:
     num_rows = inputs.num_requests * (inputs.max_num_draft_tokens + 1)
     if num_rows > MAX_ROWS:
         return f"the fused kernels take at most {MAX_ROWS} rows, and requests times K + 1 are {num_rows}"
-    for rows in (inputs.target, inputs.draft):
-        if rows is not None and rows.is_logits and rows.data.shape[-1] > MAX_ENTRIES:
+    for rows in filter(None, (inputs.target, inputs.draft)):
+        if rows.is_logits and rows.data.shape[-1] > MAX_ENTRIES:
             return f"the fused kernels take at most {MAX_ENTRIES} entries of logits, and V is {rows.data.shape[-1]}"
+        mask = rows.bitmask
+        if mask is not None and mask.shape[-1] and (span := (mask.shape[-1] - 1) * mask.stride(-1)) > MAX_SPAN:
+            return f"the fused kernels take bitmasks whose rows span at most {MAX_SPAN} words, and one spans {span}"
     return None
 
 
