@@ -171,6 +171,70 @@ class Call(Rules):
         """What Triton finds kernels on disk by. It sees neither properties nor what rules call, hence the sources."""
         return f"{self!r}-{_sources()}"
 
+    # Reading rows
+
+    @property
+    def reduces(self) -> tuple[bool, bool]:
+        """Whether laws or argmaxes of a model's rows are found."""
+        target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
+        return target, draft and self.has_draft
+
+    @property
+    def num_reduced(self) -> int:
+        """The number of models whose laws or argmaxes are found."""
+        return sum(self.reduces)
+
+    @property
+    def alike(self) -> bool:
+        """Whether both models' rows are logits with the same parameters, so that one piece of code serves both.
+
+        Where much is done to a row, that compiles sooner, and leaves room for other instructions in the caches.
+        """
+        pairs = (self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked, self.biased)
+        return self.logits[0] and self.same_dtypes and all(target == draft for target, draft in (*pairs, self.best))
+
+    @property
+    def has_argmax(self) -> bool:
+        """Whether laws of rows have an argmax; elsewhere it is 0, which nothing reads."""
+        return any(self.temperature + self.best)
+
+    @property
+    def normalises(self) -> tuple[bool, bool]:
+        """Whether a model's rows of logits need normalisers, for which exponentials are added up; else these are 0."""
+        sums = bool(self.sums) or self.entropy_scalar >= 0 or self.mass_scalar >= 0
+        needed = self.draws or self.logprobs or self.filters or self.reads_probs or sums
+        return needed and self.logits[0], needed and self.logits[1]
+
+    @property
+    def given_probs(self) -> bool:
+        """Whether rows come as probabilities, whose sums are to be checked."""
+        return not self.logits[0] or (self.has_draft and not self.logits[1])
+
+    @property
+    def extra_words(self) -> int:
+        """Words for each block of the target's rows, beyond those that each model's rows have."""
+        return 2 * self.raw + self.entropy + self.sums_weights
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether some quantity needs rows as probabilities."""
+        return bool(self.sums) or (self.top_k > 0 and not self.tops)
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether one stage finds all that is asked of whole rows, since none of that needs their laws.
+
+        Not where that is the largest entry of a draft's row: it may lie beyond the vocabulary, where sums do not go.
+        """
+        return self.needs_sums and not (any(self.logits) or self.best[1])
+
+    @property
+    def sums_bonus_rows(self) -> bool:
+        """Whether the stage of sums goes through bonus rows too."""
+        return self.in_one_pass and self.best[0]
+
+    # Filters
+
     @property
     def filtered(self) -> tuple[bool, bool]:
         """Whether top-k, top-p and min-p keep a part of a model's rows: a cut, found by one program a row, says which.
@@ -186,21 +250,65 @@ class Call(Rules):
         return any(self.filtered)
 
     @property
-    def has_argmax(self) -> bool:
-        """Whether laws of rows have an argmax; elsewhere it is 0, which nothing reads."""
-        return any(self.temperature + self.best)
+    def num_filtered(self) -> int:
+        """The number of models whose rows are searched for a cut."""
+        return sum(self.filtered)
 
     @property
-    def normalises(self) -> tuple[bool, bool]:
-        """Whether a model's rows of logits need normalisers, for which exponentials are added up; else these are 0."""
-        sums = bool(self.sums) or self.entropy_scalar >= 0 or self.mass_scalar >= 0
-        needed = self.draws or self.logprobs or self.filters or self.reads_probs or sums
-        return needed and self.logits[0], needed and self.logits[1]
+    def min_p_alone(self) -> bool:
+        """Whether min-p is the only filter."""
+        return any(self.min_ps) and not any(self.top_ks + self.top_ps)
+
+    @property
+    def lists_runs(self) -> bool:
+        """Whether what is kept of rows is found from lists of their blocks: see `min_p`."""
+        return self.runs and self.min_p_alone
+
+    @property
+    def joins(self) -> bool:
+        """Whether the last program to reduce a row finds what is kept of it, which is quick under min-p alone."""
+        return self.lazy and self.min_p_alone
+
+    @property
+    def selects(self) -> bool:
+        """Whether a stage finds what is kept of rows."""
+        return self.filters and not self.joins
+
+    @property
+    def splits(self) -> bool:
+        """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others.
+
+        Where that is found from lists of runs, the stage has too little to do.
+        """
+        found = self.selects and not (self.lazy or self.lists_runs)
+        return found and self.num_filtered < self.num_reduced
+
+    @property
+    def collects(self) -> tuple[bool, bool]:
+        """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
+        target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
+        return target, draft
+
+    @property
+    def num_collected(self) -> int:
+        """The number of models whose rows may keep many entries under top-p alone."""
+        return sum(self.collects)
 
     @property
     def max_sub_blocks(self) -> int:
         """Sub-blocks of a row rounded up."""
         return self.max_blocks * self.block // records.WIDTH.value
+
+    @property
+    def block_words(self) -> int:
+        """Words that a block of a filtered row leaves: of the maxima of its sub-blocks, or of what is listed of it."""
+        return records.HELD.value if self.lists_runs else self.block // records.WIDTH.value // 2
+
+    @property
+    def tile_words(self) -> int:
+        """Words of a filtered row's law, and of what is listed of it; see `records.list_of`."""
+        width = records.WIDTH.value
+        return records.LAW_WORDS.value + self.tile * records.LISTED.value // 2 + self.tile * width + width + width // 2
 
     @property
     def lists(self) -> bool:
@@ -224,20 +332,7 @@ class Call(Rules):
         """Words of each list that are loaded before it is known which list is drawn from."""
         return min(LISTED_AHEAD, self.most_listed // self.listed_run)
 
-    @property
-    def min_p_alone(self) -> bool:
-        """Whether min-p is the only filter."""
-        return any(self.min_ps) and not any(self.top_ks + self.top_ps)
-
-    @property
-    def lists_runs(self) -> bool:
-        """Whether what is kept of rows is found from lists of their blocks: see `min_p`."""
-        return self.runs and self.min_p_alone
-
-    @property
-    def joins(self) -> bool:
-        """Whether the last program to reduce a row finds what is kept of it, which is quick under min-p alone."""
-        return self.lazy and self.min_p_alone
+    # Decisions
 
     @property
     def settles(self) -> bool:
@@ -248,119 +343,9 @@ class Call(Rules):
         return self.lazy and self.decided and (self.sums_bonus_rows or not self.needs_sums)
 
     @property
-    def selects(self) -> bool:
-        """Whether a stage finds what is kept of rows."""
-        return self.filters and not self.joins
-
-    @property
-    def splits(self) -> bool:
-        """Whether rows that are not filtered may be reduced while a stage finds what is kept of the others.
-
-        Where that is found from lists of runs, the stage has too little to do.
-        """
-        found = self.selects and not (self.lazy or self.lists_runs)
-        return found and self.num_filtered < self.num_reduced
-
-    @property
-    def num_filtered(self) -> int:
-        """The number of models whose rows are searched for a cut."""
-        return sum(self.filtered)
-
-    @property
-    def collects(self) -> tuple[bool, bool]:
-        """Whether top-p alone may keep many entries of a model's rows. With top-k beside it, that is rare."""
-        target, draft = (top_p and not top_k for top_p, top_k in zip(self.top_ps, self.top_ks, strict=True))
-        return target, draft
-
-    @property
-    def num_collected(self) -> int:
-        """The number of models whose rows may keep many entries under top-p alone."""
-        return sum(self.collects)
-
-    @property
-    def alike(self) -> bool:
-        """Whether both models' rows are logits with the same parameters, so that one piece of code serves both.
-
-        Where much is done to a row, that compiles sooner, and leaves room for other instructions in the caches.
-        """
-        pairs = (self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked, self.biased)
-        return self.logits[0] and self.same_dtypes and all(target == draft for target, draft in (*pairs, self.best))
-
-    @property
-    def reduces(self) -> tuple[bool, bool]:
-        """Whether laws or argmaxes of a model's rows are found."""
-        target, draft = (logits or best for logits, best in zip(self.logits, self.best, strict=True))
-        return target, draft and self.has_draft
-
-    @property
-    def num_reduced(self) -> int:
-        """The number of models whose laws or argmaxes are found."""
-        return sum(self.reduces)
-
-    @property
-    def extra_words(self) -> int:
-        """Words for each block of the target's rows, beyond those that each model's rows have."""
-        return 2 * self.raw + self.entropy + self.sums_weights
-
-    @property
-    def tile_words(self) -> int:
-        """Words of a filtered row's law, and of what is listed of it; see `records.list_of`."""
-        width = records.WIDTH.value
-        return records.LAW_WORDS.value + self.tile * records.LISTED.value // 2 + self.tile * width + width + width // 2
-
-    @property
-    def block_words(self) -> int:
-        """Words that a block of a filtered row leaves: of the maxima of its sub-blocks, or of what is listed of it."""
-        return records.HELD.value if self.lists_runs else self.block // records.WIDTH.value // 2
-
-    @property
-    def needs_sums(self) -> bool:
-        """Whether some quantity needs rows as probabilities."""
-        return bool(self.sums) or (self.top_k > 0 and not self.tops)
-
-    @property
-    def in_one_pass(self) -> bool:
-        """Whether one stage finds all that is asked of whole rows, since none of that needs their laws.
-
-        Not where that is the largest entry of a draft's row: it may lie beyond the vocabulary, where sums do not go.
-        """
-        return self.needs_sums and not (any(self.logits) or self.best[1])
-
-    @property
-    def sums_bonus_rows(self) -> bool:
-        """Whether the stage of sums goes through bonus rows too."""
-        return self.in_one_pass and self.best[0]
-
-    @property
-    def emit_part(self) -> int:
-        """Entries of a part of a block of the last stage."""
-        return self.emit_block // self.emit_parts
-
-    @property
-    def sum_parts(self) -> int:
-        """Parts of a block that have a sum of their own."""
-        return 1 if self.holds else self.emit_parts
-
-    @property
-    def sum_part(self) -> int:
-        """Entries of such a part."""
-        return self.emit_block // self.sum_parts
-
-    @property
-    def part_lanes(self) -> int:
-        """How many threads look at the parts of a row, each at neighbours: those of a warp, if they can hold them."""
-        parts = self.max_emit_blocks * self.sum_parts
-        return min(parts, max(WARP, parts // MAX_PARTS_EACH))
-
-    @property
-    def emit_words(self) -> int:
-        """Words for what the last stage finds of a block: the sum, the largest weight and three masses of each part."""
-        return 3 * self.emit_parts
-
-    @property
-    def emit_rounds(self) -> int:
-        """How many runs of entries next to each other a part has."""
-        return self.emit_part // self.emit_run
+    def counts_rows(self) -> bool:
+        """Whether some stage counts the programs that are done with a row."""
+        return self.lazy or self.mass_scalar >= 0
 
     @property
     def spares_masses(self) -> bool:
@@ -371,14 +356,6 @@ class Call(Rules):
     def spares_rows(self) -> bool:
         """Whether programs leave rows out as later positions are accepted."""
         return self.spares_masses and self.decided
-
-    @property
-    def drops(self) -> bool:
-        """Whether what the last stage reads is the first to leave the cache.
-
-        Logits that have room there stay, for a part of them may be read again.
-        """
-        return self.given_probs or self.decided
 
     @property
     def keeps_laws(self) -> bool:
@@ -402,6 +379,8 @@ class Call(Rules):
     def lanes(self) -> int:
         """Positions that `decide.first_rejection` and `decide.window` decide at a time."""
         return self.law_lanes if self.keeps_laws and self.mass_scalar < 0 else LANES
+
+    # What a draw reads
 
     @property
     def knows_weights(self) -> bool:
@@ -437,14 +416,58 @@ class Call(Rules):
         return bonus_alone and not (self.logits[0] or self.loops)
 
     @property
+    def in_fours(self) -> bool:
+        """Whether weights of a draw are added up in fours before they become integers.
+
+        Weights from probabilities are not, so that tokens equal the torch engine's. Others are where that is faster.
+        """
+        return self.mass_scalar >= 0 and not self.given_probs
+
+    @property
+    def drops(self) -> bool:
+        """Whether what the last stage reads is the first to leave the cache.
+
+        Logits that have room there stay, for a part of them may be read again.
+        """
+        return self.given_probs or self.decided
+
+    # Programs of the last stage and what they tell each other
+
+    @property
+    def emit_part(self) -> int:
+        """Entries of a part of a block of the last stage."""
+        return self.emit_block // self.emit_parts
+
+    @property
+    def emit_rounds(self) -> int:
+        """How many runs of entries next to each other a part has."""
+        return self.emit_part // self.emit_run
+
+    @property
+    def emit_words(self) -> int:
+        """Words for what the last stage finds of a block: the sum, the largest weight and three masses of each part."""
+        return 3 * self.emit_parts
+
+    @property
+    def sum_parts(self) -> int:
+        """Parts of a block that have a sum of their own."""
+        return 1 if self.holds else self.emit_parts
+
+    @property
+    def sum_part(self) -> int:
+        """Entries of such a part."""
+        return self.emit_block // self.sum_parts
+
+    @property
+    def part_lanes(self) -> int:
+        """How many threads look at the parts of a row, each at neighbours: those of a warp, if they can hold them."""
+        parts = self.max_emit_blocks * self.sum_parts
+        return min(parts, max(WARP, parts // MAX_PARTS_EACH))
+
+    @property
     def counts_programs(self) -> bool:
         """Whether programs of the last stage count who has arrived, or read a stop that was stored for them."""
         return self.decided or self.mass_scalar >= 0 or (self.weighs and not self.awaits)
-
-    @property
-    def counts_rows(self) -> bool:
-        """Whether some stage counts the programs that are done with a row."""
-        return self.lazy or self.mass_scalar >= 0
 
     @property
     def awaits(self) -> bool:
@@ -467,16 +490,3 @@ class Call(Rules):
     def draws_held(self) -> bool:
         """Whether the program that the draw falls into writes the token, since nothing else is needed of it."""
         return self.holds and not (self.logprobs or self.has_bonus)
-
-    @property
-    def given_probs(self) -> bool:
-        """Whether rows come as probabilities, whose sums are to be checked."""
-        return not self.logits[0] or (self.has_draft and not self.logits[1])
-
-    @property
-    def in_fours(self) -> bool:
-        """Whether weights of a draw are added up in fours before they become integers.
-
-        Weights from probabilities are not, so that tokens equal the torch engine's. Others are where that is faster.
-        """
-        return self.mass_scalar >= 0 and not self.given_probs

@@ -42,7 +42,7 @@ STARTED = tl.constexpr(2)
 """What the word behind the sums says: that a program has left before the last one started, or that this has started."""
 
 
-class Sums(NamedTuple):
+class HeldSums(NamedTuple):
     """What programs found of a row: the sum of each one's block, int64, and whether the row's mass is in no doubt."""
 
     parts: tl.tensor
@@ -128,7 +128,7 @@ def load_sums(sure, grid, request, CALL: tl.constexpr):
     """Return what programs found, once they have stored it, beside whether it is `sure`."""
     index = tl.arange(0, CALL.max_emit_blocks)
     words = tl.load(request.counters.awaited_ptr + index, mask=index < grid.num_programs, other=1, volatile=True)
-    return Sums(words >> 1, sure)
+    return HeldSums(words >> 1, sure)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ TWICE = tl.constexpr(2 * positions.LANES.value)
 """Lanes for each position twice: whether it is accepted at no mass, and at the largest, is found at once."""
 
 
-class Fetched(NamedTuple):
+class Halves(NamedTuple):
     """What `positions.fetch` finds of LANES positions, in two halves, and u [TWICE]."""
 
     first: positions.Fetched
@@ -61,13 +61,13 @@ def fetch(base, count, request, CALL: tl.constexpr):
     first = positions.fetch(half, count, request, CALL)
     later = positions.fetch(half + HALF, count, request, CALL)
     position = base + tl.arange(0, TWICE) % positions.LANES
-    return Fetched(first, later, positions.uniforms(position, position < count, request, CALL))
+    return Halves(first, later, positions.uniforms(position, position < count, request, CALL))
 
 
 @triton.jit
 def after_wait(fetched, count, request, CALL: tl.constexpr):
     """Wait until the stages before have ended, and return what `fetch` found."""
-    return Fetched(fetched.first, fetched.later, decide.kept_over_wait(fetched.u, count, request, CALL))
+    return Halves(fetched.first, fetched.later, decide.kept_over_wait(fetched.u, count, request, CALL))
 
 
 @triton.jit
