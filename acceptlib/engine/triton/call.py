@@ -186,9 +186,10 @@ class Call(Rules):
 
     @property
     def alike(self) -> bool:
-        """Whether both models' rows are logits with the same parameters, so that one piece of code serves both.
+        """Whether both models' rows are logits of one dtype with the same kinds of parameters.
 
-        Where much is done to a row, that compiles sooner, and leaves room for other instructions in the caches.
+        Then one piece of code can serve both, under TARGET. Where much is done to a row, that compiles sooner, and
+        leaves room for other instructions in the caches.
         """
         pairs = (self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked, self.biased)
         return self.logits[0] and self.same_dtypes and all(target == draft for target, draft in (*pairs, self.best))

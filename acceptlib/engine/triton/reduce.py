@@ -24,7 +24,7 @@ def reduce_rows(position, count, program, request, ROWS: tl.constexpr, CALL: tl.
     """
     if counters.needed(position, position <= count, request, CALL, LATEST=False):
         step = tl.num_programs(0) // (CALL.num_reduced if ROWS == BOTH else 1)
-        if CALL.alike and CALL.joins and not CALL.raw:
+        if CALL.alike and CALL.joins and not CALL.raw:  # the target's rows alone are reduced as they are given, too
             model, first, exists, of_draft = rows.share_of(program, step, position, count, request)
             reduce_row(position, exists, first, step, request, model, CALL, TARGET)
             close_row(position, exists, of_draft.to(tl.int32), step, count, request, model, CALL, TARGET)
@@ -74,12 +74,12 @@ def reduce_block(position, exists, block, request, model, CALL: tl.constexpr, MO
 
 
 @triton.jit
-def close_row(position, exists, number, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
+def close_row(position, exists, whose, step, count, request, model, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Find a row's law if its last program to come here, and decide the position if no other law is missing.
 
-    `number` is the model's.
+    `whose` is the model's number, also where code under TARGET serves both.
     """
-    if counters.arrive(counters.of_row(position, counters.REDUCED_BY + number, request), step):
+    if counters.arrive(counters.of_row(position, counters.REDUCED_BY + whose, request), step):
         if CALL.filtered[MODEL]:
             if exists:
                 select.store_law(position, model, CALL, MODEL)

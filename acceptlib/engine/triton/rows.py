@@ -220,13 +220,17 @@ def open_model(
 
 
 class Share(NamedTuple):
-    """One of the programs that share a model's row: the row's model, the program's number, and whether there is a row.
+    """What one of the programs that share both models' rows goes through.
 
-    `of_draft` says whether the model is the draft.
+    Attributes:
+        model: The model whose row it is.
+        first: The program's number among those of that row.
+        exists: Whether there is such a row.
+        of_draft: Whether it is the draft's.
     """
 
     model: Model
-    number: tl.tensor
+    first: tl.tensor
     exists: tl.tensor
     of_draft: tl.tensor
 

@@ -52,7 +52,7 @@ def select_rows(position, count, program, request, STAGE: tl.constexpr, CALL: tl
     """
     if counters.needed(position, position <= count, request, CALL, LATEST=True):
         wanted: tl.constexpr = CALL.collects if STAGE == "finish" else CALL.filtered
-        if CALL.alike and not CALL.lists_runs:
+        if CALL.alike and not CALL.lists_runs:  # whose code is short, and lists what is kept of the target's rows alone
             share = rows.share_of(program, 1, position, count, request)
             if share.exists:
                 select_row(position, share.model, STAGE, CALL, TARGET)
