@@ -244,12 +244,11 @@ def defaults(request: pytest.FixtureRequest) -> Iterator[None]:
     """Set another default dtype or device, as loaders of models do."""
     dtype, device = request.param
     torch.set_default_dtype(dtype)
-    torch.set_default_device(device)
     try:
-        yield
+        with torch.device(device):
+            yield
     finally:
         torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
 
 
 @pytest.mark.usefixtures("defaults")

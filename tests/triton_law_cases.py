@@ -29,6 +29,7 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, row_sum, rule
 from acceptlib.engine import process, torch_engine
 from acceptlib.engine.triton import bins, engine, held, listed, lists, min_p, partials, records, select, sums, tunings
+from acceptlib.engine.triton import call as engine_call
 from acceptlib.engine.triton import laws as kernel_laws
 from acceptlib.engine.triton import pairs as kernel_pairs
 from acceptlib.engine.triton import rows as kernel_rows
@@ -245,7 +246,7 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
         cases.run(engine.verify, triton_calls.strategies()["rejection"], given_call)
     found = torch.empty_like(rows)
     call, num_blocks = launched[0][0][0], -(-rows.shape[1] // engine.BLOCK)
-    words = torch.zeros(engine.words_of(call, len(rows), 0, 0, num_blocks, 0), dtype=torch.int64)
+    words = torch.full((engine.words_of(call, len(rows), 0, 0, num_blocks, 0),), 0x7FFFFFFF7FFFFFFF)  # nothing is 0
     given = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     parameters = (rows if value is None else value for value in given)  # what is not given is not read
     law_kernel[(len(rows),)](found, rows, *parameters, words, len(rows), rows.shape[1], num_blocks, call)
@@ -254,6 +255,65 @@ def compare_laws(logits: torch.Tensor, laws: tuple[tuple[float | None, ...], ...
         return f"kept otherwise: {different.nonzero().tolist()}"
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
     return ""
+
+
+def room_rows() -> dict[str, tuple[torch.Tensor, tuple[tuple[float | None, ...], ...]]]:
+    """Return rows [V] that just fill what there is room for, or just reach a bound, and laws of theirs."""
+    entry = torch.arange(triton_calls.FILTERED_SHAPE[2])
+    slope = -entry / 1000
+    one_each = (entry == 0) | (entry == 4) | (entry == 64) | (entry == 68)  # the first of each sub-block
+    little = torch.full_like(slope, -20.0)
+    little[[0, 4, 64, 68]] = torch.tensor([0.0, 0.0, 0.0, -0.5])
+    p = 3.000003 / float(little.double().exp().sum())
+    near = math.log(0.1) + (entry * 37 % 100 - 49.5) * 6e-6
+    floor = torch.tensor(math.log(0.5)).float() + torch.arange(-40, 41).float() * 2.0**-24
+    floor = floor[torch.exp2(floor * 1.44269504) >= 0.5].min()  # the least logit that min-p of 0.5 keeps beside 0
+    # As many entries as are compared or searched at once, and one more.
+    found = {
+        f"left-{n}": (torch.where(entry < n, slope, -math.inf), (*LAWS, (1.0, 99, 1.0, 0.0))) for n in (1, 2, 3, 64, 65)
+    }
+    found |= {
+        "apart": (torch.where(one_each, 0.1, slope), LAWS),  # a k is one more than there are sub-blocks
+        "three-apart": (torch.where(one_each & (entry < 68), 0.1 + slope, -math.inf), LAWS),
+        "a-little-more": (little, ((1.0, None, p, 0.02),)),  # than three maxima weigh
+        # Top-p's cut lies below min-p's, and both among entries that reach min-p's bound.
+        "near-floor": (torch.where(entry == 17, 0.0, near), ((1.0, None, 0.8, 0.1),)),
+        "least-one": (torch.where(entry < 2, slope, -math.inf), ((1.0, 99, 1.0, 1.0),)),
+        "tied-at-floor": (
+            torch.where(entry % 3 == 0, floor, torch.where(entry == 50, 0.0, -1.5)),
+            ((1.0, 99, 0.9, 0.5),),
+        ),
+    }
+    top_ps = tuple((1.0, None, top_p, None) for top_p in (0.4, 0.45, 0.5))
+    for depth in (0.1, 0.15):  # a bin runs over, and the cut is in the next one
+        rest = torch.where(entry > 96, -entry / 1e5, -3.0)
+        found[f"over-{depth}"] = (torch.where(entry == 0, -depth, rest), top_ps)
+    return found
+
+
+def compare_rooms() -> str:
+    """Return what `compare_laws` does of each such row, with more and with less room in lists."""
+    differences = []
+    for room in LISTED:
+        with listing(room):
+            differences += [compare_laws(*given) for given in room_rows().values()]
+    return "; ".join(filter(None, differences))
+
+
+def compare_unlisted() -> str:
+    """Return what differs where sub-blocks find no room in lists, or each draft's row is another one's neighbour."""
+    given = triton_calls.calls(triton_calls.FILTERED_SHAPE)["filtered"]
+    unlisted = {**given, "sampling": acceptlib.SamplingParams(top_k=20)}
+    generator = torch.Generator().manual_seed(3)
+    target = torch.randn(24, 3, 100, generator=generator)
+    draft = target[:, :2] + torch.randn(24, 2, 100, generator=generator) / 2
+    many = {"ids": draft.argmax(-1), "target_logits": target, "draft_logits": draft}
+    many["sampling"] = acceptlib.SamplingParams(top_p=0.1)
+    differences = []
+    for room, call in ((1, unlisted), (LISTED[0], many)):
+        with listing(room), mock.patch.object(engine_call, "MAX_LISTED", 16):
+            differences.append(cases.compare(triton_calls.strategies()["rejection"], call, cases.EVERY_SIZE[::2]))
+    return "; ".join(filter(None, differences))
 
 
 def compare_bins(kind: str, logits: torch.Tensor) -> str:
@@ -653,8 +713,10 @@ SUMS = {
     "held": compare_held,
     "spread": compare_spread,
     "doubts": compare_doubts,
+    "rooms": compare_rooms,
+    "unlisted": compare_unlisted,  # last: it changes sizes
 }
-"""Checks of sums in integers, and of how they pass between programs."""
+"""Checks of sums in integers and how they pass between programs, and of rows that just fit or have no room."""
 
 
 class Contrary(AcceptanceStrategy):
