@@ -41,7 +41,7 @@ def as_device(device: str | torch.device) -> torch.device:
 @contextlib.contextmanager
 def made_on_cpu() -> Iterator[None]:
     """Return a context, or a decorator, in which tensors are made on the CPU, whatever torch's default device is."""
-    # Asked of a tensor, as torch 2.6 cannot say. The mode that changes it costs every operation some time.
+    # Asked of a tensor: torch 2.6 cannot say once a default was set back. Its mode costs every operation some time.
     there = torch.empty(0).device.type == "cpu"
     with contextlib.nullcontext() if there else torch.device("cpu"):
         yield
