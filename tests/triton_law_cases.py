@@ -63,6 +63,9 @@ def wide_rows() -> dict[str, torch.Tensor]:
     together[torch.arange(4000, 4120)] = 30 - torch.arange(120) / 8
     uneven = normal / 3 + 3 * (torch.arange(9000) // 32 % 3 == 0)  # a sample sees what weighs most alone
     rows = {"normal": 3 * normal, "apart": apart, "together": together, "tied": normal.round(), "uneven": uneven}
+    # One more entry is left than a bin's are compared at a time.
+    one_more = torch.arange(9000) % 250 == 3
+    rows["one-more"] = torch.where(one_more & (one_more.cumsum(0) <= lists.COMPARED.value + 1), 0.0, -math.inf)
     # Few sub-blocks have any entry left: fewer than k are wanted, and some more.
     masked = {f"masked-{n}": torch.where(torch.arange(9000) % n < 3, normal, -math.inf) for n in (300, 100)}
     return rows | masked
