@@ -205,7 +205,8 @@ def check_kinds(arguments: Arguments) -> None:
             msg = f"{name}: expected {kind.__name__}, got {got}"
             raise InputError(msg)
     most = arguments.max_num_draft_tokens
-    if isinstance(most, float | bool | str):  # other types are refused where no graph is traced
+    # A tuple: torch 2.6's compiler follows no union. Other types are refused where no graph is traced.
+    if isinstance(most, (float, bool, str)):
         msg = f"max_num_draft_tokens: expected an int >= 0, got {most!r}"
         raise InputError(msg)
 

@@ -260,6 +260,7 @@ def write_model(folder: Path, model: Model, tokenizer: Tokenizer, card: dict[str
         "eos_token": END_OF_TEXT,
         "model_max_length": CONTEXT,
         "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],  # version 4 gives token types too, which no Llama takes
     }
     write_json(folder / "tokenizer_config.json", settings)
     (folder / "README.md").write_text(template.format(**card), encoding="utf-8")

@@ -108,7 +108,7 @@ def verify(strategy: str, arguments: Arguments) -> VerifyResult:
     check_kinds(arguments)
     ids, counts, most = arguments.draft_token_ids, arguments.cu_num_draft_tokens, arguments.max_num_draft_tokens
     rng, uniforms, state, workspace = arguments.rng, arguments.uniforms, arguments.state, arguments.workspace
-    if rng is not None and not isinstance(rng, Rng | int):
+    if rng is not None and not isinstance(rng, (Rng, int)):  # a tuple, as in `check_kinds`
         msg = f"rng: expected acceptlib.Rng, int or None in a compiled function, got {type(rng).__name__}"
         raise InputError(msg)
     out = arguments.out
