@@ -87,8 +87,10 @@ REFUSED = {
     "short mask": (
         {"do_sample": False, "attention_mask": torch.ones(1, 4, dtype=torch.int64)},
         # Version 4 passes the mask on; later ones make positions of it.
-        "attention_mask: expected ones, \\[1, 5\\], got \\[1, 4\\]: .* pass a mask of ones"
-        "|position_ids: expected 0, 1, ..., 4, .* got \\[1, 4\\].* attention_mask .* 5 ones",
+        (
+            "attention_mask: expected ones, \\[1, 5\\], got \\[1, 4\\]: .* pass a mask of ones"
+            "|position_ids: expected 0, 1, ..., 4, .* got \\[1, 4\\].* attention_mask .* 5 ones"
+        ),
     ),
     "positions": ({"do_sample": False, "position_ids": torch.arange(1, 6)[None]}, "position_ids"),
     "embeddings": ({"do_sample": False, "ids": None, "inputs_embeds": torch.zeros(1, 5, 32)}, "inputs_embeds: not"),
