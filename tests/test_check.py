@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +352,40 @@ def test_command_counts_checks_before_an_interruption(monkeypatch: pytest.Monkey
         ("rejection", "passed"),
     ]
     assert "interrupted after 1 of 2 checks" in result.stderr
+
+
+def check_that_ends_its_process(_subject: Subject) -> None:
+    """Every process ends by itself."""
+    os._exit(3)
+
+
+def check_that_interrupts(_subject: Subject) -> None:
+    """Whoever waits is interrupted."""
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(600)
+
+
+def test_command_runs_checks_side_by_side() -> None:
+    arguments = ("check", "fly", "greedy", "--only", "padding,counts,greedy_sequence", "--format", "json")
+    rows = {jobs: json.loads(run(*arguments, "--jobs", jobs).stdout) for jobs in ("1", "2")}
+    assert len(rows["1"]) == 6
+    same = [[{**row, "seconds": 0} for row in found] for found in rows.values()]
+    assert same[0] == same[1]
+
+
+def test_command_says_which_checks_a_process_left_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "checks_for", lambda _strategy: [Check.of(check_that_ends_its_process)])
+    (row,) = json.loads(run("check", "rejection", "--jobs", "2", "--format", "json", code=1).stdout)
+    assert (row["check"], row["status"]) == ("that_ends_its_process", "failed")
+    assert row["message"].startswith("no result: BrokenProcessPool: ")
+
+
+def test_command_ends_processes_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "checks_for", lambda _strategy: [Check.of(check_that_interrupts)])
+    start = time.perf_counter()
+    assert "interrupted after 0 of 1 checks" in run("check", "rejection", "--jobs", "2", code=130).stderr
+    assert time.perf_counter() - start < 300
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(

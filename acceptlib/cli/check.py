@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import signal
 from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -29,6 +36,12 @@ from acceptlib.errors import one_line
 if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
     from acceptlib.testing import Check, CheckResult
+    from acceptlib.testing.subject import Subject
+
+    Job: TypeAlias = tuple[Subject, Check]
+
+MAX_JOBS: Final = 64
+"""Checks that run at a time, at most: there are few more for a strategy."""
 
 COLUMNS: Final = (
     Column("strategy"),
@@ -47,6 +60,9 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     device: DeviceOption = "cpu",
     backend: Annotated[Choice | None, typer.Option(help="Engine that runs the strategies.")] = None,
     only: Annotated[str | None, typer.Option(metavar="CHECK,CHECK", help="Run these checks alone.")] = None,
+    processes: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, max=MAX_JOBS, help="Checks that run at a time, each in a process.")
+    ] = 1,
     config: ConfigOption = None,
     option: OptionOption = None,
     form: FormatOption = Format.plain,
@@ -78,25 +94,69 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             for check in chosen
             if check not in checks
         ]
-    interrupted, not_created = False, len(results)
+    interrupted, found = False, dict[int, "CheckResult"]()
     with console.progress("checks", quiet=quiet) as progress:
         task = progress.add_task("", total=len(jobs))
+        announce = partial(progress.update, task)
+        run = _run_in_turn(jobs, announce) if processes == 1 else _run_side_by_side(jobs, processes)
         try:
-            for subject, check in jobs:
-                progress.update(task, description=f"{subject.strategy.name}, {check.name}")
-                results.append((subject.strategy.name, testing.run_check(check, subject)))
-                progress.advance(task)
+            with contextlib.closing(run):
+                for number, result in run:
+                    found[number] = result
+                    progress.advance(task)
         except KeyboardInterrupt:
             interrupted = True
+    results += [(jobs[number][0].strategy.name, found[number]) for number in sorted(found)]
     _print(results, form)
     tally = Counter(result.status for _, result in results)
     if form is Format.plain and not quiet:
         seconds = sum(result.seconds for _, result in results)
         note(f"{tally['passed']} passed, {tally['failed']} failed, {tally['skipped']} skipped in {seconds:.1f} s.")
     if interrupted:
-        console.interrupted(f"{len(results) - not_created} of {len(jobs)} checks")
+        console.interrupted(f"{len(found)} of {len(jobs)} checks")
     if tally["failed"]:
         raise typer.Exit(FAILED)
+
+
+def _run_in_turn(jobs: Sequence[Job], announce: Callable[..., None]) -> Generator[tuple[int, CheckResult]]:
+    """Yield the numbers and results of jobs, each of which is announced as a `description` before."""
+    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
+
+    for number, (subject, check) in enumerate(jobs):
+        announce(description=f"{subject.strategy.name}, {check.name}")
+        yield number, testing.run_check(check, subject)
+
+
+def _run_side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[int, CheckResult]]:
+    """Yield the numbers and results of jobs that run in processes of their own, in the order in which they end."""
+    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
+
+    # Forked processes could not use a GPU.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), console.use_one_thread)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # is inherited: Ctrl-C ends these processes below
+    try:
+        futures = {pool.submit(_run_apart, *job): number for number, job in enumerate(jobs)}
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        for future in as_completed(futures):
+            number = futures[future]
+            try:
+                result = future.result()
+            except Exception as error:  # noqa: BLE001 - the process has ended, or the strategy cannot be sent to it
+                check = jobs[number][1]
+                result = CheckResult(check.name, "failed", f"no result: {one_line(error)}", check.description, 0.0)
+            yield number, result
+    finally:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _run_apart(subject: Subject, check: Check) -> CheckResult:
+    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
+
+    return replace(testing.run_check(check, subject), error=None)  # which may not survive the way back
 
 
 def _created(

@@ -20,7 +20,7 @@ class Tuning(NamedTuple):
         reduce_warps: Warps of a program that reduces rows.
         reduce_registers: Registers of its threads, at most: the fewer, the more programs run at a time. What a row's
             last program does needs more, and spills. 0 for no limit.
-        select_registers: The same of a program that finds what is kept of a row, whose searches may take twice as many.
+        select_registers: The same of a program that finds what is kept of a row.
         collect_programs: Programs that list the entries of a row which a cut may be among.
         emit_warps: Warps of a program of the last stage.
         emit_registers: Registers of its threads, at most, which say how many programs run at a time.
@@ -71,7 +71,7 @@ class Tuning(NamedTuple):
 SMALL = Tuning(
     reduce_warps=4,
     reduce_registers=0,
-    select_registers=224,
+    select_registers=0,
     collect_programs=24,
     emit_warps=8,
     emit_registers=128,
