@@ -39,7 +39,7 @@ class Purpose(IntEnum):
 
     ACCEPT = 0
     EMIT = 1
-    DRAFT = 2  # reserved for the caller's own drafting
+    DRAFT = 2  # drafting, see `Rng.draft_bits`
     SEED = 3  # per-request seeds from one number, see `Root`
 
 
@@ -160,7 +160,8 @@ class Rng:
         if not isinstance(position, Integral) or isinstance(position, bool) or not 0 <= position <= MASK:
             msg = f"position: expected an int in [0, 2^32), got {short_repr(position)}"
             raise InputError(msg)
-        return as_tensor(join(philox(counters(position, Purpose.DRAFT, as_words(self.offsets)), as_words(self.seeds))))
+        counter = counters(int(position), Purpose.DRAFT, as_words(self.offsets))  # of NumPy's uint64, floats
+        return as_tensor(join(philox(counter, as_words(self.seeds))))
 
 
 @dataclass(frozen=True, slots=True)

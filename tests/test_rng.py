@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,6 +100,12 @@ def test_one_number_of_a_stream_is_that_of_all() -> None:
         found = streams([seed], [offset]).uniforms(5)
         assert [uniform_at(position, seed, offset) for position in range(5)] == found.accept[0].tolist()
         assert bits_at(seed, offset) == int(found.emit)
+
+
+def test_a_position_of_numpy_is_a_position() -> None:
+    rng = streams([1, 2], [3, 4])
+    for kind in (np.uint64, np.int8):
+        assert torch.equal(rng.draft_bits(kind(3)), rng.draft_bits(3))
 
 
 def test_philox_broadcasts_seeds() -> None:
