@@ -54,15 +54,11 @@ class AcceptanceMetrics:
             msg = f"result: expected a VerifyResult, as verify returns it, got {type(result).__name__}"
             raise InputError(msg)
         counts, most = result.num_accepted.tolist(), result.output_token_ids.shape[1] - 1
-        fits = (
-            isinstance(num_draft_tokens, torch.Tensor)
-            and num_draft_tokens.dtype in INTEGERS
-            and num_draft_tokens.ndim == 1
-        )
-        drafts = num_draft_tokens.tolist() if fits else None
+        drafts: list[int] = num_draft_tokens.tolist() if isinstance(num_draft_tokens, torch.Tensor) else []
         if (
-            not isinstance(drafts, list)
-            or len(drafts) != len(counts)
+            not isinstance(num_draft_tokens, torch.Tensor)
+            or num_draft_tokens.dtype not in INTEGERS
+            or num_draft_tokens.shape != (len(counts),)
             or any(map(operator.lt, drafts, counts))
             or max(drafts, default=0) > most
         ):
