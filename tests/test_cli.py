@@ -154,7 +154,9 @@ class Optional(Rejection):
         """Those with defaults."""
 
         even: int = Field(4, multiple_of=2)
-        rates: list[Annotated[float, Field(ge=0), Field(le=1)]] = Field(default_factory=lambda: [0.5], min_length=1)
+        rates: list[Annotated[float, Field(ge=0), Field(le=1)]] = Field(
+            default_factory=lambda: [0.5], min_length=1, max_length=9
+        )
         nothing: int | None = None
         dtype: Any = torch.float32
 
@@ -267,7 +269,7 @@ class TestLookingUp:
         """Defaults may be made anew, bounds be of any kind, and values be what JSON has not."""
         even, rates, nothing, dtype = describe.options(Optional)
         assert even.cells == ["even", "int", "multiple of 2", "4", ""]
-        assert rates.cells == ["rates", "list[float]", "length >= 1, each >= 0 and <= 1", "[0.5]", ""]
+        assert rates.cells == ["rates", "list[float]", "length >= 1, length <= 9, each >= 0 and <= 1", "[0.5]", ""]
         assert (rates.record()["min_length"], rates.record()["default"]) == (1, [0.5])
         assert (nothing.default, nothing.required) == (None, False)
         assert dtype.record()["default"] == "torch.float32"

@@ -29,10 +29,11 @@ BOUNDS: Final = {
     "lt": "exclusive_maximum",
     "multiple_of": "multiple_of",
     "min_length": "min_length",
+    "max_length": "max_length",
 }
 """Attribute of a pydantic constraint -> its name in a record, as in JSON Schema."""
 
-SIGNS: Final = dict(zip(BOUNDS.values(), (">=", ">", "<=", "<", "multiple of", "length >="), strict=True))
+SIGNS: Final = dict(zip(BOUNDS.values(), (">=", ">", "<=", "<", "multiple of", "length >=", "length <="), strict=True))
 """Name in a record -> what people read."""
 
 
