@@ -82,6 +82,8 @@ def test_counts_of_another_batch_are_an_error() -> None:
     for drafted in (*wrong, [1, None]):
         with pytest.raises(InputError, match=r"a tensor \[2\] of integers, each at least what was accepted, \[1, 0\]"):
             metrics.update(result([1, 0], [2, 1]), drafted)
+    with pytest.raises(InputError, match=r"at most 4; got \[2\] torch\.float32, \[3\.0, 3\.0\]$"):
+        metrics.update(result([1, 0], [2, 1]), torch.tensor([3.0, 3.0]))
     assert metrics == AcceptanceMetrics()
 
 

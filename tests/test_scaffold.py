@@ -64,6 +64,17 @@ def test_only_the_first_word_must_begin_with_a_letter(tmp_path: Path) -> None:
     assert "\nclass My2ndRule(" in (tmp_path / "acceptlib-my-2nd-rule" / "acceptlib_my_2nd_rule.py").read_text()
 
 
+def test_a_strategy_may_be_called_as_its_test_s_base_class(tmp_path: Path) -> None:
+    """Else the test imports two classes by one name, and runs nothing."""
+    new_plugin("strategy-conformance", "--path", str(tmp_path))
+    (written,) = tmp_path.rglob("test_*.py")
+    module = ast.parse(written.read_text(encoding="utf-8"))
+    names = [name.name for node in module.body if isinstance(node, ast.ImportFrom) for name in node.names]
+    assert names == ["testing", "StrategyConformance"]
+    (test,) = (node for node in module.body if isinstance(node, ast.ClassDef))
+    assert [ast.unparse(base) for base in test.bases] == ["testing.StrategyConformance"]
+
+
 def test_suggests_a_path_that_pip_takes_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "pip install ./acceptlib-demo\n" in new_plugin("demo")

@@ -154,9 +154,10 @@ def _run_side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[in
 
 
 def _run_apart(subject: Subject, check: Check) -> CheckResult:
+    """Run a job where its process is: what it raised is left out, for not every exception can be sent back."""
     from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
 
-    return replace(testing.run_check(check, subject), error=None)  # which may not survive the way back
+    return replace(testing.run_check(check, subject), error=None)
 
 
 def _created(
