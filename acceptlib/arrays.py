@@ -1,7 +1,7 @@
 """NumPy views of tensors on the CPU, for arithmetic on a few numbers.
 
 An operation on a handful of numbers takes NumPy a fifth of what it takes torch. Code that uses only what both share
-runs on `Words` and serves every device; both wrap int64 alike.
+runs on `Array` and serves every device; both wrap int64 alike.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-Words: TypeAlias = Any
-"""A tensor, or a NumPy array of a tensor on the CPU."""
+Array: TypeAlias = Any
+"""A NumPy array in place of a tensor on the CPU, or another device's tensor."""
 
 MAX_CACHED: Final = 1024
 """Most things that `cached` holds."""
@@ -28,39 +28,39 @@ FEW_THREADS: Final = 4
 """Most torch threads beside which NumPy's single one is faster at log2, if it has wide instructions for it."""
 
 
-def as_words(tensor: torch.Tensor) -> Words:
-    """Return an array that shares the memory of a tensor on the CPU, or another device's tensor as it is."""
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return NumPy's array that shares the memory of a tensor on the CPU, or another device's tensor as it is."""
     return tensor.numpy() if tensor.is_cpu else tensor
 
 
-def as_tensor(words: Words) -> torch.Tensor:
-    """Return what `as_words` was made of, or a tensor of a new array."""
-    return words if isinstance(words, torch.Tensor) else torch.from_numpy(words)
+def as_tensor(array: Array) -> torch.Tensor:
+    """Return a tensor that shares an array's memory; the inverse of `as_array`."""
+    return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
 
-def library(words: Words) -> ModuleType:
-    """Return the module, NumPy or torch, whose functions take these words."""
-    return torch if isinstance(words, torch.Tensor) else np
+def library(array: Array) -> ModuleType:
+    """Return the module, NumPy or torch, whose functions take an array."""
+    return torch if isinstance(array, torch.Tensor) else np
 
 
-def device_of(words: Words) -> torch.device | None:
-    """Return the device of a tensor, None of an array."""
-    return words.device if isinstance(words, torch.Tensor) else None
+def device_of(array: Array) -> torch.device | None:
+    """Return the device of a tensor, None of NumPy's array."""
+    return array.device if isinstance(array, torch.Tensor) else None
 
 
-def float64(words: Words) -> Words:
-    """Return words of any dtype as float64."""
-    return words.to(torch.float64) if isinstance(words, torch.Tensor) else words.astype(np.float64)
+def float64(array: Array) -> Array:
+    """Return an array of any dtype as float64."""
+    return array.to(torch.float64) if isinstance(array, torch.Tensor) else array.astype(np.float64)
 
 
-def full(shape: tuple[int, ...], value: float, like: Words) -> Words:
-    """Return new words filled with a number, float64 and of the same kind as `like`."""
+def full(shape: tuple[int, ...], value: float, like: Array) -> Array:
+    """Return a new array filled with a number, float64 and of the same kind as `like`."""
     if isinstance(like, torch.Tensor):
         return torch.full(shape, value, dtype=torch.float64, device=like.device)
     return np.full(shape, value)
 
 
-def arange(length: int, like: Words) -> Words:
+def arange(length: int, like: Array) -> Array:
     """Return 0..length-1, int64, of the same kind as `like`. It is shared: never write to it."""
     device = device_of(like)
     return cached(
@@ -128,14 +128,14 @@ def current_stream(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index)  # noqa: SLF001 - as they do
 
 
-def all_so_far(condition: Words) -> Words:
+def all_so_far(condition: Array) -> Array:
     """Return where a condition [n, K] holds at an entry and at all entries before it in its row."""
     if isinstance(condition, torch.Tensor):
         return condition.cumprod(1) > 0
     return np.logical_and.accumulate(condition, 1)
 
 
-def maybe_any(condition: Words) -> bool:
+def maybe_any(condition: Array) -> bool:
     """Return whether some entry is true; True where finding out would wait for the device."""
     return isinstance(condition, torch.Tensor) or bool(np.count_nonzero(condition))
 

@@ -7,7 +7,6 @@ name. Here each entry point is loaded by itself, and a failure is a record, neve
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -126,12 +125,11 @@ def _collect(name: str, distribution: str, plugin: object) -> Plugin:
 
 def _unknown_hooks(manager: pluggy.PluginManager, plugin: object) -> list[str]:
     """Name implementations of hooks that do not exist, as a misspelt name makes them."""
-    known = [name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("acceptlib_")]
-    implemented = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
+    known = hookspecs.acceptlib_strategies.__name__
     return [
-        f"it implements an unknown hook {name!r}.{suggest(name, known)} Available: {', '.join(known)}."
-        for name in implemented
-        if name not in known
+        f"it implements an unknown hook {caller.name!r}.{suggest(caller.name, [known])} Available: {known}."
+        for caller in manager.get_hookcallers(plugin) or ()
+        if not caller.has_spec()
     ]
 
 

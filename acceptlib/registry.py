@@ -72,7 +72,7 @@ class _Loaded(NamedTuple):
     plugins: list[plugins.Plugin]
 
 
-@functools.lru_cache(maxsize=4)
+@functools.cache
 def _load(*, third_parties: bool) -> _Loaded:
     """Load the built-ins and, if `third_parties`, the installed packages."""
     token = _LOADING.set(True)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from acceptlib.arrays import Words, arange, as_tensor, as_words, float64
+from acceptlib.arrays import Array, arange, as_array, as_tensor, float64
 from acceptlib.errors import InputError, expect_int, short_repr
 
 ROUNDS: Final = 10
@@ -145,7 +145,7 @@ class Rng:
         """
         expect_int("max_num_draft_tokens", max_num_draft_tokens)
         # The last column is the draw, so that one Philox evaluation gives every number of the call.
-        seeds, offsets = as_words(self.seeds), as_words(self.offsets)
+        seeds, offsets = as_array(self.seeds), as_array(self.offsets)
         columns = _columns.__wrapped__ if _is_traced(self.seeds) else _columns
         position, purpose = columns(max_num_draft_tokens, self.seeds.device)
         words = philox(counters(position, purpose, offsets[:, None]), seeds[:, None])
@@ -160,8 +160,8 @@ class Rng:
         if not isinstance(position, Integral) or isinstance(position, bool) or not 0 <= position <= MASK:
             msg = f"position: expected an int in [0, 2^32), got {short_repr(position)}"
             raise InputError(msg)
-        counter = counters(int(position), Purpose.DRAFT, as_words(self.offsets))  # of NumPy's uint64, floats
-        return as_tensor(join(philox(counter, as_words(self.seeds))))
+        counter = counters(int(position), Purpose.DRAFT, as_array(self.offsets))  # of NumPy's uint64, floats
+        return as_tensor(join(philox(counter, as_array(self.seeds))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Root:
     def streams(self, num_requests: int, device: torch.device) -> Rng:
         """Return the streams of `num_requests` requests."""
         offsets = torch.zeros(num_requests, dtype=torch.int64, device=device)
-        words = as_words(offsets)
+        words = as_array(offsets)
         counter = counters(arange(num_requests, words), Purpose.SEED, words + self.offset)
         return Rng(seeds=as_tensor(join(philox(counter, words + self.seed))), offsets=offsets)
 
@@ -204,7 +204,7 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
     return Rng.of(source, num_requests, device)
 
 
-def _is_traced(words: Words) -> bool:
+def _is_traced(words: Array) -> bool:
     """Return whether words belong to a graph that is being made, and hold no values."""
     return torch.compiler.is_dynamo_compiling() or isinstance(words, FakeTensor)
 
@@ -220,7 +220,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(first) and one.device == other.device and abs(first - second) < 8 * one.numel()
 
 
-def counters(position: Words | int, purpose: Words | int, offset: Words) -> Words:
+def counters(position: Array | int, purpose: Array | int, offset: Array) -> Array:
     """Return Philox counters [4, ...], for position and purpose that broadcast with `offset`."""
     if isinstance(purpose, Purpose):
         # numpy asks an enum's class for attributes. In Python 3.11 that runs code of `enum`, and numpy drops what is
@@ -231,7 +231,7 @@ def counters(position: Words | int, purpose: Words | int, offset: Words) -> Word
     return torch.stack(words) if isinstance(zero, torch.Tensor) else np.stack(words)
 
 
-def philox(counter: Words, seed: Words) -> Words:
+def philox(counter: Array, seed: Array) -> Array:
     """Evaluate Philox4x32-10.
 
     Args:
@@ -281,13 +281,13 @@ def _philox_at(position: int, purpose: int, seed: int, offset: int) -> tuple[int
     return words[:2]
 
 
-def _swap(words: Words) -> Words:
+def _swap(words: Array) -> Array:
     """Return an array's rows in reverse; `np.flipud` takes longer than the multiplications."""
     return words[::-1]
 
 
 @functools.lru_cache
-def _constants(device: torch.device | None, ndim: int) -> tuple[Words, ...]:
+def _constants(device: torch.device | None, ndim: int) -> tuple[Array, ...]:
     """Return multipliers [2, ...], what each round adds to the key's words [ROUNDS, 2, ...], 32 and the mask.
 
     All are words, because a plain number beside an array takes NumPy twice as long.
@@ -300,19 +300,19 @@ def _constants(device: torch.device | None, ndim: int) -> tuple[Words, ...]:
 
 
 @functools.lru_cache
-def _columns(max_num_draft_tokens: int, device: torch.device) -> tuple[Words, Words]:
+def _columns(max_num_draft_tokens: int, device: torch.device) -> tuple[Array, Array]:
     """Return position and purpose, [K+1] int64, of the numbers of one step."""
     position = torch.tensor([*range(max_num_draft_tokens), 0], device=device)
     purpose = torch.tensor([Purpose.ACCEPT] * max_num_draft_tokens + [Purpose.EMIT], device=device)
-    return as_words(position), as_words(purpose)
+    return as_array(position), as_array(purpose)
 
 
-def join(words: Words) -> Words:
+def join(words: Array) -> Array:
     """Return the first two of [4, ...] words as 64 bits in an int64."""
     return (words[0] << 32) | words[1]
 
 
-def to_uniform(words: Words) -> Words:
+def to_uniform(words: Array) -> Array:
     """Return 53 bits of the first two of [4, ...] words as a float64 in [0, 1)."""
     bits = (words[0] << 21) | (words[1] >> 11)
     return float64(bits) * 2.0**-53

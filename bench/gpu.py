@@ -27,7 +27,7 @@ from acceptlib.benchmarks.measure import Row
 from acceptlib.benchmarks.peers import PEERS, Peer, vllm
 from acceptlib.benchmarks.timing import How
 from acceptlib.benchmarks.workloads import Batch, Workload
-from acceptlib.cli.format import write_whole
+from acceptlib.cli.files import write_whole
 from acceptlib.compat import flashinfer, vllm_v0, vllm_v1
 from acceptlib.ops import Value
 

@@ -12,7 +12,7 @@ import torch
 
 from acceptlib.benchmarks import timing
 from acceptlib.benchmarks.environment import environment
-from acceptlib.cli.format import write_whole
+from acceptlib.cli.files import write_whole
 
 if TYPE_CHECKING:
     import pytest

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 from acceptlib.benchmarks.environment import OTHERS
 from acceptlib.cli import comparison, report
-from acceptlib.cli.format import Format, write_whole
+from acceptlib.cli.files import write_whole
+from acceptlib.cli.format import Format
 
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = ROOT / "bench" / "results"

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import acceptlib
 from acceptlib import registry
-from acceptlib.cli import console, describe, example, generate, models
+from acceptlib.cli import console, describe, example, files, generate, models
 from acceptlib.cli import format as tables
 from acceptlib.cli.app import app
 from acceptlib.cli.console import CommandError
@@ -712,7 +712,7 @@ class TestTables:
 
         monkeypatch.setattr(Path, "write_bytes", full)
         with pytest.raises(acceptlib.AcceptlibError, match="No space left"):
-            tables.write_whole(path, "after")
+            files.write_whole(path, "after")
         assert path.read_text() == "before"
         assert list(tmp_path.iterdir()) == [path]
 
@@ -721,7 +721,7 @@ class TestTables:
         path.write_text("before")
         path.chmod(0o600)
         link.symlink_to(path.name)
-        tables.write_whole(link, "after")
+        files.write_whole(link, "after")
         assert link.is_symlink()
         assert path.read_text() == "after"
         assert path.stat().st_mode & 0o777 == 0o600
@@ -740,8 +740,8 @@ class TestTables:
             link.symlink_to(f"/proc/self/fd/{ends[1]}")
         try:
             os.set_blocking(ends[0], False)
-            tables.check_ending(link, (".json",), "--output")
-            tables.write_whole(link, "rows")
+            files.check_ending(link, (".json",), "--output")
+            files.write_whole(link, "rows")
             assert os.read(ends[0], 10) == b"rows"
             assert link.is_symlink()
             assert not named or (tmp_path / "pipe").is_fifo()

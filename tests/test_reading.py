@@ -252,7 +252,7 @@ def test_words_of_a_device(setting: str, layout: str, form: str, monkeypatch: py
     arguments = {"logprobs": True, "bonus_token_ids": torch.arange(20) % 11}
     wanted = support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments)
     for module in (arrays, draw, process, streams, rows, torch_engine):
-        monkeypatch.setattr(module, "as_words", lambda tensor: tensor)
+        monkeypatch.setattr(module, "as_array", lambda tensor: tensor)
     monkeypatch.setattr(streams, "_columns", streams._columns.__wrapped__)  # keeps words
     support.same(support.verify(setting, requests, layout, form, rng=support.streams(range(20)), **arguments), wanted)
 
@@ -267,7 +267,7 @@ def test_words_of_a_device_are_not_waited_for(
     requests = mixed(9)
     requests[2].p[1] = torch.nan
     for module in (arrays, draw, process, streams, rows, torch_engine):
-        monkeypatch.setattr(module, "as_words", lambda tensor: tensor)
+        monkeypatch.setattr(module, "as_array", lambda tensor: tensor)
     monkeypatch.setattr(streams, "_columns", streams._columns.__wrapped__)  # keeps words
     arguments = {"logprobs": True, "bonus_token_ids": torch.arange(9)}
     arguments |= support.lay_out(requests, layout, form)

@@ -22,7 +22,8 @@ from acceptlib.benchmarks.workloads import Dtype, Level, Source, Workload
 from acceptlib.cli import console, models, report
 from acceptlib.cli import format as table
 from acceptlib.cli.console import FAILED, CommandError, stdout
-from acceptlib.cli.format import Column, Format, check_ending
+from acceptlib.cli.files import check_ending, write_whole
+from acceptlib.cli.format import Column, Format
 from acceptlib.cli.options import (
     ConfigsOption,
     FormatOption,
@@ -243,9 +244,9 @@ def _counted(rows: Sequence[Row]) -> str:
 def _write(rows: Sequence[Row], device: torch.device, output: Path | None, plot: Path | None) -> None:
     """Write the files that were asked for."""
     if output is not None:
-        table.write_whole(output, _render(rows, report.FILE_FORMS[output.suffix.lower()], device))
+        write_whole(output, _render(rows, report.FILE_FORMS[output.suffix.lower()], device))
     if plot is not None:
-        table.write_whole(plot, plots.timings(points(rows), plot.suffix.lower()))
+        write_whole(plot, plots.timings(points(rows), plot.suffix.lower()))
 
 
 def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequence[str], *, quiet: bool) -> None:

@@ -13,7 +13,8 @@ from acceptlib import demo, registry
 from acceptlib.cli import comparison, console, models, report
 from acceptlib.cli.comparison import Case, Row, Settings
 from acceptlib.cli.console import FAILED, CommandError
-from acceptlib.cli.format import Format, check_ending
+from acceptlib.cli.files import check_ending
+from acceptlib.cli.format import Format
 from acceptlib.cli.options import (
     MAX_TOKENS,
     ConfigsOption,

@@ -23,17 +23,17 @@ PARTS: Final = ("Guarantee", "Formula", "Source")
 """Labelled paragraphs of a strategy's docstring."""
 
 BOUNDS: Final = {
-    "ge": "minimum",
-    "gt": "exclusive_minimum",
-    "le": "maximum",
-    "lt": "exclusive_maximum",
-    "multiple_of": "multiple_of",
-    "min_length": "min_length",
-    "max_length": "max_length",
+    "ge": ("minimum", ">="),
+    "gt": ("exclusive_minimum", ">"),
+    "le": ("maximum", "<="),
+    "lt": ("exclusive_maximum", "<"),
+    "multiple_of": ("multiple_of", "multiple of"),
+    "min_length": ("min_length", "length >="),
+    "max_length": ("max_length", "length <="),
 }
-"""Attribute of a pydantic constraint -> its name in a record, as in JSON Schema."""
+"""Attribute of a pydantic constraint -> its name in a record, as in JSON Schema, and what people read."""
 
-SIGNS: Final = dict(zip(BOUNDS.values(), (">=", ">", "<=", "<", "multiple of", "length >=", "length <="), strict=True))
+SIGNS: Final = dict(BOUNDS.values())
 """Name in a record -> what people read."""
 
 
@@ -46,7 +46,7 @@ class Option:
         type: Its annotation, as text.
         required: Whether it has no default.
         default: The default; None where it is required.
-        constraints: Numbers that bound it, by the names of `BOUNDS`.
+        constraints: Numbers that bound it, by the names of `SIGNS`.
         entry_constraints: The same for the entries of a container.
         description: What it does.
     """
@@ -206,9 +206,9 @@ def _entry_constraints(field: FieldInfo) -> dict[str, float]:
 
 def _constraints(metadata: list[Any]) -> dict[str, float]:
     return {
-        BOUNDS[attribute]: value
+        name: value
         for constraint in metadata
-        for attribute in BOUNDS
+        for attribute, (name, _) in BOUNDS.items()
         if isinstance(value := getattr(constraint, attribute, None), int | float)
     }
 

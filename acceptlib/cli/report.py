@@ -11,6 +11,7 @@ from acceptlib.benchmarks.environment import environment
 from acceptlib.cli import format as table
 from acceptlib.cli.comparison import LONGEST_EXACT, SUSPICIOUS, Row
 from acceptlib.cli.console import CommandError, stdout
+from acceptlib.cli.files import check_ending, write_whole
 from acceptlib.cli.format import Column, Format
 from acceptlib.errors import import_extra
 from acceptlib.sampling import FILTERS, OFF
@@ -77,7 +78,7 @@ def write(rows: Sequence[Row], path: Path, device: torch.device) -> None:
         text = table.to_json({**environment(device), "rows": [row.record() for row in rows]})
     else:
         text = render(rows, form)
-    table.write_whole(path, text)
+    write_whole(path, text)
 
 
 def check_plot(path: Path | None) -> None:
@@ -87,7 +88,7 @@ def check_plot(path: Path | None) -> None:
         CommandError: The ending is unknown.
         MissingPackageError: matplotlib is not installed.
     """
-    table.check_ending(path, plots.ENDINGS, "--plot")
+    check_ending(path, plots.ENDINGS, "--plot")
     if path is not None:
         import_extra("matplotlib", "plot")
 
@@ -102,7 +103,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     if not points:
         msg = f"--plot: no row has a distance to draw; it takes K <= {LONGEST_EXACT} and a strategy that ran"
         raise CommandError(msg)
-    table.write_whole(path, plots.comparison(points, path.suffix.lower()))
+    write_whole(path, plots.comparison(points, path.suffix.lower()))
 
 
 def points_of(rows: Sequence[Row]) -> list[plots.Point]:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from acceptlib.arrays import Words, as_words
+from acceptlib.arrays import Array, as_array
 from acceptlib.engine import rows
 from acceptlib.engine.plan import Plan
 from acceptlib.inputs import Inputs
@@ -62,10 +62,10 @@ def write(out: VerifyResult, results: list[tuple[list[int], int, int, int]]) -> 
     """
     most = out.output_token_ids.shape[1] - 1
     tokens = [[*ids[:stop], token, *[PLACEHOLDER_TOKEN_ID] * (most - stop)] for ids, stop, token, _ in results]
-    as_words(out.output_token_ids)[:] = tokens
-    as_words(out.num_accepted)[:] = [stop for _, stop, _, _ in results]
-    as_words(out.num_emitted)[:] = [stop + (status == OK) for _, stop, _, status in results]
-    as_words(out.status)[:] = [status for *_, status in results]
+    as_array(out.output_token_ids)[:] = tokens
+    as_array(out.num_accepted)[:] = [stop for _, stop, _, _ in results]
+    as_array(out.num_emitted)[:] = [stop + (status == OK) for _, stop, _, status in results]
+    as_array(out.status)[:] = [status for *_, status in results]
 
 
 def end_of(ids: list[int]) -> int:
@@ -73,7 +73,7 @@ def end_of(ids: list[int]) -> int:
     return next((position for position, drafted in enumerate(ids) if drafted < 0), len(ids))
 
 
-def _walk_one(given: Words, first: int, ids: list[int], bonus: int | None, least: float) -> tuple[int, int, int]:
+def _walk_one(given: Array, first: int, ids: list[int], bonus: int | None, least: float) -> tuple[int, int, int]:
     """Return how many tokens of a chain stand, the one that follows them, and the `Status`.
 
     Args:

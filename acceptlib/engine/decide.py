@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, all_so_far, arange, float64, full, library
+from acceptlib.arrays import Array, all_so_far, arange, float64, full, library
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import StrategyDefinitionError
 
-Values = dict[str, Words]
+Values = dict[str, Array]
 
 OF_POSITIONS: Final = frozenset({"position", "num_draft_tokens", "is_last"})
 """Quantities that follow from where a position is."""
 
 
-def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, state: Mapping[str, Words]) -> Values:
+def positional(plan: Plan, num_draft_tokens: Array, max_num_draft_tokens: int, state: Mapping[str, Array]) -> Values:
     """Return the quantities that do not depend on rows, and the constants that depend on positions.
 
     Args:
@@ -33,7 +33,7 @@ def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, s
         state: [B] or [1] tensors by name.
 
     Returns:
-        [B, K] words by name.
+        [B, K] arrays by name.
     """
     values: Values = {}
     if not state and len(plan.numbers) == len(plan.constants) and plan.reads.isdisjoint(OF_POSITIONS):
@@ -58,7 +58,7 @@ def positional(plan: Plan, num_draft_tokens: Words, max_num_draft_tokens: int, s
     return values
 
 
-def run_carry(plan: Plan, values: Values, like: Words) -> Words:
+def run_carry(plan: Plan, values: Values, like: Array) -> Array:
     """Return the running scalar before each position of `like`, [B, K], and after the last: [B, K+1] float64."""
     carry = full((len(like), like.shape[1] + 1), 1.0, like)
     if plan.carry is not None:
@@ -72,9 +72,9 @@ def run_carry(plan: Plan, values: Values, like: Words) -> Words:
 def acceptance(
     plan: Plan,
     values: Values,
-    carry: Words,
-    next_residual_mass: Callable[[], Words],
-) -> Words:
+    carry: Array,
+    next_residual_mass: Callable[[], Array],
+) -> Array:
     """Return h, the probability that each drafted token is accepted: [B, K] float64."""
     values = {**values, "carry": carry[:, 1:]}
     if "next_residual_mass" in plan.accept.names:
@@ -82,14 +82,14 @@ def acceptance(
     return broadcast(evaluate(plan.accept, values, plan.numbers), values["carry"])
 
 
-def forgiven(plan: Plan, values: Values, carry: Words) -> Words | None:
+def forgiven(plan: Plan, values: Values, carry: Array) -> Array | None:
     """Return which tokens may stand although rejected, [B, K] bool; None where the strategy has no such rule."""
     if plan.forgive is None:
         return None
     return broadcast(evaluate(plan.forgive, {**values, "carry": carry[:, 1:]}, plan.numbers), carry[:, 1:]) != 0
 
 
-def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draft_tokens: Words) -> Words:
+def stop_position(plan: Plan, accepted: Array, may_stand: Array | None, num_draft_tokens: Array) -> Array:
     """Return how many drafted tokens stand.
 
     Args:
@@ -117,7 +117,7 @@ def stop_position(plan: Plan, accepted: Words, may_stand: Words | None, num_draf
     return all_so_far(accepted).sum(1)
 
 
-def broadcast(value: Words | float, like: Words) -> Words:
+def broadcast(value: Array | float, like: Array) -> Array:
     """Return what a rule returned, possibly a plain number, in the shape of `like`.
 
     Raises:

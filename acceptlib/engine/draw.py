@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Words, arange, as_tensor, as_words, maybe_any
+from acceptlib.arrays import Array, arange, as_array, as_tensor, maybe_any
 from acceptlib.engine.constants import MASS_LIMIT, ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.rows import mass_of
 from acceptlib.engine.scratch import owns_memory, scratch, to_fixed
@@ -33,11 +33,11 @@ def weigh(
     p: torch.Tensor,
     residual: torch.Tensor,
     given: Mapping[str, torch.Tensor],
-    is_bonus: Words,
-    draft_mass: Words | float,
+    is_bonus: Array,
+    draft_mass: Array | float,
     *,
     is_logits: bool,
-) -> tuple[torch.Tensor, Words, Words]:
+) -> tuple[torch.Tensor, Array, Array]:
     """Return the weights of draws, which of them are the target's rows, and the rows' `Status`.
 
     Args:
@@ -50,24 +50,24 @@ def weigh(
     """
     mass = mass_of(p, is_logits=is_logits)
     # Where nothing in the target's row is below 0, its entries are the weights; only on the CPU may the host look.
-    if residual is p and (is_logits or (p.is_cpu and not maybe_any(as_words(p.amin(1)) < 0))):
+    if residual is p and (is_logits or (p.is_cpu and not maybe_any(as_array(p.amin(1)) < 0))):
         return p, is_bonus, _status(mass, mass, draft_mass)
     if residual is not p and owns_memory(residual, given):
         weights = residual.clamp_(min=0)
     else:
         weights = torch.clamp(residual, min=0, out=scratch("weights", p.shape, torch.float32, p.device))
-    from_target, drawn_mass = is_bonus, as_words(weights.sum(1))
+    from_target, drawn_mass = is_bonus, as_array(weights.sum(1))
     if residual is not p and maybe_any(is_bonus | (drawn_mass < LITTLE_MASS)):
         weights.nan_to_num_(nan=NO_WEIGHT, posinf=NO_WEIGHT)
         # p == q, or equal but for rounding: nothing is left to draw from, and p is what the token must follow.
         takes_p = as_tensor(is_bonus) | (weights.amax(1) < 1 / WEIGHT_SCALE)
-        from_target = as_words(takes_p)
+        from_target = as_array(takes_p)
         weights.lerp_(p, takes_p[:, None].to(torch.float32))  # exact at 0 and 1, and quicker than `where`
-        drawn_mass = as_words(weights.clamp_(min=0).sum(1))
+        drawn_mass = as_array(weights.clamp_(min=0).sum(1))
     return weights, from_target, _status(mass, drawn_mass, draft_mass)
 
 
-def _status(mass: Words, drawn_mass: Words, draft_mass: Words | float) -> Words:
+def _status(mass: Array, drawn_mass: Array, draft_mass: Array | float) -> Array:
     """Return the `Status` [n] of stopping rows, from the sums of the target's row, the weights and the draft's row."""
     normalized = (abs(mass - 1) <= ROW_TOLERANCE) & (draft_mass <= 1 + ROW_TOLERANCE) & (drawn_mass <= MASS_LIMIT)
     has_law = (abs(mass) < torch.inf) & (drawn_mass != 0)
@@ -87,12 +87,12 @@ def draw(weights: torch.Tensor, bits: torch.Tensor, *, in_place: bool = False) -
     """
     block = min(BLOCK, weights.shape[1])
     blocks = to_fixed(weights, WEIGHT_SCALE, block, in_place=in_place).view(len(weights), -1, block)
-    drawn = _search(as_words(blocks), as_words(blocks.sum(-1)), as_words(bits))
+    drawn = _search(as_array(blocks), as_array(blocks.sum(-1)), as_array(bits))
     # The remainder changes nothing but an index that bad weights have led out of range.
     return as_tensor(drawn % weights.shape[1])
 
 
-def _search(blocks: Words, sums: Words, bits: Words) -> Words:
+def _search(blocks: Array, sums: Array, bits: Array) -> Array:
     """Return each row's first entry whose running sum exceeds r, from [n, blocks, BLOCK] and the sums of blocks."""
     row = arange(len(blocks), blocks)
     ends = sums.cumsum(1)
@@ -102,7 +102,7 @@ def _search(blocks: Words, sums: Words, bits: Words) -> Words:
     return block * blocks.shape[2] + (blocks[row, block].cumsum(1) <= rest).sum(1)
 
 
-def multiply_high(bits: Words, total: Words) -> Words:
+def multiply_high(bits: Array, total: Array) -> Array:
     """Return the high word of the unsigned 128-bit product of `bits` and `total` >= 0, both int64."""
     bits_high, bits_low = (bits >> 32) & MASK, bits & MASK
     total_high, total_low = total >> 32, total & MASK

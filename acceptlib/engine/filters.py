@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from acceptlib.arrays import Words
+from acceptlib.arrays import Array
 from acceptlib.checks import MAX_FILTERED
 from acceptlib.engine.constants import MASS_SCALE
 from acceptlib.engine.logits import constrain, readable, rows_at_a_time, scale, take
@@ -90,7 +90,7 @@ def _write(
 
 
 @np.errstate(all="ignore")
-def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
+def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Array:
     """Write the law of rows whose few largest entries suffice; return [n] bool, which rows these are.
 
     On the CPU only, where NumPy is quicker on few entries. Every operation gives the same bits as torch's.
@@ -130,7 +130,7 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Words:
     return few
 
 
-def _largest_and_equal(logits: torch.Tensor, top_k: Words, some: Words) -> tuple[Words, Words, Words]:
+def _largest_and_equal(logits: torch.Tensor, top_k: Array, some: Array) -> tuple[Array, Array, Array]:
     """Return the largest entries of rows [n, V], the k-th and its equals among them where `some` and not too many.
 
     Returns:
@@ -147,19 +147,19 @@ def _largest_and_equal(logits: torch.Tensor, top_k: Words, some: Words) -> tuple
     return values, ids, (values[:, -1:] < kth)[:, 0] | ~tied
 
 
-def _kth(values: Words, top_k: Words) -> Words:
+def _kth(values: Array, top_k: Array) -> Array:
     """Return the k-th of values [n, c] in order, [n, 1]; the first or last one where there is none."""
     return values[np.arange(len(values)), np.minimum(np.maximum(top_k - 1, 0), values.shape[1] - 1)][:, None]
 
 
-def _by_id(values: Words, ids: Words) -> tuple[Words, Words]:
+def _by_id(values: Array, ids: Array) -> tuple[Array, Array]:
     """Return entries [n, c] in the order that top-p keeps them in: of equal logits the highest id first."""
     order = np.lexsort((-ids, -values))
     row = np.arange(len(ids))[:, None]
     return values[row, order], ids[row, order]
 
 
-def _largest(logits: torch.Tensor, count: int) -> tuple[Words, Words]:
+def _largest(logits: torch.Tensor, count: int) -> tuple[Array, Array]:
     """Return `topk(count)` of rows [n, V] in float32, several times quicker where V is large or numbers have 16 bits.
 
     The `count` largest entries are in the `count` blocks with the largest maxima, or past the last whole block.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from acceptlib.arrays import Words, as_words
+from acceptlib.arrays import Array, as_array
 from acceptlib.checks import check_sampling
 from acceptlib.engine.filters import filter_rows, sum_of_weights
 from acceptlib.engine.logits import constrain, readable, rows_at_a_time, scale, take
@@ -50,44 +50,42 @@ def pieces(rows: torch.Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def in_range(rows: Rows, vocab_size: int) -> Words:
+def in_range(rows: Rows, vocab_size: int) -> Array:
     """Return which requests [B] have parameters that make sense; True where none is given."""
-    found: Words = True
+    found: Array = True
     if rows.temperature is not None:
-        temperature = as_words(rows.temperature.detach())
+        temperature = as_array(rows.temperature.detach())
         found &= (temperature >= 0) & (temperature < torch.inf)
     if rows.top_k is not None:
-        found &= as_words(rows.top_k) >= 0
+        found &= as_array(rows.top_k) >= 0
     if rows.top_p is not None:
-        top_p = as_words(rows.top_p.detach())
+        top_p = as_array(rows.top_p.detach())
         found &= (top_p > 0) & (top_p <= 1)
     if rows.min_p is not None:
-        min_p = as_words(rows.min_p.detach())
+        min_p = as_array(rows.min_p.detach())
         found &= (min_p >= 0) & (min_p <= 1)
     if rows.bias_token_ids is not None:
-        found &= (as_words(rows.bias_token_ids) < vocab_size).all(1)
+        found &= (as_array(rows.bias_token_ids) < vocab_size).all(1)
     return found
 
 
-def process(rows: Rows, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the law that rows of logits are sampled from.
+def process(rows: Rows, probs: torch.Tensor) -> torch.Tensor:
+    """Write the law that rows of logits are sampled from.
 
     Args:
         rows: Logits [n, V] with one set of parameters per row.
-        out: Where to put the result, [n, V] float32; a new tensor if None.
+        probs: Where to, [n, V] float32; NaN throughout a row that has no law.
 
     Returns:
-        [n, V] float32 probabilities; NaN throughout a row that has no law.
+        `probs`.
     """
-    shape, device = rows.data.shape, rows.data.device
-    probs = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
     temperature = rows.temperature
     if rows.is_filtered:
         filter_rows(rows, probs)
     elif temperature is None:
         torch.softmax(constrain(rows), -1, dtype=torch.float32, out=probs)
     else:
-        scaled = scratch("logits", shape, torch.float32, device).copy_(constrain(rows))
+        scaled = scratch("logits", probs.shape, torch.float32, probs.device).copy_(constrain(rows))
         torch.softmax(scale(scaled, scaled.amax(-1, keepdim=True), temperature), -1, out=probs)
     if temperature is None:
         return probs

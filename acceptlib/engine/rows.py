@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, all_so_far, arange, as_tensor, as_words, cached, device_of, library, maybe_any
+from acceptlib.arrays import Array, all_so_far, arange, as_array, as_tensor, cached, device_of, library, maybe_any
 from acceptlib.engine.logits import constrain, take
 from acceptlib.engine.process import in_range, max_and_log_sum_exp, process
 from acceptlib.engine.scratch import scratch
@@ -21,7 +21,7 @@ from acceptlib.result import INVALID_COUNT, INVALID_PARAMETER, OK
 if TYPE_CHECKING:
     from acceptlib.inputs import Inputs
 
-Model: TypeAlias = Literal["target", "draft"]
+ModelName: TypeAlias = Literal["target", "draft"]
 
 SCRATCH_BYTES: Final = 2 << 20
 """Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
@@ -61,9 +61,9 @@ class Layout:
         num_requests, most = inputs.num_requests, inputs.max_num_draft_tokens
         self.shape = (num_requests, most)
         self.has_bonus_rows = inputs.has_bonus_rows
-        drafted = as_words(inputs.draft_token_ids.to(torch.int64))
+        drafted = as_array(inputs.draft_token_ids.to(torch.int64))
         self.request, self.position = arange(num_requests, drafted), arange(most, drafted)
-        self.faults: Words | None = None
+        self.faults: Array | None = None
         for rows in (inputs.target, inputs.draft if reads_draft else None):
             if rows is not None and not rows.is_plain:
                 faults = self.request * OK if self.faults is None else self.faults
@@ -86,8 +86,8 @@ class Layout:
             flat = torch.arange(self.num_tokens if most else 0, device=inputs.device)
             request = torch.searchsorted(bounds[1:].contiguous(), flat, right=True).clamp(max=num_requests - 1)
             position = (flat - bounds[request]).clamp(0, max(most - 1, 0))
-            self.start, self.flat_request, self.flat_position = map(as_words, (bounds[:-1], request, position))
-            insane, count = as_words(~sane), as_words(count)
+            self.start, self.flat_request, self.flat_position = map(as_array, (bounds[:-1], request, position))
+            insane, count = as_array(~sane), as_array(count)
             count_faults = insane * INVALID_COUNT
             self.faults = count_faults if self.faults is None else ops.where(insane, count_faults, self.faults)
             ids = self.to_grid(drafted)
@@ -101,22 +101,22 @@ class Layout:
         self.ids = ids
         self.flat_ids = ids.T.reshape(-1) if self.start is None else ids[self.flat_request, self.flat_position]
 
-    def to_grid(self, flat: Words) -> Words:
+    def to_grid(self, flat: Array) -> Array:
         """Return [N] values as [B, K]; beyond a request's end they are those of some other position."""
         if self.start is None:
             return flat.reshape(self.shape[::-1]).T
         if not self.num_tokens or not self.shape[1]:
-            return as_words(as_tensor(flat).new_zeros(self.shape))
+            return as_array(as_tensor(flat).new_zeros(self.shape))
         return flat[ops.minimum(self.start[:, None] + self.position, self.num_tokens - 1)]
 
-    def index(self, model: Model, request: Words, position: Words) -> tuple[Words, ...]:
+    def index(self, model: ModelName, request: Array, position: Array) -> tuple[Array, ...]:
         """Return the index of rows in the caller's tensor, in bounds even where a bonus position has no row."""
         if self.start is None:
             return request, position if self._has_bonus(model) else ops.minimum(position, self.shape[1] - 1)
         row = self.start[request] + position
         return (row + request,) if self._has_bonus(model) else (ops.minimum(row, self.num_tokens - 1),)
 
-    def request_of_rows(self, model: Model) -> torch.Tensor:
+    def request_of_rows(self, model: ModelName) -> torch.Tensor:
         """Return the request of every row of the caller's tensor, in the shape of its leading dimensions."""
         request = as_tensor(self.request)
         if self.start is None:
@@ -125,14 +125,14 @@ class Layout:
         row = torch.arange(self.num_tokens + bonus * self.shape[0], device=request.device)
         return (torch.searchsorted(as_tensor(self.start) + bonus * request, row, right=True) - 1).clamp(min=0)
 
-    def _has_bonus(self, model: Model) -> bool:
+    def _has_bonus(self, model: ModelName) -> bool:
         return model == "target" and self.has_bonus_rows
 
 
 class RowReader:
     """Rows of one model as probabilities, processed when they are asked for, and kept if there are few."""
 
-    def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: Model) -> None:
+    def __init__(self, rows: Rows, layout: Layout, vocab_size: int, chunk: int, model: ModelName) -> None:
         """Wrap the caller's rows.
 
         Args:
@@ -150,7 +150,7 @@ class RowReader:
         self.chunk = chunk
         self.model = model
         self.num_processed = 0
-        self._held: tuple[torch.Tensor, Words] | None = None
+        self._held: tuple[torch.Tensor, Array] | None = None
 
     @functools.cached_property
     def _kept(self) -> torch.Tensor | None:
@@ -160,7 +160,7 @@ class RowReader:
         shape = (self.raw.shape[:-1].numel(), self.raw.shape[-1])
         return scratch(f"{self.model}-processed", shape, torch.float32, self.raw.device)
 
-    def _processed(self, row: Words) -> torch.Tensor | None:
+    def _processed(self, row: Array) -> torch.Tensor | None:
         """Return `_kept`, with the rows of logits processed at least up to the last of those given."""
         if self._kept is None:
             return None
@@ -170,7 +170,7 @@ class RowReader:
             self.num_processed = end
         return self._kept
 
-    def hold(self, request: Words, position: Words) -> None:
+    def hold(self, request: Array, position: Array) -> None:
         """Process some rows of logits, for `rows` and `probs` to find until others are held."""
         if not self.is_logits or self._kept is not None:
             return
@@ -192,7 +192,7 @@ class RowReader:
             self.given, self._request[some], data, bitmask if bitmask is None else _count_through(bitmask, some)
         )
 
-    def _rows_at(self, request: Words, index: tuple[Words, ...]) -> Rows:
+    def _rows_at(self, request: Array, index: tuple[Array, ...]) -> Rows:
         """Return rows of some requests as `process` takes them."""
         data, bitmask = _select(self.raw, index, f"{self.model}-raw"), self.given.bitmask
         if self.given.is_plain:
@@ -209,19 +209,19 @@ class RowReader:
         for start in range(0, max(self.raw.shape[:-1].numel(), 1), self.chunk):
             yield self._span(slice(start, start + self.chunk))
 
-    def rows(self, request: Words, position: Words) -> torch.Tensor:
+    def rows(self, request: Array, position: Array) -> torch.Tensor:
         """Return rows [n, V] float32, never to be written; the next call may overwrite them."""
         rows = self._whole(request, position)
         missing = self.vocab_size - rows.shape[1]
         return functional.pad(rows, (0, missing)) if missing else rows
 
-    def largest(self, request: Words, position: Words, rows: torch.Tensor) -> torch.Tensor:
+    def largest(self, request: Array, position: Array, rows: torch.Tensor) -> torch.Tensor:
         """Return the largest entry [n] of each row, at least 0, including entries that `rows` cut off."""
         if self.raw.shape[-1] > self.vocab_size:
             rows = self._whole(request, position).nan_to_num(nan=0.0, posinf=torch.inf).clamp(min=0)
         return rows.amax(1)
 
-    def _whole(self, request: Words, position: Words) -> torch.Tensor:
+    def _whole(self, request: Array, position: Array) -> torch.Tensor:
         """Return rows as `rows` does, as wide as they were given."""
         index = self.layout.index(self.model, request, position)
         if not self.is_logits:
@@ -235,7 +235,7 @@ class RowReader:
         given = self._rows_at(request, index)
         return process(given, scratch(self.model, given.data.shape, torch.float32, given.data.device))
 
-    def probs(self, request: Words, position: Words, ids: Words) -> Words:
+    def probs(self, request: Array, position: Array, ids: Array) -> Array:
         """Return the probabilities [n] float64 of one token a row; 0 beyond a narrower vocabulary."""
         width = self.raw.shape[-1]
         column = ops.minimum(ids, width - 1)
@@ -251,10 +251,10 @@ class RowReader:
                 for some in chunks
             ]
             found = torch.cat(parts)
-        found = as_words(found.to(torch.float64))
+        found = as_array(found.to(torch.float64))
         return found if width >= self.vocab_size else ops.where(ids < width, found, 0.0)
 
-    def raw_logprobs(self, last: Words, token_ids: torch.Tensor) -> torch.Tensor:
+    def raw_logprobs(self, last: Array, token_ids: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities [B, K+1] float64 under the softmax of the caller's logits, before any parameter.
 
         Args:
@@ -263,7 +263,7 @@ class RowReader:
         """
         position = as_tensor(ops.minimum(arange(token_ids.shape[1], last), last[:, None]))
         request = as_tensor(self.layout.request)[:, None].expand_as(position)
-        index = self.layout.index(self.model, as_words(request), as_words(position))
+        index = self.layout.index(self.model, as_array(request), as_array(position))
         row = as_tensor(row_number(self.raw, index))
         totals = torch.cat([max_and_log_sum_exp(rows.data) for rows in self._spans()], 1)[:, row]
         found = self.raw[(*map(as_tensor, index), token_ids.to(torch.int64).clamp(min=0))]
@@ -276,7 +276,7 @@ class RowReader:
         return same and self.raw.is_contiguous()
 
     @functools.cached_property
-    def best(self) -> tuple[Words, Words]:
+    def best(self) -> tuple[Array, Array]:
         """Argmax of every row, leading dimensions flattened, and whether the row has a law: both [R]."""
         if self._as_given:
             return self._best(self.raw.view(-1, self.raw.shape[-1]))
@@ -286,21 +286,21 @@ class RowReader:
         token, has_law = (library(part[0]).concatenate(part) for part in zip(*parts, strict=True))
         return token, has_law
 
-    def _best(self, rows: torch.Tensor) -> tuple[Words, Words]:
+    def _best(self, rows: torch.Tensor) -> tuple[Array, Array]:
         """Return the argmax of rows [n, V], the lowest id among ties, and whether they have a law: both [n]."""
         # NumPy is ten times quicker than torch, but does not take half precision.
-        found = as_words(rows.to(torch.float32)) if rows.is_cpu else rows
+        found = as_array(rows.to(torch.float32)) if rows.is_cpu else rows
         token = found.argmax(1)
         return token, self._have_law(found[arange(len(found), found), token])
 
-    def _have_law(self, largest: Words) -> Words:
+    def _have_law(self, largest: Array) -> Array:
         """Return whether rows have a law, given the largest entry [n] of each."""
         finite = library(largest).isfinite(largest)
         return finite if self.is_logits else finite & (largest > 0)
 
     def argmax(
-        self, request: Words, position: Words, *, every_row: bool, rows: torch.Tensor | None = None
-    ) -> tuple[Words, Words]:
+        self, request: Array, position: Array, *, every_row: bool, rows: torch.Tensor | None = None
+    ) -> tuple[Array, Array]:
         """Return the argmax [n] of rows, lowest id among ties, and whether [n] the row has a law.
 
         Taken from the caller's own values, after bias and mask: rounding to probabilities could create ties.
@@ -320,15 +320,15 @@ class RowReader:
         return self._best(constrain(self._rows_at(request, index)))
 
 
-def mass_of(rows: torch.Tensor, *, is_logits: bool) -> Words:
+def mass_of(rows: torch.Tensor, *, is_logits: bool) -> Array:
     """Return the sums [n] of rows. From logits they are 1, or NaN for a row without a law, and cost nothing to find."""
-    return as_words(rows[:, 0]) * 0 + 1 if is_logits else as_words(rows.sum(1))
+    return as_array(rows[:, 0]) * 0 + 1 if is_logits else as_array(rows.sum(1))
 
 
-def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Words]:
+def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Array]:
     """Return a draft's rows [n, V] with 0 for entries below 0 or NaN, and their masses [n]; `q` is never written."""
     # Only on the CPU may the host look whether there is something below 0.
-    if not is_logits and (not q.is_cpu or maybe_any(~(as_words(q.amin(1)) >= 0))):
+    if not is_logits and (not q.is_cpu or maybe_any(~(as_array(q.amin(1)) >= 0))):
         q = torch.clamp(q, min=0, out=scratch("clean", q.shape, q.dtype, q.device))
     found = mass_of(q, is_logits=is_logits)
     if maybe_any(~(found < torch.inf)):
@@ -337,14 +337,14 @@ def cleaned(q: torch.Tensor, *, is_logits: bool) -> tuple[torch.Tensor, Words]:
     return q, found
 
 
-def _grid(num_requests: int, most: int, like: Words) -> tuple[Words, Words]:
+def _grid(num_requests: int, most: int, like: Array) -> tuple[Array, Array]:
     """Return request and position [B * K] of every position of a grid. They are shared: never write to them."""
 
-    def make() -> tuple[Words, Words]:
+    def make() -> tuple[Array, Array]:
         request, position = arange(num_requests, like), arange(most, like)[:, None]
         return (request + 0 * position).reshape(-1), (0 * request + position).reshape(-1)
 
-    found: tuple[Words, Words] = cached(("grid", num_requests, most), device_of(like), make)
+    found: tuple[Array, Array] = cached(("grid", num_requests, most), device_of(like), make)
     return found
 
 
@@ -356,7 +356,7 @@ def _count_through(data: torch.Tensor, some: slice) -> torch.Tensor:
     return data.reshape(-1, data.shape[-1])[some] if data.ndim > 2 else data[some]  # noqa: PLR2004
 
 
-def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Tensor:
+def _select(data: torch.Tensor, index: tuple[Array, ...], name: str) -> torch.Tensor:
     """Return rows [n, V] of `data`, never to be written: a view if they are evenly spaced, else a copy."""
     if len(index) > 1 and not data.is_contiguous():
         return data[tuple(map(as_tensor, index))]
@@ -375,6 +375,6 @@ def _select(data: torch.Tensor, index: tuple[Words, ...], name: str) -> torch.Te
     return rows
 
 
-def row_number(data: torch.Tensor, index: tuple[Words, ...]) -> Words:
+def row_number(data: torch.Tensor, index: tuple[Array, ...]) -> Array:
     """Return the numbers of rows in `data` with its leading dimensions flattened."""
     return index[0] if len(index) == 1 else index[0] * data.shape[1] + index[1]

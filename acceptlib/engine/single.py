@@ -11,14 +11,14 @@ from typing import Final
 import numpy as np
 import torch
 
-from acceptlib.arrays import as_words, float64
+from acceptlib.arrays import as_array, float64
 from acceptlib.engine import chains, decide
 from acceptlib.engine.constants import ROW_TOLERANCE, WEIGHT_SCALE
 from acceptlib.engine.draw import BLOCK, weigh
 from acceptlib.engine.logits import take
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.process import in_range, process
-from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Model, cleaned
+from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, ModelName, cleaned
 from acceptlib.engine.scratch import scratch, to_fixed
 from acceptlib.inputs import Inputs, Rows
 from acceptlib.result import (
@@ -76,7 +76,7 @@ def step(plan: Plan, inputs: Inputs, out: VerifyResult) -> None:
 class _Model:
     """One model's rows; logits are processed as far as the chain has come."""
 
-    def __init__(self, rows: Rows, name: Model) -> None:
+    def __init__(self, rows: Rows, name: ModelName) -> None:
         self.given, self.is_logits, self.num_processed = rows, rows.is_logits, 0
         self.all = rows.data[0].detach()
         if rows.is_logits:
@@ -135,10 +135,10 @@ def _decide(
     for start in range(0, end, each):
         some = range(start, min(start + each, end))
         at = some, [min(max(ids[position], 0), vocab_size - 1) for position in some]
-        p = float64(as_words(target.upto(some.stop))[at])
+        p = float64(as_array(target.upto(some.stop))[at])
         values, probs = {"target_prob": p[None]}, p.tolist()
         if draft is not None:
-            q = float64(as_words(draft.upto(some.stop))[at])[None]
+            q = float64(as_array(draft.upto(some.stop))[at])[None]
             values["draft_prob"] = np.where(q > 0, q, 0.0)
         elif plan.reads_draft:
             values["draft_prob"] = np.ones_like(p)[None]
@@ -176,8 +176,8 @@ def _draw(weights: torch.Tensor, bits: int, *, in_place: bool) -> int:
     """Return what `draw` draws from the weights [1, V]."""
     block = min(BLOCK, weights.shape[1])
     blocks = to_fixed(weights, WEIGHT_SCALE, block, in_place=in_place).view(-1, block)
-    ends = as_words(blocks.sum(1)).cumsum()
+    ends = as_array(blocks.sum(1)).cumsum()
     threshold = (bits % 2**64 * int(ends[-1])) >> 64
     index = int(ends.searchsorted(threshold, "right"))
     before = int(ends[index - 1]) if index else 0
-    return index * block + int(as_words(blocks[index]).cumsum().searchsorted(threshold - before, "right"))
+    return index * block + int(as_array(blocks[index]).cumsum().searchsorted(threshold - before, "right"))

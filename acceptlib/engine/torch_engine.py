@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from acceptlib import ops
-from acceptlib.arrays import Words, all_so_far, arange, as_tensor, as_words, float64, full, library, log2, maybe_any
+from acceptlib.arrays import Array, all_so_far, arange, as_array, as_tensor, float64, full, library, log2, maybe_any
 from acceptlib.engine import chains, decide, single
 from acceptlib.engine.constants import (
     MAGNITUDE_LIMIT,
@@ -96,7 +96,7 @@ class _Step:
         self.draft = None
         if inputs.max_num_draft_tokens and inputs.draft is not None and plan.reads_draft and inputs.draft.data.numel():
             self.draft = RowReader(inputs.draft, *common, "draft")
-        state = {name: as_words(value) for name, value in inputs.state.items()}
+        state = {name: as_array(value) for name, value in inputs.state.items()}
         most = inputs.max_num_draft_tokens
         self.values = decide.positional(plan, self.layout.num_draft_tokens, most, state)
         self.wanted = plan.scalars | {"target_prob"} if inputs.logprobs else plan.scalars
@@ -126,12 +126,12 @@ class _Step:
                 self._emit_ended(some, emit_bits)
         if out.num_passed is not None:
             passed = self.accepted.sum(1)
-            as_words(out.num_passed)[:] = passed if layout.faults is None else passed * (layout.faults == OK)
+            as_array(out.num_passed)[:] = passed if layout.faults is None else passed * (layout.faults == OK)
         may_stand = decide.forgiven(plan, self.values, self.carry)
         if may_stand is not None:
             may_stand = may_stand & sound
         stop = decide.stop_position(plan, self.accepted, may_stand, layout.num_draft_tokens)
-        status: Words | int = OK
+        status: Array | int = OK
         if layout.faults is not None:
             stop = stop * (layout.faults == OK)
         if faults is not None:
@@ -157,7 +157,7 @@ class _Step:
             and size > (SCRATCH_BYTES if layout.shape[0] == 1 else KEPT_BYTES)
         )
 
-    def _passes(self) -> Iterator[slice | Words]:
+    def _passes(self) -> Iterator[slice | Array]:
         """Yield the flat positions to read at a time: all of them, unless rows may be read in vain."""
         layout = self.layout
         num_requests, most = layout.shape
@@ -177,7 +177,7 @@ class _Step:
             for first in range(0, len(found), each):
                 yield found[first : first + each]
 
-    def _uniforms(self) -> tuple[Words, torch.Tensor]:
+    def _uniforms(self) -> tuple[Array, torch.Tensor]:
         uniforms = self.inputs.uniforms
         rng = self.inputs.rng
         if isinstance(rng, Root):
@@ -187,10 +187,10 @@ class _Step:
             if rng.advances:
                 rng.offsets.add_(1)
         assert uniforms is not None  # noqa: S101 - `prepare` gives one of the two
-        accept = as_words(uniforms.accept)
+        accept = as_array(uniforms.accept)
         return (self.layout.to_grid(accept) if accept.ndim == 1 else accept), uniforms.emit
 
-    def _read(self, some: slice | Words) -> None:
+    def _read(self, some: slice | Array) -> None:
         """Fill in what rules read of the rows at some flat positions."""
         layout = self.layout
         flat = (layout.flat_request[some], layout.flat_position[some], layout.flat_ids[some])
@@ -207,7 +207,7 @@ class _Step:
                 self.flat[name][some] = value
             self.values[name] = layout.to_grid(self.flat[name])
 
-    def _row_scalars(self, request: Words, position: Words, ids: Words) -> decide.Values:
+    def _row_scalars(self, request: Array, position: Array, ids: Array) -> decide.Values:
         """Return what rules read of the rows at some positions and drafted tokens: [n] by name."""
         values: decide.Values = {}
         if "is_target_argmax" in self.plan.reads:
@@ -233,7 +233,7 @@ class _Step:
             values["draft_prob"] = full(ids.shape, 1.0, ids)
         return values
 
-    def _reductions(self, request: Words, position: Words, ids: Words, wanted: frozenset[str]) -> decide.Values:
+    def _reductions(self, request: Array, position: Array, ids: Array, wanted: frozenset[str]) -> decide.Values:
         """Return scalars that need whole rows, for drafted tokens at some positions: [n] float64 by name."""
         read = {name for row_sum in self.plan.used_row_sums.values() for name in row_sum.names}
         parts = [
@@ -241,14 +241,14 @@ class _Step:
             for chunk in self._chunks(len(ids))
         ]
         found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        values = {name: float64(as_words(value)) for name, value in found.items()}
+        values = {name: float64(as_array(value)) for name, value in found.items()}
         if "target_max_prob" in wanted:
             largest = values["target_max_prob"]
             values["target_max_prob"] = ops.where((largest > 0) & (largest < torch.inf), largest, torch.nan)
         return {name: values[name] for name in wanted}
 
     def _reduced(
-        self, request: Words, position: Words, ids: Words, gathered: frozenset[str]
+        self, request: Array, position: Array, ids: Array, gathered: frozenset[str]
     ) -> dict[str, torch.Tensor]:
         """Return the tensors [n] behind `_reductions` for one chunk of rows; of `PROBS`, those that are `gathered`."""
         elements, _ = self._elements(request, position)
@@ -277,7 +277,7 @@ class _Step:
             found[name] = _sum(terms, in_place=owns_memory(terms, read))
         return found
 
-    def _next_residual_mass(self) -> Words:
+    def _next_residual_mass(self) -> Array:
         """Return the mass of the residual at the next row, [B, K] float64; 0 where that row has no law."""
         layout = self.layout
         masses = []
@@ -289,11 +289,11 @@ class _Step:
             masses.append(to_fixed(weights, WEIGHT_SCALE, in_place=True).sum(1))
         mass = full(layout.shape, 0.0, self.carry)
         if masses:
-            own = layout.to_grid(as_words(torch.cat(masses))) * layout.valid
+            own = layout.to_grid(as_array(torch.cat(masses))) * layout.valid
             mass[:, :-1] = float64(own[:, 1:]) / WEIGHT_SCALE
         return mass
 
-    def _elements(self, request: Words, position: Words) -> tuple[dict[str, torch.Tensor], Words | float]:
+    def _elements(self, request: Array, position: Array) -> tuple[dict[str, torch.Tensor], Array | float]:
         """Return the rows [n, V] float32 that elementwise rules read at some positions, and the draft rows' mass."""
         p = self.target.rows(request, position)
         elements, draft_mass = {"p": p, "q": p}, 0.0
@@ -308,7 +308,7 @@ class _Step:
             elements["q"] = elements["is_drafted"].to(torch.float32)
         return elements, draft_mass
 
-    def _residual(self, request: Words, position: Words, elements: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _residual(self, request: Array, position: Array, elements: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the residual [n, V] float32 at some positions, before it is clamped at 0; NaN stays NaN."""
         residual = self.plan.residual
         if residual is None:
@@ -324,7 +324,7 @@ class _Step:
         row: torch.Tensor = decide.broadcast(weights, elements["p"])
         return row.to(torch.float32)
 
-    def _position_faults(self) -> Words | None:
+    def _position_faults(self) -> Array | None:
         """Return the `Status` of each drafted position by itself, [B, K] int64; None if all are seen to be OK."""
         bad, prob, has_law = self.layout.outside, None, self.values.get("has_law")
         if "target_prob" in self.plan.reads:
@@ -344,7 +344,7 @@ class _Step:
             status = ops.where(has_law, status, INVALID_ROW)
         return status * self.layout.valid
 
-    def _emit(self, stop: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+    def _emit(self, stop: Array, bits: torch.Tensor) -> tuple[Array, Array, Array | None]:
         """Return each request's token at its stopping row, the row's `Status`, and the probability if asked for."""
         request = self.layout.request
         if self.inputs.bonus_token_ids is not None and not self.inputs.logprobs and isinstance(stop, np.ndarray):
@@ -358,7 +358,7 @@ class _Step:
         token, status, prob = self.emitted
         return token, status, prob if self.inputs.logprobs else None
 
-    def _emit_ended(self, some: Words, bits: torch.Tensor) -> None:
+    def _emit_ended(self, some: Array, bits: torch.Tensor) -> None:
         """Emit for the requests whose chains end at some flat positions, while their rows are held."""
         request, position = self.layout.flat_request[some], self.layout.flat_position[some]
         ended = ~self.accepted[request, position]
@@ -366,14 +366,14 @@ class _Step:
             request = request[ended]
             self._keep(request, *self._emit_from_rows(request, position[ended], bits[as_tensor(request)]))
 
-    def _keep(self, request: Words, *found: Words | None) -> None:
+    def _keep(self, request: Array, *found: Array | None) -> None:
         """Keep what some requests emit, in the order of `_emit`; None for what nobody asked for."""
         self.missing[request] = False
         for whole, part in zip(self.emitted, found, strict=True):
             if part is not None:
                 whole[request] = part
 
-    def _emit_from_rows(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+    def _emit_from_rows(self, request: Array, position: Array, bits: torch.Tensor) -> tuple[Array, Array, Array | None]:
         """Return what `_emit` does for some requests at their stopping positions, a chunk of rows at a time."""
         parts = [self._emit_some(request[c], position[c], bits[c]) for c in self._chunks(len(request))]
         if len(parts) == 1:
@@ -382,15 +382,15 @@ class _Step:
         join = library(request).concatenate
         return join(token), join(status), join(prob) if self.inputs.logprobs else None
 
-    def _given_bonus(self, request: Words, position: Words) -> tuple[Words, Words, Words]:
+    def _given_bonus(self, request: Array, position: Array) -> tuple[Array, Array, Array]:
         """Return which of some requests take their given bonus tokens, those tokens, and the `Status` of each."""
         assert self.inputs.bonus_token_ids is not None  # noqa: S101 - for the type checker
-        layout, given = self.layout, as_words(self.inputs.bonus_token_ids.to(torch.int64))[request]
+        layout, given = self.layout, as_array(self.inputs.bonus_token_ids.to(torch.int64))[request]
         outside = (given < 0) | (given >= self.inputs.vocab_size)
         takes = (position == layout.num_draft_tokens[request]) & layout.reached_end[request]
         return takes, given * ~outside, outside * INVALID_TOKEN_ID
 
-    def _emit_some(self, request: Words, position: Words, bits: torch.Tensor) -> tuple[Words, Words, Words | None]:
+    def _emit_some(self, request: Array, position: Array, bits: torch.Tensor) -> tuple[Array, Array, Array | None]:
         """Return what `_emit_from_rows` does, for one chunk."""
         plan, traits = self.plan, self.plan.traits
         is_bonus = position == self.layout.num_draft_tokens[request]
@@ -406,26 +406,26 @@ class _Step:
             if plan.draws:
                 status = row_status
             if plan.samples and maybe_any(takes_best ^ True):
-                token = as_words(draw(weights, bits, in_place=weights is not p))
+                token = as_array(draw(weights, bits, in_place=weights is not p))
         if has_rows and "argmax" in {traits.recovered, traits.bonus}:
             every_row = "is_target_argmax" in plan.reads
             best, has_law = self.target.argmax(request, position, every_row=every_row, rows=p)
             if plan.residual is None:
                 status = ops.where(has_law, status, INVALID_ROW)
             else:
-                best = ops.where(from_target, best, as_words(weights).argmax(1))
+                best = ops.where(from_target, best, as_array(weights).argmax(1))
             token = ops.where(takes_best, best, token)
         if self.inputs.bonus_token_ids is not None:
             takes_given, given, given_status = self._given_bonus(request, position)
             token = ops.where(takes_given, given, token)
             status = ops.where(takes_given, given_status, status)
         if self.inputs.logprobs and p is not None:
-            prob = as_words(p.gather(1, as_tensor(token)[:, None])[:, 0])
+            prob = as_array(p.gather(1, as_tensor(token)[:, None])[:, 0])
         return token, status, prob
 
     def _weights(
-        self, request: Words, position: Words, is_bonus: Words
-    ) -> tuple[torch.Tensor, torch.Tensor, Words, Words]:
+        self, request: Array, position: Array, is_bonus: Array
+    ) -> tuple[torch.Tensor, torch.Tensor, Array, Array]:
         """Return the target's rows, the draw's weights, which of these are the target's, and the rows' `Status`."""
         elements: dict[str, torch.Tensor] = {}
         if self.plan.residual is None or not self.layout.shape[1] or not maybe_any(~is_bonus):
@@ -438,7 +438,7 @@ class _Step:
         return p, *weigh(p, residual, elements, is_bonus, draft_mass, is_logits=self.target.is_logits)
 
     def _write(
-        self, out: VerifyResult, stop: Words, status: Words | int, token: Words, row_status: Words, prob: Words | None
+        self, out: VerifyResult, stop: Array, status: Array | int, token: Array, row_status: Array, prob: Array | None
     ) -> None:
         """Fill in the result."""
         most = self.layout.shape[1]
@@ -453,15 +453,15 @@ class _Step:
             out.logprobs.copy_(as_tensor(probs).log())
         tokens = ops.where(is_last, ops.where(emitted, token, PLACEHOLDER_TOKEN_ID)[:, None], PLACEHOLDER_TOKEN_ID)
         tokens[:, :most] = ops.where(stands, self.layout.ids, tokens[:, :most])
-        as_words(out.output_token_ids)[:] = tokens  # only now: the drafted ones may lie there
+        as_array(out.output_token_ids)[:] = tokens  # only now: the drafted ones may lie there
         if out.logprobs is not None and out.raw_logprobs is not None:
             out.raw_logprobs.copy_(out.logprobs)
             if not self.inputs.target.is_plain:
                 raw = self.target.raw_logprobs(stop, out.output_token_ids)
                 out.raw_logprobs.copy_(raw.masked_fill(out.logprobs.isnan(), torch.nan))
-        as_words(out.num_accepted)[:] = stop
-        as_words(out.num_emitted)[:] = stop + emitted
-        as_words(out.status)[:] = status
+        as_array(out.num_accepted)[:] = stop
+        as_array(out.num_emitted)[:] = stop + emitted
+        as_array(out.status)[:] = status
         if out.totals is not None and out.num_passed is not None:
             out.totals[0] += out.num_passed.sum()
             out.totals[1] += out.num_emitted.sum()
@@ -474,7 +474,7 @@ class _Step:
 def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
     """Return the sums [n] of rows, float64: the same for every order; NaN where magnitudes reach `ROW_SUM_LIMIT`."""
     # Magnitudes sum to at most sqrt(V) times the row's norm, which is found as quickly as a sum. NaN compares as false.
-    most = as_words(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
+    most = as_array(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
     if not maybe_any(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
         return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
     terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
