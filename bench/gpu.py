@@ -137,10 +137,12 @@ PATHS: Final = {
     "logits, a third party's rule": Case(functools.partial(Stranger, backend="triton"), {}, beside="logits", most=1.03),
     "logits, fly": Case(named("fly"), {}),
     "logits, synthetic": Case(named("synthetic"), {}),
+    "logits, tv-budget": Case(named("tv-budget"), {}),
     "probabilities, block": Case(named("block"), {"kind": "probs"}),
     "probabilities, greedy": Case(named("greedy"), {"kind": "probs"}),
     "probabilities, fly": Case(named("fly"), {"kind": "probs"}),
     "probabilities, typical": Case(named("typical"), {"kind": "probs"}),
+    "probabilities, tv-budget": Case(named("tv-budget"), {"kind": "probs"}),
     "logits, bfloat16": Case(named("rejection"), {"dtype": "bfloat16"}, beside="logits", most=0.6),
     "logits, bitmask": Case(named("rejection"), {"masked": True}, beside="logits", most=1.15),
     "logits, T = 0.7, top-k 50, top-p 0.9": Case(

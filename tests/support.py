@@ -66,6 +66,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("mixture", {}),
     "rejection": ("rejection", {}),
     "synthetic": ("synthetic", {"synthetic_acceptance_rates": (1.0,) * 8}),
+    "tv-budget": ("tv-budget", {}),
     "typical": ("typical", {}),
     "typical-sample": ("typical", {"recovery": "sample"}),
 }

@@ -39,7 +39,7 @@ from acceptlib.sampling import SamplingParams
 from acceptlib.strategies.rejection import Rejection
 
 ORIGINAL = generate.TextStream.add
-BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
+BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "tv-budget", "typical"]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["list", "--format", "json"], ["show", "nope"]], ids=" ".join)
@@ -316,7 +316,7 @@ class TestLookingUp:
         assert record["formula"]
         assert record["source"]
         assert record["reads"]
-        assert Path(record["origin"]["file"]).name == f"{name}.py"
+        assert Path(record["origin"]["file"]).name == f"{name.replace('-', '_')}.py"
 
     def test_schema_is_json_schema(self) -> None:
         schema = json.loads(run("schema").stdout)

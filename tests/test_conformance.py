@@ -42,6 +42,7 @@ SKIPPED: dict[str, set[str]] = {
     "mixture": set(),
     "rejection": set(),
     "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands", "options_are_read"},
+    "tv-budget": set(),
     "typical": {"declared_bound", "neutral_setting", "options_are_read"},
 }
 """What says nothing about a built-in strategy, each by its declared traits or by what it reads."""
@@ -50,6 +51,7 @@ OTHER_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "typical-sample": ("typical", {"recovery": "sample"}),
     "lenience-strong": ("lenience", {"lenience": 0.3}),
     "mixture-all-draft": ("mixture", {"weight": 0.0}),
+    "tv-budget-wide": ("tv-budget", {"epsilon": 0.4}),
     "fly-short-window": ("fly", {"fly_window": 1, "fly_entropy_threshold": 0.0}),
     "synthetic-rates": ("synthetic", {"synthetic_acceptance_rates": (0.9, 0.4)}),
 }

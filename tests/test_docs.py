@@ -144,7 +144,9 @@ def test_runner_fails_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/choose.md"])
 def test_every_strategy_is_in_the_tables(page: str) -> None:
     text = read(page)
-    named = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) | set(re.findall(r"strategies/(\w+)\.md", text))
+    named = set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) | set(
+        re.findall(r"strategies/([\w-]+)\.md", text)
+    )
     assert named >= {*BUILT_IN}
 
 
@@ -286,7 +288,7 @@ def test_every_record_is_shown() -> None:
 
 
 def test_comparison_has_every_strategy() -> None:
-    assert set(re.findall(r"^\| (\w+) ", RENDER.of_file("compare", "record"), re.MULTILINE)) - {"strategy"} == {
+    assert set(re.findall(r"^\| ([\w-]+) ", RENDER.of_file("compare", "record"), re.MULTILINE)) - {"strategy"} == {
         *BUILT_IN
     }
 

@@ -16,7 +16,7 @@ import pytest
 import acceptlib
 
 ROOT = Path(__file__).parent.parent
-BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "typical"]
+BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "tv-budget", "typical"]
 OURS = ["cactus", "cascade", "entropy-scaled", "relaxed"]
 
 PYPROJECT = """

@@ -16,7 +16,7 @@ from acceptlib.engine import rows, torch_engine
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
-POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "typical", "typical-sample"]
+POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "tv-budget", "typical", "typical-sample"]
 """Settings under which a token's h depends on its own rows alone."""
 
 
@@ -179,7 +179,7 @@ def test_passed_counts_positions_past_the_stop(setting: str, layout: str) -> Non
 
 
 @layouts
-@pytest.mark.parametrize("setting", ["lenience", "mixture", "rejection", "typical"])
+@pytest.mark.parametrize("setting", ["lenience", "mixture", "rejection", "tv-budget", "typical"])
 def test_passed_counts_rows_that_no_chain_reaches(setting: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches, and long rows, of logits are read as far as chains get, but not where all that passes counts."""
     requests = [support.ordinary(4, 11, seed) for seed in range(20)]
@@ -497,9 +497,10 @@ def test_a_residual_that_is_a_given_row_leaves_it_alone() -> None:
     [
         ("lenience", {"lenience": 1.0}),
         ("mixture", {"weight": 1.0}),
+        ("tv-budget", {"epsilon": 0.0}),
         ("fly", {"fly_entropy_threshold": float("inf")}),
     ],
-    ids=["lenience-1", "mixture-1", "fly-infinite"],
+    ids=["lenience-1", "mixture-1", "tv-budget-0", "fly-infinite"],
 )
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "ngram"])
 @forms

@@ -313,6 +313,16 @@ def mixture(x: Sequence[int], p: torch.Tensor, q: torch.Tensor, weight: float = 
     return Chain(h, first_rejection, lambda tau: residual(p[tau], q[tau]), p[len(x)])
 
 
+def tv_budget(x: Sequence[int], p: torch.Tensor, q: torch.Tensor, epsilon: float = 0.05) -> Chain:
+    """`mixture` whose 1 - w is min(1, epsilon / TV(p_i, q_i)), row by row."""
+    h = []
+    for i, x_i in enumerate(x):
+        TV = math.fsum(residual(p[i], q[i]).tolist())
+        w = 1 - min(1.0, ratio(epsilon, TV))
+        h += mixture([x_i], p[i : i + 2], q[i : i + 1], weight=w).h
+    return Chain(h, first_rejection, lambda tau: residual(p[tau], q[tau]), p[len(x)])
+
+
 def synthetic(
     x: Sequence[int],
     p: torch.Tensor,
@@ -340,5 +350,6 @@ RULES: dict[str, Callable[..., Chain]] = {
     "mixture": mixture,
     "rejection": rejection,
     "synthetic": synthetic,
+    "tv-budget": tv_budget,
     "typical": typical,
 }
