@@ -168,6 +168,24 @@ def test_mixture_is_as_far_as_it_says(pair: str, weight: float) -> None:
         assert found == pytest.approx((1 - weight) * apart, abs=EXACT)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.01, 0.2, 1.0])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_tv_budget_is_spent_and_no_more(pair: str, epsilon: float) -> None:
+    """TV(out, p) = min(epsilon, TV(p, q)), and all that it is worth in acceptance; less outside the support."""
+    target, draft = PAIRS[pair]
+    strategy = acceptlib.create("tv-budget", epsilon=epsilon)
+    first = exact.complete(exact.law(strategy, target, draft, num_draft_tokens=1), target, 1)
+    apart = float((target(()) - draft(())).abs().sum() / 2)
+    found = float((first - target(())).abs().sum() / 2)
+    if bool(((target(()) == 0) & (draft(()) > 0)).any()):
+        assert found < min(epsilon, apart) + EXACT
+        assert bool((first[target(()) == 0] == 0).all())
+    else:
+        assert found == pytest.approx(min(epsilon, apart), abs=EXACT)
+        accepted = exact.expected_tokens(strategy, target, draft, num_draft_tokens=1) - 1
+        assert accepted == pytest.approx(1 - apart + found, abs=EXACT)
+
+
 @pytest.mark.parametrize("name", acceptlib.available())
 def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
     """Expected tokens given the draft against the oracle's loops; TV of one row against the joint law's."""
