@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 import yaml
@@ -70,11 +70,11 @@ _YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$", re.ASCII), list("-+.0123456789")
 )
 
-READERS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".toml": lambda file: tomllib.loads(file.read().decode("utf-8-sig")),  # with a byte order mark, as the others are
-    ".json": lambda file: json.load(file, object_pairs_hook=_unique),
-    ".yaml": lambda file: yaml.load(file, _YamlLoader),  # noqa: S506 - of safe loading
-    ".yml": lambda file: yaml.load(file, _YamlLoader),  # noqa: S506 - as above
+READERS: dict[str, Callable[[bytes], Any]] = {
+    ".toml": lambda data: tomllib.loads(data.decode("utf-8-sig")),  # with a byte order mark, as the others are
+    ".json": lambda data: json.loads(data, object_pairs_hook=_unique),
+    ".yaml": lambda data: yaml.load(data, _YamlLoader),  # noqa: S506 - of safe loading
+    ".yml": lambda data: yaml.load(data, _YamlLoader),  # noqa: S506 - as above
 }
 
 
@@ -201,11 +201,12 @@ def _read(path: Path) -> Mapping[str, Any]:
         msg = f"{path}: expected a file ending in {', '.join(READERS)}, got {got}"
         raise ConfigError(msg)
     try:
-        with path.open("rb") as file:
-            content = reader(file)
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror}"
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # the latter for a path with a null byte
+        msg = f"{path}: cannot be read: {getattr(error, 'strerror', error)}"
         raise ConfigError(msg) from error
+    try:
+        content = reader(data)
     # tomllib's and json's errors are ValueErrors; PyYAML lets others out where a tag does not fit its text.
     except (ValueError, LookupError, AttributeError, yaml.YAMLError) as error:
         msg = f"{path}: not valid {path.suffix[1:].upper().replace('YML', 'YAML')}: {error}"

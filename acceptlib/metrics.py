@@ -62,7 +62,7 @@ class AcceptanceMetrics:
             or any(map(operator.lt, drafts, counts))
             or max(drafts, default=0) > most
         ):
-            got = f"a {type(num_draft_tokens).__name__}"
+            got = short_repr(num_draft_tokens)
             if isinstance(num_draft_tokens, torch.Tensor):
                 got = f"{list(num_draft_tokens.shape)} {num_draft_tokens.dtype}, {short_repr(drafts)}"
             expected = (

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from acceptlib.strategy import AcceptanceStrategy
 
 
+MAX_REASONS: Final = 3
+"""Most problems of plugins that an error repeats; of more it names the plugins alone."""
+
 _LOADING: ContextVar[bool] = ContextVar("loading", default=False)
 """Whether packages are being loaded: one that looks strategies up meanwhile must not load them all once more."""
 
@@ -165,15 +168,13 @@ def find(name: str, *, third_parties: bool = True) -> Entry:
         raise PluginError(conflicts[name])
     names = _names(entries)
     broken = [plugin for plugin in loaded if plugin.problems]
-    reasons = [
-        f"{plugin.distribution}: {problem.removesuffix('.')}"
-        for plugin in broken
-        for problem in plugin.problems
-        if name == plugin.name or repr(name) in problem
-    ]
+    found = [(plugin, problem) for plugin in broken for problem in plugin.problems]
     # If no problem mentions the name, any of the broken plugins might have provided it.
-    named = reasons or [plugin.distribution for plugin in broken]
-    hint = f" Plugins with problems: {'; '.join(named)}. See `acceptlib plugins`." if broken else ""
+    likely = [(plugin, problem) for plugin, problem in found if name == plugin.name or repr(name) in problem]
+    reasons = [f"{plugin.distribution}: {problem.removesuffix('.')}" for plugin, problem in likely or found]
+    if len(reasons) > MAX_REASONS:
+        reasons = [plugin.distribution for plugin in broken]
+    hint = f" Plugins with problems: {'; '.join(reasons)}. See `acceptlib plugins`." if broken else ""
     if not (third_parties and plugins.third_parties_enabled()):
         hint += " Those of installed packages are turned off."
     msg = f"Unknown strategy {short_repr(name)}.{suggest(name, entries)} Available: {', '.join(names)}.{hint}"

@@ -420,19 +420,19 @@ class AcceptanceStrategy:
 
     @classmethod
     def _check_rules(cls) -> None:
-        for role in RULES if cls.verify is AcceptanceStrategy.verify else ():
-            value = getattr(cls, role, None)
-            if type(value) is not Rule and (value is not None or role == "accept"):
-                instead = " or its own `verify`" if role == "accept" else ""
-                expected = f"expected `{role}` to be a rule (decorated with @acceptlib.rule){instead}"
-                msg = f"strategy {cls.name!r}: {expected}, got {short_repr(value)}"
-                raise StrategyDefinitionError(msg)
         for attribute, value in vars(cls).items():
             if type(value) is Rule and attribute not in RULES:
                 msg = (
                     f"strategy {cls.name!r}: there is no rule {attribute!r}.{suggest(attribute, RULES)} "
                     f"Available: {', '.join(RULES)}."
                 )
+                raise StrategyDefinitionError(msg)
+        for role in RULES if cls.verify is AcceptanceStrategy.verify else ():
+            value = getattr(cls, role, None)
+            if type(value) is not Rule and (value is not None or role == "accept"):
+                instead = " or its own `verify`" if role == "accept" else ""
+                expected = f"expected `{role}` to be a rule (decorated with @acceptlib.rule){instead}"
+                msg = f"strategy {cls.name!r}: {expected}, got {short_repr(value)}"
                 raise StrategyDefinitionError(msg)
 
     def _check_constants(self, constants: object) -> None:

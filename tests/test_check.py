@@ -18,7 +18,7 @@ from conformance_mutants import MUTANTS
 from rule_mutants import RecoversFromTarget
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, registry, rule, testing
+from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, ops, registry, rule, testing
 from acceptlib.errors import ConformanceError, InputError
 from acceptlib.ops import Value
 from acceptlib.strategies.rejection import Rejection
@@ -74,6 +74,60 @@ def test_a_bound_that_is_no_number() -> None:
     forgets = type("Odd", (Rejection,), {**body, "bound_excess": lambda *_: None})()
     assert _messages(forgets, "promise").endswith("and bound_excess returned None")
     assert _messages(type("Odd", (Rejection,), body)(), "promise").endswith("override bound_excess")
+
+
+class Misdeclared(Rejection):
+    """Terms and methods that raise: a message says which."""
+
+    name = "misdeclared"
+    traits = Traits(
+        guarantee="lossy", bound="none at all", neutral={"flor": 1.0}, neutral_equals="rejection", state=("last",)
+    )
+
+    def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+        return {"last": torch.zeros(num_requests, dtype=torch.int64, device=device)}
+
+    def update_state(self, state: Any, result: VerifyResult) -> None:
+        state["last"].copy_(result.output_token_ids[:, 1])  # of which a step without drafts has none
+
+    def bound_excess(self, p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> float:  # noqa: ARG002
+        return 1 / 0
+
+    @rule
+    def accept(target_prob: Any, last: Any) -> Any:
+        return target_prob + 0 * last
+
+
+def test_messages_say_what_raised() -> None:
+    said = {result.name: result.message for result in check_strategy(Misdeclared(), raises=False) if result.message}
+    assert said["state_of_each_request"].startswith("update_state raised IndexError: index 1 is out of bounds")
+    assert said["promise"] == said["declared_bound"] == "bound_excess raised ZeroDivisionError: division by zero"
+    assert said["neutral_setting"] == "Traits.neutral: Strategy 'misdeclared' has no option 'flor'. It has none."
+
+
+def test_a_neutral_setting_that_equals_nothing() -> None:
+    traits = Traits(guarantee="lossy", bound="none", neutral={"lenience": 1.0}, neutral_equals="rejecton")
+    strategy = type("Odd", (type(acceptlib.create("lenience")),), {"name": "odd", "traits": traits})()
+    wanted = "failed: Traits.neutral_equals: Unknown strategy 'rejecton'. Did you mean 'rejection'?"
+    assert _messages(strategy, "neutral_setting").startswith(wanted)
+
+
+class Unbounded(Rejection):
+    """An acceptance without its minimum with 1."""
+
+    name = "unbounded"
+
+    @rule
+    def accept(target_prob: Any, draft_prob: Any) -> Any:
+        return ops.ratio(target_prob, draft_prob)
+
+
+def test_an_acceptance_above_one_is_said_once() -> None:
+    """And not as what a token of no draft probability should have had instead."""
+    results = check_strategy(Unbounded(), raises=False)
+    failed = {result.name: result.message for result in results if result.status == "failed"}
+    assert "expected accept in [0, 1], got 1" in failed["acceptance_is_probability"]
+    assert "zero_draft_probability" not in failed
 
 
 def test_a_verify_that_returns_no_result() -> None:
@@ -146,7 +200,7 @@ class Raising(AcceptanceStrategy):
 def test_what_a_strategy_raises_on_the_backend_asked_for_fails_its_checks() -> None:
     """And not the command that checks others too."""
     results = check_strategy(Raising(), backend="triton", only=["padding", "counts"], raises=False)
-    assert {result.message for result in results} == {"SystemExit: no rows today"}
+    assert {result.message for result in results} == {"verify raised SystemExit: no rows today"}
 
 
 class NanResidual(Rejection):
@@ -213,6 +267,11 @@ def test_command_checks_the_strategy_of_a_config(tmp_path: Path) -> None:
     arguments = ("check", "--config", str(file), "-o", "weight=0.5", "--only", "promise", "--format", "json")
     assert [(row["strategy"], row["status"]) for row in json.loads(run(*arguments).stdout)] == [("mixture", "passed")]
     assert "NAME and --config both name strategies" in run("check", "block", "--config", str(file), code=2).stderr
+
+
+def test_no_check_is_no_pass() -> None:
+    with pytest.raises(InputError, match=r"expected at least one check, got none\. Available: lossless_law, "):
+        check_strategy(Rejection(), only=[])
 
 
 def test_one_name_is_one_check() -> None:

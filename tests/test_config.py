@@ -236,6 +236,11 @@ def test_missing_file(tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
+def test_a_path_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: embedded null byte"):
+        acceptlib.from_config("a\0.toml")
+
+
 def test_directory(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     with pytest.raises(ConfigError, match=r"folder\.yaml: cannot be read: Is a directory"):

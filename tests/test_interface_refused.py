@@ -205,6 +205,14 @@ def test_numbers_of_traits_are_counts(name: str, number: Any) -> None:
         Traits(guarantee="lossy", stop="window", **{name: number})
 
 
+@pytest.mark.parametrize(
+    ("trait", "need"), [("window", "stop='window'"), ("top_k", "a rule that reads target_top_entropy")]
+)
+def test_a_trait_without_an_effect(trait: str, need: str) -> None:
+    with pytest.raises(StrategyDefinitionError, match=rf"Traits\.{trait} has no effect: expected {need} beside it"):
+        made(traits=dataclasses.replace(LOSSY, **{trait: 3}))()
+
+
 def test_an_entropy_of_no_entries() -> None:
     with pytest.raises(StrategyDefinitionError, match=r"of Traits\.top_k entries: expected at least 1, got 0"):
         made(LOSSY, accept=rule(lambda target_top_entropy: target_top_entropy))()
@@ -352,6 +360,12 @@ def test_a_rule_that_is_not_marked(role: str) -> None:
     said = rf"'made': expected `{role}` to be a rule \(decorated with @acceptlib.rule\).*, got <function"
     with pytest.raises(StrategyDefinitionError, match=said):
         made(**{role: lambda target_prob: target_prob})
+
+
+def test_a_rule_that_is_misspelt() -> None:
+    """And not that it is missing, which it is too."""
+    with pytest.raises(StrategyDefinitionError, match=r"no rule 'acept'. Did you mean 'accept'\?"):
+        made(accept=None, acept=rule(lambda target_prob: target_prob))
 
 
 def test_a_rule_that_there_is_not() -> None:

@@ -159,11 +159,20 @@ def test_one_token_is_no_repeated_drafting() -> None:
         check_draft_contract(torch.tensor(3))
 
 
-def test_nothing_drafted_passes() -> None:
-    check_draft_contract(torch.empty(0, 4, dtype=torch.int64))
-    check_draft_contract(torch.empty(4, 0, dtype=torch.int64))
-    check_draft_contract(torch.empty(0, dtype=torch.int64), draft_probs=torch.empty(0, VOCAB))
-    check_draft_contract(torch.full((3,), -1), draft_probs=SHARED[:3].softmax(-1))
+@pytest.mark.parametrize(
+    ("ids", "rows"),
+    [
+        (torch.empty(0, 4, dtype=torch.int64), None),
+        (torch.empty(4, 0, dtype=torch.int64), None),
+        (torch.full((4, 2), -1), None),
+        (torch.empty(0, dtype=torch.int64), torch.empty(0, VOCAB)),
+        (torch.full((3,), -1), SHARED[:3].softmax(-1)),
+    ],
+    ids=["no-repeats", "no-positions", "placeholders", "no-rows", "placeholders-with-rows"],
+)
+def test_nothing_drafted_proves_nothing(ids: torch.Tensor, rows: torch.Tensor | None) -> None:
+    with pytest.raises(InputError, match="expected at least one id >= 0"):
+        check_draft_contract(ids, draft_probs=rows)
 
 
 @pytest.mark.parametrize(

@@ -389,19 +389,30 @@ def test_a_problem_that_is_a_sentence_ends_once(install: Install) -> None:
 
 
 def test_error_gives_the_problems_of_the_name_asked_for(install: Install) -> None:
-    """Of an entry point or a strategy of that name; of any other name, who might have brought it."""
+    """Of an entry point or a strategy of that name; of any other name, those of all who might have brought it."""
     install("bad-coin", "raise RuntimeError('no licence')")
     install("future-coin", source("dime", version=2))
-    said = {}
-    for name in ("bad-coin", "dime", "penny"):
-        with pytest.raises(UnknownStrategyError) as caught:
-            acceptlib.create(name)
-        said[name] = str(caught.value).partition(" Plugins with problems: ")[2]
-    assert said == {
-        "bad-coin": "bad-coin 1.2: importing 'bad_coin' raised RuntimeError: no licence. See `acceptlib plugins`.",
-        "dime": f"future-coin 1.2: {loaded('future-coin 1.2').problems[0]}. See `acceptlib plugins`.",
-        "penny": "bad-coin 1.2; future-coin 1.2. See `acceptlib plugins`.",
-    }
+    bad = "bad-coin 1.2: importing 'bad_coin' raised RuntimeError: no licence"
+    future = f"future-coin 1.2: {loaded('future-coin 1.2').problems[0]}"
+    assert problems_named("bad-coin") == f"{bad}. See `acceptlib plugins`."
+    assert problems_named("dime") == f"{future}. See `acceptlib plugins`."
+    assert problems_named("penny") == f"{bad}; {future}. See `acceptlib plugins`."
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_of_many_problems_the_packages_are_named(count: int, install: Install) -> None:
+    for number in range(count):
+        install(f"bad{number}", "raise RuntimeError('no licence')")
+    said = problems_named("penny")
+    assert said.startswith("bad0 1.2; bad1 1.2; bad2 1.2; bad3 1.2." if count > 3 else "bad0 1.2: importing")
+    assert ("no licence" in said) == (count <= 3)
+
+
+def problems_named(name: str) -> str:
+    """Return what the error of a strategy that there is not says of plugins."""
+    with pytest.raises(UnknownStrategyError) as caught:
+        acceptlib.create(name)
+    return str(caught.value).partition(" Plugins with problems: ")[2]
 
 
 @pytest.mark.parametrize(

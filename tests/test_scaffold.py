@@ -105,6 +105,13 @@ def test_refuses_a_name_whose_class_python_would_not_take(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["test", "testing-rule", "my-test"])
+def test_refuses_a_name_that_pytest_would_take_for_tests(name: str, tmp_path: Path) -> None:
+    said = new_plugin(name, "--path", str(tmp_path), code=2)
+    assert said.startswith(f"Error: NAME: pytest would take acceptlib_{name.replace('-', '_')}.py or its ")
+    assert not list(tmp_path.iterdir())
+
+
 def test_refuses_a_name_that_is_too_long(tmp_path: Path) -> None:
     for length in (101, 300):
         said = new_plugin("a" * length, "--path", str(tmp_path), code=2)

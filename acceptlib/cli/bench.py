@@ -49,7 +49,7 @@ NO_MEMORY: Final = "can't allocate memory"
 """Part of the error of torch's CPU allocator, which has no class of its own."""
 
 COLUMNS: Final = (
-    Column("from", expendable=1),
+    Column("from"),
     Column("B", "right"),
     Column("K", "right"),
     Column("name"),
@@ -57,7 +57,7 @@ COLUMNS: Final = (
     Column("us", "right"),
     Column("spread", "right", expendable=5),
     Column("floor us", "right", expendable=3),
-    Column("of floor", "right"),
+    Column("of floor", "right", expendable=1),
     Column("host us", "right", expendable=4),
     Column("MB read", "right", expendable=6),
     Column("tau", "right"),
@@ -276,7 +276,7 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
         )
     for reason in absent:
         table.note(f"Not measured: {reason}.")
-    table.note_left_out(left_out, " --format csv has every figure.")
+    table.note_left_out(left_out, "--format csv has every figure.")
 
 
 def _is_unsteady(row: Row) -> bool:

@@ -120,10 +120,10 @@ def note(text: str) -> None:
     paragraph(stdout(), Text(text, style="dim"))
 
 
-def note_left_out(headings: Sequence[str], where: str = "") -> None:
+def note_left_out(headings: Sequence[str], where: str = "--format json has them.") -> None:
     """Say which columns of a table are not shown, if any, and where they are."""
     if headings:
-        note(f"Left out at this width: {', '.join(headings)}.{where}")
+        note(f"Left out at this width: {', '.join(headings)}. {where}")
 
 
 def paragraph(console: Console, text: Text) -> None:

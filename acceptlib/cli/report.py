@@ -59,7 +59,7 @@ def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
     stdout().print()
     for remark in [LEGEND, *_remarks(rows)]:
         table.note(remark)
-    table.note_left_out(left_out, " --format csv has every figure.")
+    table.note_left_out(left_out, "--format csv has every figure.")
 
 
 def render(rows: Sequence[Row], form: Format) -> str:

@@ -73,6 +73,9 @@ def create(name: str, parent: Path) -> Path:
     if keyword.iskeyword(class_of(name)):
         msg = f"NAME: the class of {name!r} would be named {class_of(name)}, a word of Python: choose another"
         raise CommandError(msg)
+    if name.startswith("test") or name.endswith("-test"):
+        msg = f"NAME: pytest would take {module_of(name)}.py or its {class_of(name)} for tests: choose another"
+        raise CommandError(msg)
     if len(name) > LONGEST_NAME:
         msg = f"NAME: expected at most {LONGEST_NAME} letters, since files are named after it, got {len(name)}"
         raise CommandError(msg)

@@ -167,6 +167,14 @@ class Plan:
                 f"got {self.traits.top_k!r}"
             )
             raise StrategyDefinitionError(msg)
+        needs = {
+            "window": ("stop='window'", self.traits.stop == "window"),
+            "top_k": ("a rule that reads target_top_entropy", "target_top_entropy" in self.reads),
+        }
+        for name, (need, is_there) in needs.items():
+            if getattr(self.traits, name) and not is_there:
+                msg = f"strategy {self.name!r}: Traits.{name} has no effect: expected {need} beside it"
+                raise StrategyDefinitionError(msg)
 
     def _check(self, rule: Rule | None, role: str, known: set[str]) -> None:
         for name in rule.names if rule else ():

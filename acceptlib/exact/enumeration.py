@@ -424,10 +424,9 @@ def as_model(rows: torch.Tensor | Model, name: str, vocab_size: int | None = Non
         if prefix not in known:
             given = rows[len(prefix)] if isinstance(rows, torch.Tensor) else rows(prefix)
             exact = torch.as_tensor(given, dtype=torch.float64).detach()
-            if vocab_size is not None and exact.ndim == 1 and len(exact) < vocab_size:
-                exact = functional.pad(exact, (0, vocab_size - len(exact)))  # a draft's vocabulary may be narrower
             total = exact.sum()
-            law = exact.ndim == 1 and vocab_size in {None, len(exact)} and bool((exact >= 0).all())
+            fits = exact.ndim == 1 and (vocab_size is None or len(exact) <= vocab_size)
+            law = fits and bool((exact >= 0).all())
             if not law or not abs(float(total) - 1) <= ROW_TOLERANCE:
                 size = "V" if vocab_size is None else f"{vocab_size}, as the target's, or fewer"
                 msg = (
@@ -435,7 +434,8 @@ def as_model(rows: torch.Tensor | Model, name: str, vocab_size: int | None = Non
                     f"softmax), got {list(exact.shape)}: {short_repr(exact.tolist())}"
                 )
                 raise InputError(msg)
-            known[prefix] = exact / total
+            missing = 0 if vocab_size is None else vocab_size - len(exact)  # a draft's vocabulary may be narrower
+            known[prefix] = functional.pad(exact / total, (0, missing))
         return known[prefix]
 
     return row

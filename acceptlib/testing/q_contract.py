@@ -61,9 +61,12 @@ def check_draft_contract(
     Raises:
         ConformanceError: The tokens did not come from these rows. Honest ones fail with a probability of at most
             `FALSE_ALARM_RATE`.
-        InputError: The arguments do not fit together.
+        InputError: The arguments do not fit together, or there is no token to test.
     """
     _check_arguments(draft_token_ids, draft_probs, draft_logits, sampling)
+    if not (draft_token_ids >= 0).any():
+        msg = "draft_token_ids: expected at least one id >= 0, since tokens are what is tested, got none"
+        raise InputError(msg)
     rows = law(draft_logits, sampling) if draft_logits is not None else draft_probs
     if rows is None:
         if draft_token_ids.ndim == 0:
@@ -76,8 +79,6 @@ def check_draft_contract(
         raise InputError(msg)
     ids, rows = draft_token_ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
     ids, rows = ids[ids >= 0].to(torch.int64), rows[ids >= 0]
-    if not len(ids):
-        return
     bets = _Bets(rows.shape[1])
     step = max(1, CHUNK_ENTRIES // rows.shape[1])
     for start in range(0, len(ids), step):
@@ -120,7 +121,7 @@ def _check_arguments(
 
 
 def _check_repeats(draft_token_ids: torch.Tensor) -> None:
-    if len(draft_token_ids) == 1 and draft_token_ids.numel():
+    if len(draft_token_ids) == 1:
         msg = f"draft_token_ids: expected at least 2 repeats of the same drafting, got {len(draft_token_ids)}"
         raise InputError(msg)
     differs = (draft_token_ids != draft_token_ids[:1]).any(0).reshape(-1)
@@ -210,10 +211,11 @@ class _Bets:
         if evidence <= -math.log(FALSE_ALARM_RATE):
             return
         best = max(self.gains, key=lambda name: self.gains[name])
+        rate = math.log10(FALSE_ALARM_RATE)
         msg = (
             f"{self.num_tokens} drafted tokens did not come from their declared rows: the odds are "
-            f"1e{evidence / math.log(10):.0f} to 1, and honest ones reach {1 / FALSE_ALARM_RATE:.0e} with a "
-            f"probability of at most {FALSE_ALARM_RATE:.0e}. What fits them best: {best}. Declare the rows that tokens "
+            f"1e{evidence / math.log(10):.0f} to 1, and honest ones reach 1e{-rate:.0f} with a probability of at most "
+            f"1e{rate:.0f}. What fits them best: {best}. Declare the rows that tokens "
             "are drawn from."
         )
         raise ConformanceError(msg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -145,8 +146,19 @@ def _run(check: Check, subject: Subject) -> tuple[Status, str, BaseException | N
     except ConformanceError as failure:
         return "failed", str(failure), failure
     except (Exception, SystemExit) as failure:  # noqa: BLE001 - whatever a strategy raises fails its check, not others
-        return "failed", one_line(failure), failure
+        return "failed", f"{_raised_in(subject.strategy, failure)}{one_line(failure)}", failure
     return "passed", "", None
+
+
+def _raised_in(strategy: AcceptanceStrategy, failure: BaseException) -> str:
+    """Return which of a strategy's methods or rules raised, as the start of a message."""
+    raised_in = ""
+    for frame, _ in traceback.walk_tb(failure.__traceback__):
+        code = frame.f_code
+        attribute = getattr(strategy, code.co_name, None)
+        if getattr(getattr(attribute, "function", attribute), "__code__", None) is code:
+            raised_in = f"{code.co_name} raised "
+    return raised_in
 
 
 def make_subject(
@@ -231,12 +243,15 @@ def select(available: Sequence[Check], names: Iterable[str] | None) -> list[Chec
     """Return the checks of these names, or all of them.
 
     Raises:
-        InputError: A name is none of theirs: there is no such check, or it is for other strategies.
+        InputError: There are no names, or one is none of theirs: there is no such check, or it is for other strategies.
     """
     if names is None:
         return list(available)
     known = [check.name for check in available]
     wanted = {names} if isinstance(names, str) else set(names)
+    if not wanted:
+        msg = f"expected at least one check, got none. Available: {', '.join(known)}."
+        raise InputError(msg)
     for name in sorted(wanted.difference(known)):
         whose = checks.asked_of(name)
         problem = f"Check {name!r} is for {whose} alone." if whose else f"Unknown check {name!r}.{suggest(name, known)}"
@@ -251,7 +266,8 @@ def check_expected(expected_failures: Mapping[str, str], available: Sequence[Che
         what = "a mapping from names of checks to reasons"
         msg = f"expected_failures: expected {what}, got {short_repr(expected_failures)}"
         raise InputError(msg)
-    select(available, expected_failures)
+    if expected_failures:
+        select(available, expected_failures)
 
 
 class StrategyConformance:

@@ -15,7 +15,7 @@ from acceptlib import exact, registry
 from acceptlib.engine import decide
 from acceptlib.engine.constants import MASS_LIMIT, ROW_SUM_LIMIT
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.errors import ConformanceError, short_repr
+from acceptlib.errors import AcceptlibError, ConformanceError, OptionError, short_repr
 from acceptlib.exact.enumeration import acceptance, row_scalars
 from acceptlib.rng import Uniforms
 from acceptlib.strategy import AcceptanceStrategy
@@ -292,8 +292,9 @@ def check_zero_draft_probability(subject: Subject) -> None:
     p = torch.stack([request.p for request in requests]).double()
     q = torch.stack([request.q for request in requests if request.q is not None]).double()
     state = subject.state([request.key for request in requests])
-    h = acceptance(plan, ids, p, q, state).h
-    near = acceptance(plan, ids, p, q.scatter(2, ids[..., None], NEXT_TO_NONE), state).h
+    # A rule that exceeds 1 is told so by another check.
+    h = acceptance(plan, ids, p, q, state).h.clamp(max=1)
+    near = acceptance(plan, ids, p, q.scatter(2, ids[..., None], NEXT_TO_NONE), state).h.clamp(max=1)
     for index in (~((h - near).abs() <= EXACT)).nonzero()[:1, 0].tolist():
         where = f"q(x) = 0 and p(x) = {float(p[index, 0, ids[index, 0]]):.3g}{subject.having(requests[index].key)}"
         wanted, found = float(near[index, 0]), float(h[index, 0])
@@ -451,11 +452,19 @@ def check_neutral_setting(subject: Subject) -> None:
     if not traits.neutral:
         msg = "the strategy declares no neutral setting"
         raise Skipped(msg)
-    other = registry.find(traits.neutral_equals).strategy
+    try:
+        other = registry.find(traits.neutral_equals).strategy
+    except AcceptlibError as error:
+        msg = f"Traits.neutral_equals: {error}"
+        raise ConformanceError(msg) from error
     expected = f"expected neutral_equals to name a lossless or greedy strategy, and {traits.neutral_equals!r} is lossy"
     require(other.traits.guarantee != "lossy", expected)
     options = {**strategy.options.model_dump(), **traits.neutral}
-    neutral = subject.with_strategy(type(strategy)(backend=strategy.backend, **options))
+    try:
+        neutral = subject.with_strategy(type(strategy)(backend=strategy.backend, **options))
+    except OptionError as error:
+        msg = f"Traits.neutral: {error}"
+        raise ConformanceError(msg) from error
     lossless = subject.with_strategy(other(backend=strategy.backend))
     for vocab in (3, 11, 40):
         requests = mixed(12, vocab, first_key=vocab)
