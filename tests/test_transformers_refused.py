@@ -277,6 +277,15 @@ def test_another_runtime_error_is_no_matter_of_positions(target: Any) -> None:
         next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
 
 
+def test_a_runtime_error_beyond_the_positions_says_how_many_there_are(target: Any) -> None:
+    """Which kind a model raises depends on the version of transformers."""
+    broken = copy.deepcopy(target)
+    broken.lm_head.weight = torch.nn.Parameter(torch.zeros(97, 5))
+    broken.config.max_position_embeddings = PROMPT.shape[1] - 1
+    with pytest.raises(InputError, match=r"cannot run \d+ tokens \(.*shapes cannot be multiplied.* positions for 4"):
+        next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
+
+
 def test_a_model_that_keeps_no_cache_is_refused(target: Any) -> None:
     """It would see the newest tokens alone from the second step on."""
     config = transformers.OpenAIGPTConfig(vocab_size=97, n_positions=64, n_embd=8, n_layer=1, n_head=2)
