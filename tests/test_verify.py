@@ -324,6 +324,18 @@ def test_out_of_more_requests_takes_a_smaller_batch() -> None:
             out.narrow(number)
 
 
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_narrowed_result_shares_memory_and_all_totals(number: int) -> None:
+    """Of fewer requests than there are totals too."""
+    out = VerifyResult.empty(5, 3, "cpu", totals=True)
+    narrowed = out.narrow(number)
+    assert narrowed.totals is out.totals
+    assert narrowed.logprobs is None
+    assert narrowed.output_token_ids.shape == (number, 4)
+    narrowed.num_accepted.fill_(77)
+    assert bool((out.num_accepted[:number] == 77).all())
+
+
 def test_out_of_another_shape_is_an_error_and_stays_as_it_was() -> None:
     requests = mixed(4)
     for num_requests, most in ((3, 4), (4, 3), (5, 5)):
