@@ -142,6 +142,19 @@ def test_in_a_compiled_function(sampling: SamplingParams | None) -> None:
         assert torch.equal(found, same)
 
 
+@pytest.mark.parametrize(("vocab_size", "num_words"), [(1, 1), (31, 1), (32, 1), (33, 2), (64, 2)])
+def test_flags_take_as_few_words_as_hold_them(vocab_size: int, num_words: int) -> None:
+    words = acceptlib.pack_bitmask(torch.ones(2, vocab_size, dtype=torch.bool))
+    assert words.shape == (2, num_words)
+    last = vocab_size - 32 * (num_words - 1)
+    assert int(words[0, -1]) % 2**32 == 2**last - 1
+
+
+def test_flags_are_packed_where_they_are() -> None:
+    words = acceptlib.pack_bitmask(torch.empty(2, 40, dtype=torch.bool, device="meta"))
+    assert (words.shape, words.device.type) == ((2, 2), "meta")
+
+
 def test_flags_are_packed_as_xgrammar_lays_them_out() -> None:
     allowed = torch.rand(3, 2, 70, generator=torch.Generator().manual_seed(2)) < 0.5
     words = acceptlib.pack_bitmask(allowed)
@@ -155,6 +168,8 @@ def test_flags_are_packed_as_xgrammar_lays_them_out() -> None:
     assert torch.equal(probs > 0, allowed[:, 0])
     with pytest.raises(InputError, match=r"allowed: expected a tensor \[..., V\] bool, got \[2\] torch.float32"):
         acceptlib.pack_bitmask(torch.zeros(2))
+    with pytest.raises(InputError, match=r"allowed: expected a tensor \[..., V\] bool, got \[\] torch.bool"):
+        acceptlib.pack_bitmask(torch.tensor(True))  # noqa: FBT003 - as torch takes it
     with pytest.raises(InputError, match=r"use acceptlib.pack_bitmask"):
         acceptlib.sample(
             logits, rng=streams(3), position=0, sampling=SamplingParams(allowed_token_bitmask=allowed[:, 0])

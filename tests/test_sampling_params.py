@@ -419,6 +419,7 @@ def test_parameters_are_compared_by_their_numbers_and_the_tensors_themselves() -
     assert one != 3
     assert len({one, same, other}) == 2
     assert SamplingParams(top_p=0.5) == SamplingParams(top_p=0.5)
+    assert SamplingParams(top_k=int("5000")) == SamplingParams(top_k=int("5000"))  # two objects, unlike small ints
 
 
 @pytest.mark.parametrize("vocab_size", [2, 5000])
