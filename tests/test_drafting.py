@@ -96,9 +96,9 @@ def test_the_position_is_always_given() -> None:
 
 
 def test_no_requests() -> None:
-    ids, probs = acceptlib.sample(torch.empty(0, VOCAB), rng=streams(0), position=0)
-    assert ids.shape == (0,)
-    assert probs.shape == (0, VOCAB)
+    ids, probs = acceptlib.sample(torch.empty(0, VOCAB, dtype=torch.float16), rng=streams(0), position=0)
+    assert (ids.shape, ids.dtype) == ((0,), torch.int64)
+    assert (probs.shape, probs.dtype) == ((0, VOCAB), torch.float32)
     assert acceptlib.pack_bitmask(torch.empty(0, VOCAB, dtype=torch.bool)).shape == (0, 2)
 
 

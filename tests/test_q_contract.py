@@ -149,6 +149,35 @@ def test_chunks_and_placeholders_change_nothing(monkeypatch: pytest.MonkeyPatch)
     assert FALSE_ALARM_RATE == 1e-9
 
 
+def test_what_is_learned_goes_on_from_chunk_to_chunk() -> None:
+    q = SHARED[:40].double().softmax(-1)
+    ids = sample(SHARED[:40].mul(0.5).softmax(-1))
+    whole, parts = _Bets(VOCAB), _Bets(VOCAB)
+    whole.place(q, ids)
+    for some in (slice(0, 15), slice(15, 16), slice(16, 40)):
+        parts.place(q[some], ids[some])
+    assert parts.gains == pytest.approx(whole.gains)
+
+
+def test_a_row_of_nan_is_numbered_through_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(q_contract, "CHUNK_ENTRIES", 2 * VOCAB)
+    probs = SHARED[:8].softmax(-1)
+    ids = probs.argmax(-1)
+    probs[5] = torch.nan
+    with pytest.raises(InputError, match="the token drafted as number 5: expected probabilities, got NaN"):
+        check_draft_contract(ids, draft_probs=probs)
+
+
+def test_rows_of_more_entries_than_cells_double_to() -> None:
+    check_draft_contract(torch.tensor([5]), draft_probs=torch.full((1, 1 << 16), 2.0**-16))
+
+
+def test_the_factor_between_temperatures_is_named() -> None:
+    ids = sample((SHARED / 0.5).softmax(-1))
+    with pytest.raises(ConformanceError, match=r"a lower temperature .*, by a factor of about 0\.5"):
+        check_draft_contract(ids, draft_logits=SHARED)
+
+
 def test_rows_that_require_grad() -> None:
     logits = SHARED[:5].clone().requires_grad_()
     check_draft_contract(SHARED[:5].argmax(-1)[:, None], draft_logits=logits[:, None], sampling=SamplingParams(top_k=1))
@@ -164,11 +193,12 @@ def test_one_token_is_no_repeated_drafting() -> None:
     [
         (torch.empty(0, 4, dtype=torch.int64), None),
         (torch.empty(4, 0, dtype=torch.int64), None),
+        (torch.empty(1, 0, dtype=torch.int64), None),
         (torch.full((4, 2), -1), None),
         (torch.empty(0, dtype=torch.int64), torch.empty(0, VOCAB)),
         (torch.full((3,), -1), SHARED[:3].softmax(-1)),
     ],
-    ids=["no-repeats", "no-positions", "placeholders", "no-rows", "placeholders-with-rows"],
+    ids=["no-repeats", "no-positions", "one-repeat-of-none", "placeholders", "no-rows", "placeholders-with-rows"],
 )
 def test_nothing_drafted_proves_nothing(ids: torch.Tensor, rows: torch.Tensor | None) -> None:
     with pytest.raises(InputError, match="expected at least one id >= 0"):
@@ -186,6 +216,7 @@ def test_nothing_drafted_proves_nothing(ids: torch.Tensor, rows: torch.Tensor | 
         ({"draft_probs": SHARED.tolist()}, "draft_probs: expected a torch.Tensor, got list"),
         ({"draft_token_ids": [1], "draft_probs": SHARED}, "draft_token_ids: expected a torch.Tensor, got list"),
         ({"draft_token_ids": SHARED.argmax(-1) * 1.0, "draft_probs": SHARED}, "expected integers, got torch.float32"),
+        ({"draft_token_ids": SHARED.argmax(-1) > 3, "draft_probs": SHARED}, "expected integers, got torch.bool"),
         ({"draft_logits": SHARED.double()}, "draft_logits: expected dtype float32"),
         ({"draft_logits": SHARED[0]}, r"draft_logits: expected \[B, V\] or \[B, n, V\], got"),
         ({"draft_logits": SHARED, "sampling": 5}, r"sampling: expected an acceptlib\.SamplingParams, got int"),
