@@ -470,6 +470,12 @@ class TestReport:
         (point,) = report.points_of(rows)
         assert (point.tau, point.tau_error, point.tv) == (2.345, 0.0, 0.00123)
 
+    def test_a_row_at_no_distance_at_all_is_drawn(self) -> None:
+        """A greedy row's is 0 to the bit, which is a distance all the same."""
+        row = Row(strategy="b", num_draft_tokens=1, guarantee="greedy", mean_acceptance_length=2.0, tv=0.0)
+        (point,) = report.points_of([row])
+        assert (point.tv, point.tau_error) == (0.0, 0.0)
+
 
 class TestPlots:
     def point(self, strategy: str, tau: float, tv: float, guarantee: str = "lossy") -> plots.Point:
