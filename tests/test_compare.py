@@ -302,6 +302,31 @@ class TestFigures:
             assert row.deviation is not None
             assert 0 < abs(row.deviation) < comparison.SUSPICIOUS
 
+    def test_state_reaches_the_exact_law(self, pair: Any) -> None:
+        """Steps that stand whole and steps that stand not at all take turns, by the state of each."""
+
+        class Alternating(Rejection):
+            """Accept all or nothing."""
+
+            name = "alternating"
+            traits = acceptlib.Traits(guarantee="lossy", bound="none", state=("stands",))
+
+            def initial_state(self, num_requests: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+                return {"stands": torch.ones(num_requests, dtype=torch.bool, device=device)}
+
+            def update_state(self, state: Any, result: VerifyResult) -> None:  # noqa: ARG002
+                state["stands"].logical_not_()
+
+            @acceptlib.rule
+            def accept(stands: Any) -> Any:
+                return acceptlib.ops.where(stands, 1.0, 0.0)
+
+        settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=16)
+        row = comparison.measure(pair, Case("alternating", "", Alternating), 3, settings, lambda: None)
+        assert row.error is None
+        assert row.expected_acceptance_length == row.mean_acceptance_length
+        assert 1 < row.mean_acceptance_length < 4
+
     @pytest.mark.parametrize("temperature", [0.0, 0.5])
     def test_temperature_reaches_the_exact_law(self, pair: Any, temperature: float) -> None:
         settings = comparison.Settings(prompts=compare._prompts(1), max_new_tokens=12, temperature=temperature, seed=0)
