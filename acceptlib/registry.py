@@ -68,7 +68,7 @@ class Entry:
 
 
 class _Loaded(NamedTuple):
-    """Entries by name, the reason for each name that cannot be used, and the plugins."""
+    """Entries by name, the reason why a name has none, and the plugins."""
 
     entries: dict[str, Entry]
     conflicts: dict[str, str]
@@ -102,7 +102,7 @@ def _load(*, third_parties: bool) -> _Loaded:
     built_in = {name for name, entry in entries.items() if entry.distribution == loaded[0].distribution}
     for name in conflicts.keys() - built_in:
         del entries[name]
-    return _Loaded(entries, {name: why for name, why in conflicts.items() if name not in built_in}, loaded)
+    return _Loaded(entries, conflicts, loaded)
 
 
 def _loaded(*, third_parties: bool = True) -> _Loaded:

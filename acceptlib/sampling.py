@@ -125,7 +125,7 @@ class SamplingParams:
             if isinstance(value, np.generic):
                 value = value.item()  # a narrow one warns where a bound is beyond its range
             is_number = isinstance(value, kind) and not isinstance(value, bool)
-            if not is_number or not low <= value <= high or value == math.inf:
+            if not is_number or not low <= value <= high:
                 msg = f"{name}: expected {expected} or a tensor [B], got {short_repr(value)}"
                 raise InputError(msg)
             # An int of more than 64 bits too

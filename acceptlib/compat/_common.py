@@ -57,7 +57,7 @@ def bonus_tokens(bonus_token_ids: torch.Tensor, num_requests: int) -> torch.Tens
     """
     flat = isinstance(bonus_token_ids, torch.Tensor) and bonus_token_ids.ndim == 1
     expect_tensor("bonus_token_ids", bonus_token_ids, (num_requests,) if flat else (num_requests, 1))
-    return bonus_token_ids.reshape(-1).contiguous()
+    return bonus_token_ids.reshape(-1)
 
 
 def as_rows(probs: torch.Tensor) -> torch.Tensor:
