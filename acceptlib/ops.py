@@ -95,6 +95,9 @@ def ratio(a: Value, b: Value) -> Value:
     """
     if isinstance(a, int | float) and isinstance(b, int | float):
         return a / b if b else math.inf if a > 0 else 0.0
+    if isinstance(b, torch.Tensor) and not isinstance(a, torch.Tensor):
+        # Of a plain number over a tensor, torch takes the product with the reciprocal, which is rounded twice.
+        a = torch.full((), a, dtype=torch.float64, device=b.device)
     quotient = a / b
     if isinstance(quotient, torch.Tensor):
         return torch.nan_to_num(quotient, nan=0.0, posinf=math.inf)

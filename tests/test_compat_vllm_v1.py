@@ -28,6 +28,7 @@ from acceptlib.compat.vllm_v1 import (
     rejection_sample,
     sample_recovered_tokens,
 )
+from acceptlib.engine import plan
 from acceptlib.errors import InputError
 from acceptlib.testing.simulation import FALSE_ALARM_Z, chi_square_z, world
 
@@ -436,6 +437,9 @@ def test_a_compiled_caller_may_be_the_first(kind: str, monkeypatch: pytest.Monke
     found = torch.compile(RejectionSampler(), backend="eager")(**given, sampling_metadata=sampling)
     torch.manual_seed(1)
     assert torch.equal(RejectionSampler()(**given, sampling_metadata=sampling), found)
+    # What rules are tried on, by which those are found that write into what they read.
+    assert not plan.TRIED.flags.writeable
+    assert not plan.TRIED_FLAGS.flags.writeable
 
 
 # Parts

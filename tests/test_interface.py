@@ -483,6 +483,16 @@ def test_numbers_alone_have_limits_too() -> None:
     assert (ops.ratio(1.0, 0), ops.ratio(0, 0.0), ops.ratio(1, 4)) == (math.inf, 0.0, 0.25)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_number_over_a_tensor_is_rounded_once(dtype: torch.dtype) -> None:
+    """As in a kernel. Torch's own operator takes a product with the reciprocal, an ulp off for one in ten."""
+    below = torch.rand(1000, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    expected = np.array(0.05, below.numpy().dtype) / below.numpy()
+    assert np.array_equal(ops.ratio(0.05, below).numpy(), expected)
+    assert ops.ratio(0.05, below).dtype == dtype
+    assert not np.array_equal((0.05 / below).numpy(), expected)
+
+
 @pytest.fixture(params=[False, True], ids=["torch's logarithms", "NumPy's"])
 def numpy_takes_logarithms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Have logarithms taken by either library, whatever this processor is good at."""

@@ -782,7 +782,7 @@ class Entropic(AcceptanceStrategy):
     """Accepts by the entropy of the target's row, so that its last digit shows."""
 
     name = "entropic"
-    traits = Traits(guarantee="lossy", bound="none", top_k=3)
+    traits = Traits(guarantee="lossy", bound="none")
 
     @rule
     def accept(target_entropy: Value) -> Value:
@@ -794,6 +794,7 @@ class EntropicTops(Entropic):
     """The same of the entropy of the row's largest entries."""
 
     name = "entropic-tops"
+    traits = Traits(guarantee="lossy", bound="none", top_k=3)
 
     @rule
     def accept(target_top_entropy: Value) -> Value:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
+import torch
 
 from acceptlib.errors import StrategyDefinitionError, short_repr, suggest
 from acceptlib.ops import Value
@@ -96,7 +97,7 @@ class Traits:
 
 
 TRIED, TRIED_FLAGS = np.full(2, 0.5), np.full(2, fill_value=True)
-"""What rules are tried on. Made here, because strategies are made in compiled functions too."""
+"""What rules are tried on."""
 
 for _array in (TRIED, TRIED_FLAGS):
     _array.setflags(write=False)
@@ -191,8 +192,11 @@ class Plan:
     def _try(self, rule: Rule, role: str) -> None:
         """Evaluate a rule on two tokens at once, in arrays that it must not write to.
 
-        A branch on a value that may differ between them fails.
+        A branch on a value that may differ between them fails. A strategy that is created in a compiled function goes
+        without: torch's compiler would make the arrays writable, for good.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return
         values: dict[str, Value] = {
             name: TRIED_FLAGS if name.startswith("is_") else TRIED
             for name in rule.names
