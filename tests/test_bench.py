@@ -301,6 +301,13 @@ class TestGate:
         assert [rounds(u, 1) for u in (0.4, 0.5 - 1e-6, 0.5 + 1e-6, 0.6)] == [True, True, True, False]
         draws = (0.2, 0.25 - 1e-6, 0.75 + 1e-6, 0.8)
         assert [rounds(0.4, 1, drawn=drawn) for drawn in draws] == [False, True, True, False]
+        assert [rounds(0.4, 1, token, drawn=0.1 - 1) for token in range(3)] == [True, False, False]  # of an int64
+
+    def test_without_weights_the_draw_is_from_the_targets_row(self) -> None:
+        weights, p = torch.zeros(3), torch.tensor([0.25, 0.5, 0.25])
+        chain = oracle.Chain([], oracle.first_rejection, lambda _tau: weights, weights)
+        found = [gate._is_rounding(chain, [], 0, weights, p, token, 1 << 63) for token in range(3)]
+        assert found == [False, True, False]
 
     @staticmethod
     def _differs(strategy: Any, batch: Batch, seed: int) -> bool:
@@ -319,6 +326,11 @@ class TestGate:
             broken[:, count] = SMALL.vocab_size
             with pytest.raises(gate.MismatchError, match="request 0"):
                 gate.form(batch, broken, torch.full((3,), count))
+        for place, token in ((3, -1), (1, int(tokens[0, 1]) ^ 1)):  # no token, and another than the drafted one
+            broken = tokens.clone()
+            broken[0, place] = token
+            with pytest.raises(gate.MismatchError, match="request 0: expected 3 drafted tokens"):
+                gate.form(batch, broken, torch.full((3,), 3))
         for count in (-1, 4):  # as of a library that emitted nothing, or more than there is room for
             with pytest.raises(gate.MismatchError, match=f"request 0: expected {count} drafted tokens"):
                 gate.form(batch, tokens, torch.full((3,), count))
