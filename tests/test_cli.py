@@ -643,6 +643,13 @@ class TestTables:
         assert len(lines[0]) <= 50
         assert tables.plain(self.COLUMNS, [["x" * 20, "1" * 20, "2" * 20]], None)[1] == []
 
+    def test_where_the_columns_left_out_are_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        console = Console(file=io.StringIO(), width=50, force_terminal=True, color_system=None)
+        monkeypatch.setattr(tables, "stdout", lambda: console)
+        tables.show(self.COLUMNS, [["x" * 20, "1" * 20, "2" * 20]], [{}], tables.Format.plain)
+        *_, beneath = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert beneath == "Left out at this width: b. --format json has them."
+
     def test_columns_stay_where_there_is_just_enough_room(self) -> None:
         rows = [["x" * 20, "1" * 20, "2" * 6], ["y", "3", "4"]]
         assert tables.plain(self.COLUMNS, rows, 50)[1] == []
