@@ -68,7 +68,7 @@ class Entry:
 
 
 class _Loaded(NamedTuple):
-    """Entries by name, the reason why a name has none, and the plugins."""
+    """Entries by name, what is wrong with names that several provide, and the plugins."""
 
     entries: dict[str, Entry]
     conflicts: dict[str, str]
