@@ -87,7 +87,7 @@ def fours(terms):
 def _halves(terms):
     """Return numbers from 0 to 4 times 2^38 as two integers, the first in units of 2^20."""
     high = tl.fma(terms, SHARE * HALF, MAGIC)
-    rest = tl.fma(terms, SHARE * HALF, MAGIC - high)
+    rest = tl.fma(terms, SHARE * HALF, -high + MAGIC)
     low = tl.fma(rest, HALF, MAGIC)
     return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS
 
