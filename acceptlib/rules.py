@@ -93,7 +93,7 @@ class Rule:
         except (ArithmeticError, AttributeError, IndexError, NameError, TypeError, ValueError) as error:
             if isinstance(error, AcceptlibError):
                 raise
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            why = str(error).partition(", but expected one of:\n")[0].partition("\n")[0] or type(error).__name__
             msg = f"rule {self.function.__qualname__!r}: {why}.{_advice(error)}"
             raise StrategyDefinitionError(msg) from error
         if not isinstance(value, NUMBERS):

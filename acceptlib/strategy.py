@@ -210,7 +210,7 @@ class AcceptanceStrategy:
                 constants=constants,
                 traits=traits,
             )
-            self._key = custom_op.register(self)
+            self._key = custom_op.register(self, self._options)
 
     @property
     def options(self) -> _Options:
@@ -244,14 +244,14 @@ class AcceptanceStrategy:
         """Restore a copy, which graphs know by a key of its own."""
         self.__dict__ |= state
         if "_key" in state:
-            self._key = custom_op.register(self)
+            self._key = custom_op.register(self, self._options)
 
     def constants(self) -> dict[str, Constant]:
         """Return the constants that rules may read: by default every option that is a number or a tuple of numbers.
 
         Override it to derive constants from options. A tuple holds one value per position, and is 0 beyond its end.
         """
-        return {name: value for name, value in self.options.model_dump().items() if _is_constant(value)}
+        return {name: value for name, value in self._options.model_dump().items() if _is_constant(value)}
 
     def resolve_traits(self) -> Traits:
         """Return the traits under this instance's options: by default those of the class."""
@@ -446,7 +446,7 @@ class AcceptanceStrategy:
                 raise StrategyDefinitionError(msg)
 
     def _check_options(self, constants: Mapping[str, Constant]) -> None:
-        options = {name: value for name, value in self.options.model_dump().items() if not _is_constant(value)}
+        options = {name: value for name, value in self._options.model_dump().items() if not _is_constant(value)}
         rules = {role: rule for role in RULES if (rule := getattr(self, role)) is not None} | self._row_sums()
         for role, rule in rules.items():
             for name in rule.names:

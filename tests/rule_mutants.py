@@ -422,6 +422,23 @@ class ForgetsOption(Rejection):
 
 
 @rules("options_are_read")
+class ForgetsOneOfTwo(Rejection):
+    """Its traits depend on one option, and nothing on the other."""
+
+    name = "forgets-one-of-two"
+    traits = UNBOUNDED
+
+    class Options(acceptlib.Options):
+        sharp: bool = False
+        weight: float = 0.8
+
+    options: Options
+
+    def resolve_traits(self) -> Traits:
+        return replace(self.traits, bonus="argmax" if self.options.sharp else "sample")
+
+
+@rules("options_are_read")
 class ReadsAnother(Rejection):
     """A row sum of its own is summed, and the rule reads acceptlib's quantity of a similar name."""
 
@@ -541,6 +558,18 @@ class OverridesConstraints(Rejection):
     @rule
     def accept(target_prob: Value, draft_prob: Value) -> Value:
         return ops.maximum(ops.minimum(ops.ratio(target_prob, draft_prob), 1.0), 0.1)
+
+
+@rules("impossible_draft_never_stands")
+class ForgivesImpossible(Rejection):
+    """A rejected token may stand whatever the target says."""
+
+    name = "forgives-impossible"
+    traits = replace(UNBOUNDED, stop="window", window=1)
+
+    @rule
+    def forgive(position: Value) -> Value:
+        return position >= 0
 
 
 @rules("wide_flat_rows")

@@ -36,14 +36,14 @@ NOT_RANDOM = {"own_seed", "every_bit_of_stream", "steps_differ"}
 
 SKIPPED: dict[str, set[str]] = {
     "block": set(),
-    "fly": {"declared_bound", "options_are_read"},
+    "fly": {"declared_bound"},
     "greedy": NOT_RANDOM,
     "lenience": set(),
     "mixture": set(),
     "rejection": set(),
-    "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands", "options_are_read"},
+    "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands"},
     "tv-budget": set(),
-    "typical": {"declared_bound", "neutral_setting", "options_are_read"},
+    "typical": {"declared_bound", "neutral_setting"},
 }
 """What says nothing about a built-in strategy, each by its declared traits or by what it reads."""
 

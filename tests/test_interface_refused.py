@@ -214,8 +214,16 @@ def test_a_trait_without_an_effect(trait: str, need: str) -> None:
 
 
 def test_an_entropy_of_no_entries() -> None:
-    with pytest.raises(StrategyDefinitionError, match=r"of Traits\.top_k entries: expected at least 1, got 0"):
+    expected = r"Traits\.top_k: expected at least 1 for a rule that reads target_top_entropy, got 0"
+    with pytest.raises(StrategyDefinitionError, match=expected):
         made(LOSSY, accept=rule(lambda target_top_entropy: target_top_entropy))()
+
+
+def test_a_window_of_no_tokens() -> None:
+    """`forgive` would never be asked."""
+    windowed = dataclasses.replace(LOSSY, stop="window")
+    with pytest.raises(StrategyDefinitionError, match=r"Traits\.window: expected at least 1 for stop='window', got 0"):
+        made(traits=windowed, forgive=rule(lambda target_prob: target_prob > 0))()
 
 
 @pytest.mark.parametrize("promise", [{"bound": "TV <= 1"}, {"neutral": {"a": 1.0}, "neutral_equals": "rejection"}])
@@ -244,7 +252,7 @@ def test_traits_of_another_type(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda target_prob: torch.clamp(target_prob, max=1), "clamp.*use acceptlib.ops"),
+        (lambda target_prob: torch.clamp(target_prob, max=1), r"max=int\)\. Rules.*use acceptlib.ops"),
         (lambda target_prob: 1.0 - math.exp(target_prob), "use acceptlib.ops"),
         (lambda target_prob: "h", "returned 'h': expected a number or an array"),  # noqa: ARG005
     ],

@@ -22,7 +22,7 @@ from acceptlib.sampling import OFF, LogitBias, SamplingParams
 from acceptlib.workspace import Workspace
 
 if TYPE_CHECKING:
-    from acceptlib.strategy import AcceptanceStrategy
+    from acceptlib.strategy import AcceptanceStrategy, Options
 
 _STRATEGIES: WeakValueDictionary[str, AcceptanceStrategy] = WeakValueDictionary()
 _NUMBERS: Final = itertools.count()
@@ -69,13 +69,13 @@ ARGUMENTS: Final = {
 """The operator's arguments and their types; those that are written are marked with `!`."""
 
 
-def register(strategy: AcceptanceStrategy) -> str:
+def register(strategy: AcceptanceStrategy, options: Options) -> str:
     """Return the key under which this process's graphs find a strategy, for as long as the strategy lives.
 
     The key has the name and the options, so that a graph saved by another process never finds other options.
     """
     # Not the repr: one that a subclass defines may need attributes that are not set yet.
-    key = f"{strategy.name} {strategy.options.model_dump()} {next(_NUMBERS)}"
+    key = f"{strategy.name} {options.model_dump()} {next(_NUMBERS)}"
     _STRATEGIES[key] = strategy
     return key
 

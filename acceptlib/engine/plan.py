@@ -162,19 +162,17 @@ class Plan:
         if (self.traits.stop == "window") != (self.forgive is not None):
             msg = f"strategy {self.name!r}: a `forgive` rule and Traits(stop='window') go together"
             raise StrategyDefinitionError(msg)
-        if "target_top_entropy" in self.reads and not self.traits.top_k > 0:
-            msg = (
-                f"strategy {self.name!r}: target_top_entropy is read, of Traits.top_k entries: expected at least 1, "
-                f"got {self.traits.top_k!r}"
-            )
-            raise StrategyDefinitionError(msg)
-        needs = {
+        sizes = {
             "window": ("stop='window'", self.traits.stop == "window"),
             "top_k": ("a rule that reads target_top_entropy", "target_top_entropy" in self.reads),
         }
-        for name, (need, is_there) in needs.items():
-            if getattr(self.traits, name) and not is_there:
-                msg = f"strategy {self.name!r}: Traits.{name} has no effect: expected {need} beside it"
+        for name, (user, is_there) in sizes.items():
+            size = getattr(self.traits, name)
+            if bool(size) != is_there:
+                why = (
+                    f" has no effect: expected {user} beside it" if size else f": expected at least 1 for {user}, got 0"
+                )
+                msg = f"strategy {self.name!r}: Traits.{name}{why}"
                 raise StrategyDefinitionError(msg)
 
     def _check(self, rule: Rule | None, role: str, known: set[str]) -> None:

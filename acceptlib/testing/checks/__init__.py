@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from acceptlib.testing.checks import contract, execution, greedy, law, parameters, randomness, state, statistics, values
+from acceptlib.testing.checks import (
+    contract,
+    declarations,
+    execution,
+    greedy,
+    law,
+    parameters,
+    randomness,
+    state,
+    statistics,
+    values,
+)
 from acceptlib.testing.subject import Subject
 
 Function: TypeAlias = Callable[[Subject], None]
@@ -21,12 +32,12 @@ STATE: Final[tuple[Function, ...]] = (
 PROOFS: Final[dict[str, tuple[Function, ...]]] = {
     "lossless": (law.check_lossless_law, law.check_lossless_law_one_hot, law.check_zero_draft_probability),
     "greedy": (greedy.check_greedy_sequence,),
-    "lossy": (law.check_promise, law.check_declared_bound, law.check_neutral_setting),
+    "lossy": (declarations.check_promise, law.check_declared_bound, law.check_neutral_setting),
 }
 """By declared guarantee: what must be proven before anything is measured."""
 
 EVERY: Final[tuple[Function, ...]] = (
-    law.check_options_are_read,
+    declarations.check_options_are_read,
     law.check_acceptance_is_probability,
     values.check_decisions_follow_rules,
     values.check_impossible_draft_never_stands,

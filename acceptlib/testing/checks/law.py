@@ -18,7 +18,6 @@ from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import AcceptlibError, ConformanceError, OptionError, short_repr
 from acceptlib.exact.enumeration import acceptance, row_scalars
 from acceptlib.rng import Uniforms
-from acceptlib.strategy import AcceptanceStrategy
 from acceptlib.testing.batches import ALMOST_ONE, ROUNDING, fixed, generator, mask_drafted, mixed, same
 from acceptlib.testing.subject import Skipped, Subject, require
 
@@ -33,8 +32,6 @@ WIDE: Final = 64
 """Entries of rows that are nearly flat: a rule may depend on an entropy, or on a token's id."""
 LARGE: Final = 1 << 17
 """Entries of rows as wide as a model's."""
-DERIVED: Final = ("constants", "resolve_traits", "initial_state", "update_state")
-"""Methods of a strategy that may give an option its meaning."""
 CERTAIN: Final[dict[tuple[int, ...], float]] = {(): 1.0}
 
 
@@ -311,49 +308,6 @@ def check_zero_draft_probability(subject: Subject) -> None:
         mask_drafted(request, 0)
     stood = subject.verify(requests, uniforms=fixed(len(requests), 1, 0.0)).num_accepted
     require(bool((stood == 0).all()), f"q(x) = 0 and p(x) = 0: expected every token rejected, got {stood.tolist()}")
-
-
-def check_promise(subject: Subject) -> None:
-    """Lossy: the strategy says what it promises instead: a bound that can be checked, a neutral setting, or `none`.
-
-    Catches what no number can: a rule that quietly is no rejection sampling any more, such as thresholds other than 1
-    in an engine's default settings.
-    """
-    traits = subject.traits
-    require(
-        bool(traits.bound or traits.neutral),
-        "Traits declares neither a bound nor a neutral setting: say bound='none' if there is none",
-    )
-    row, strategy = torch.full((VOCABULARY,), 1 / VOCABULARY, dtype=torch.float64), type(subject.strategy)
-    checkable, own = subject.strategy.bound_excess(row, row, row) is not None, "bound_excess" in vars(strategy)
-    declared = f"Traits declares bound={traits.bound!r}"
-    if traits.bound in {"", "none"}:
-        require(not (checkable and own), f"{declared}, and bound_excess checks one: say in a few words which")
-    else:
-        instead = "bound_excess returned None" if own else "nothing can check it: override bound_excess"
-        require(checkable, f"{declared}, and {instead}")
-
-
-def check_options_are_read(subject: Subject) -> None:
-    """Every option, row sum and carry is read by a rule, or the class derives something from its options.
-
-    Catches an option that is silently ignored: two settings of it are then one strategy under two names. Also a rule
-    that reads a quantity of acceptlib's by mistake, where it has a sum or a carry of its own.
-    """
-    plan, strategy = subject.plan, type(subject.strategy)
-    for row_sum in plan.row_sums:
-        require(
-            row_sum in plan.reads, f"no rule reads the row sum {row_sum!r}: read it in a rule by name, or remove it"
-        )
-    if plan.carry is not None:
-        readers = [rule for rule in (plan.accept, plan.forgive, plan.residual) if rule is not None]
-        read = any("carry" in rule.names for rule in readers)
-        require(read, "no rule but `carry` itself reads the carry: read it in a rule by name, or remove it")
-    if derived := [name for name in DERIVED if getattr(strategy, name) is not getattr(AcceptanceStrategy, name)]:
-        msg = f"what {', '.join(derived)} make of the options is not looked into"
-        raise Skipped(msg)
-    for option in strategy.Options.model_fields:
-        require(option in plan.reads, f"no rule reads the option {option!r}: read it in a rule by name, or remove it")
 
 
 def check_declared_bound(subject: Subject) -> None:

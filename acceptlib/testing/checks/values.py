@@ -88,6 +88,8 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
         position = request.key % request.n
         mask_drafted(request, position)
     most = max(request.n for request in requests)
+    forgives = plan is not None and plan.forgive is not None
+    keeps = "each of `accept` and `forgive`" if forgives else "`accept`"
     for draft in (True, False):
         result = subject.verify(requests, draft=draft, uniforms=fixed(len(requests), most, 0.0))
         for index, request in enumerate(requests):
@@ -95,7 +97,7 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
             stood = int(result.num_accepted[index])
             where = f"request {index}{subject.having(request.key)}"
             stands = f"p(x) = 0 at position {position}, but {stood} tokens stand"
-            require(stood <= position, f"{where}: {stands}: `accept` has to be 0 where `target_prob` is")
+            require(stood <= position, f"{where}: {stands}: {keeps} has to be 0 where `target_prob` is")
 
 
 def check_drawn_token_is_possible(subject: Subject) -> None:
