@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from acceptlib.checks import check_device
 from acceptlib.engine.draw import draw
 from acceptlib.engine.process import law, pieces
+from acceptlib.engine.scratch import in_use
 from acceptlib.errors import InputError
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
@@ -62,5 +63,6 @@ def sample(
     bits = streams.draft_bits(position)
     if not len(logits):
         return bits, logits.to(torch.float32)
-    probs = law(logits, sampling)
-    return torch.cat([draw(probs[some], bits[some]) for some in pieces(probs)]), probs
+    with in_use():
+        probs = law(logits, sampling)
+        return torch.cat([draw(probs[some], bits[some]) for some in pieces(probs)]), probs

@@ -178,6 +178,24 @@ def test_a_call_within_a_call_disturbs_neither(name: str, count: int) -> None:
     assert scratch._BUFFERS.users == 0
 
 
+def test_a_draw_within_a_draw_disturbs_neither() -> None:
+    """`sample` reuses memory too."""
+    sampling, rng = SamplingParams(temperature=0.5, top_p=0.9), Rng.of(1, 3, "cpu")
+    outer, inner = torch.randn(2, 3, 1500).unbind()
+    wanted = [acceptlib.sample(rows, rng=rng, position=0, sampling=sampling) for rows in (outer, inner)]
+    for number in range(1, 200, 3):
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        again = lambda found=found: found.append(acceptlib.sample(inner, rng=rng, position=0, sampling=sampling))  # noqa: E731
+        with Interrupting(number, again) as mode:
+            found.append(acceptlib.sample(outer, rng=rng, position=0, sampling=sampling))
+        assert all(map(torch.equal, found[-1], wanted[0]))
+        if mode.left > 0:
+            break
+        assert all(map(torch.equal, found[0], wanted[1]))
+    assert number > 10
+    assert scratch._BUFFERS.users == 0
+
+
 def test_an_interrupted_call_leaves_the_mode_of_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a guard within the engine's own is never ended, its end comes with the frame's, and has to come first."""
     held = []
