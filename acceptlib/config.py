@@ -111,7 +111,11 @@ def from_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> Acceptanc
         OptionError: An option does not exist or is out of range.
         StrategyDefinitionError: The strategy's class does not fit the interface under these options.
     """
-    config = load(source)
+    return create(load(source), source)
+
+
+def create(config: AcceptanceConfig, source: str | os.PathLike[str] | Mapping[str, Any]) -> AcceptanceStrategy:
+    """Create a config's strategy; see `from_config`. If its source is a file, errors name it."""
     try:
         entry = registry.find(config.strategy, third_parties=config.plugins)
         if "backend" in config.options:

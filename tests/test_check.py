@@ -263,7 +263,9 @@ def test_command_checks_the_strategy_of_a_config(tmp_path: Path) -> None:
     """With its options and its backend, and with `-o` on top."""
     file = tmp_path / "acceptance.toml"
     file.write_text('[acceptance]\nstrategy = "mixture"\nbackend = "torch"\noptions = {weight = 2.0}\n')
-    assert "weight" in run("check", "--config", str(file), "--only", "padding", code=2).stderr
+    refused = run("check", "--config", str(file), "--only", "padding", code=2).stderr
+    assert "weight" in refused
+    assert "acceptance.toml: Strategy 'mixture'" in refused
     arguments = ("check", "--config", str(file), "-o", "weight=0.5", "--only", "promise", "--format", "json")
     assert [(row["strategy"], row["status"]) for row in json.loads(run(*arguments).stdout)] == [("mixture", "passed")]
     assert "NAME and --config both name strategies" in run("check", "block", "--config", str(file), code=2).stderr

@@ -175,8 +175,9 @@ def strategy_of(name: str | None, file: Path | None, assignments: Sequence[str])
     if name is not None:
         msg = "--strategy and --config both name a strategy: give one"
         raise CommandError(msg)
-    settings = dict(config.load(file))  # no deep copy: what a few YAML aliases stand for may have no end
-    return config.from_config({**settings, "options": {**settings["options"], **options}})
+    found = config.load(file)
+    # Not a deep copy: what a few YAML aliases stand for may have no end.
+    return config.create(found.model_copy(update={"options": {**found.options, **options}}), file)
 
 
 def labels_of(configured: Sequence[AcceptanceStrategy], files: Sequence[Path], names: Sequence[str]) -> list[str]:
