@@ -306,6 +306,9 @@ BAD_LAWS: dict[str, tuple[dict[str, Any], str]] = {
         r"target, after .* that sum to 1 \(.*, got",
     ),
     "id-outside": ({"target": HALF, "draft_token_ids": (2,)}, r"expected 1 ids in \[0, 2\), got \(2,\)"),
+    "id-no-int": ({"target": HALF, "draft_token_ids": (0.5,)}, r"expected 1 ids in \[0, 2\), got \(0\.5,\)"),
+    "no-ids": ({"target": HALF, "draft_token_ids": 1}, r"expected 1 ids in \[0, 2\), got 1"),
+    "no-names": ({"target": HALF, "draft": HALF[:1], "state": {1: 1}}, "state: expected none, got 1"),
     "too-many-ids": ({"target": HALF, "draft_token_ids": (0, 1)}, "expected 1 ids"),
 }
 

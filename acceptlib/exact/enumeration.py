@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import reprlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -115,10 +116,7 @@ def law(
     ):
         msg = f"draft: expected [K, V] = [{num_draft_tokens}, {vocab_size}], got {list(draft.shape)}"
         raise InputError(msg)
-    fixed = None if draft_token_ids is None else tuple(map(int, draft_token_ids))
-    if fixed is not None and (len(fixed) != num_draft_tokens or not all(0 <= token < vocab_size for token in fixed)):
-        msg = f"draft_token_ids: expected {num_draft_tokens} ids in [0, {vocab_size}), got {fixed}"
-        raise InputError(msg)
+    fixed = None if draft_token_ids is None else _fixed_draft(draft_token_ids, num_draft_tokens, vocab_size)
     num_sequences = 1 if fixed is not None else vocab_size**num_draft_tokens
     outcomes = num_sequences * 2**num_draft_tokens * vocab_size
     if outcomes > MAX_OUTCOMES:
@@ -134,7 +132,7 @@ def law(
     weight = torch.ones(len(drafts), dtype=torch.float64)
     if draft_at is not None and num_draft_tokens:
         q = _rows(draft_at, drafts, num_draft_tokens)
-        if draft_token_ids is None:
+        if fixed is None:
             weight = q.gather(2, ids[..., None])[..., 0].prod(1)
     steps = verify_exactly(plan, ids, p, q, as_state(strategy, state))
     found: defaultdict[tuple[int, ...], float] = defaultdict(float)
@@ -191,7 +189,7 @@ def as_state(strategy: AcceptanceStrategy, state: State | None) -> dict[str, tor
         state = strategy.initial_state(1, "cpu")
     declared = plan_of(strategy).traits.state
     if {*state} != {*declared}:
-        msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(state)) or 'none'}"
+        msg = f"state: expected {', '.join(declared) or 'none'}, got {', '.join(sorted(map(str, state))) or 'none'}"
         raise InputError(msg)
     # Left to itself, torch makes float32 of a plain number.
     return {
@@ -439,6 +437,22 @@ def as_model(rows: torch.Tensor | Model, name: str, vocab_size: int | None = Non
         return known[prefix]
 
     return row
+
+
+def _fixed_draft(ids: Sequence[int] | torch.Tensor, length: int, vocab_size: int) -> tuple[int, ...]:
+    """Return a given draft of so many tokens.
+
+    Raises:
+        InputError: It is another number of them, or not of integers in the vocabulary.
+    """
+    try:
+        found = tuple(map(operator.index, ids))
+    except TypeError:
+        found = None
+    if found is None or len(found) != length or not all(0 <= token < vocab_size for token in found):
+        msg = f"draft_token_ids: expected {length} ids in [0, {vocab_size}), got {short_repr(found or ids)}"
+        raise InputError(msg)
+    return found
 
 
 def _rows(model: Model, drafts: list[tuple[int, ...]], count: int) -> torch.Tensor:
