@@ -74,6 +74,9 @@ def check_draft_contract(
             raise InputError(msg)
         _check_repeats(draft_token_ids)
         return
+    if rows.ndim == 0 or rows.shape[-1] == 0:
+        msg = f"draft_probs: expected [..., V] with V >= 1, got {list(rows.shape)}"
+        raise InputError(msg)
     if rows.shape[:-1] != draft_token_ids.shape:
         msg = f"draft_token_ids: expected {list(rows.shape[:-1])}, a token a row, got {list(draft_token_ids.shape)}"
         raise InputError(msg)
@@ -106,8 +109,8 @@ def _check_arguments(
         raise InputError(msg)
     if draft_logits is not None:
         expect_tensor("draft_logits", draft_logits, None, FLOAT_DTYPES, draft_logits.device)
-        if draft_logits.ndim not in {2, 3}:
-            msg = f"draft_logits: expected [B, V] or [B, n, V], got {list(draft_logits.shape)}"
+        if draft_logits.ndim not in {2, 3} or draft_logits.shape[-1] == 0:
+            msg = f"draft_logits: expected [B, V] or [B, n, V] with V >= 1, got {list(draft_logits.shape)}"
             raise InputError(msg)
     if not isinstance(sampling, SamplingParams | None):
         msg = f"sampling: expected an acceptlib.SamplingParams, got {type(sampling).__name__}"
