@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acceptlib
-from acceptlib import AcceptanceStrategy, Traits, exact, ops, row_sum, rule
+from acceptlib import AcceptanceStrategy, Traits, Uniforms, exact, ops, row_sum, rule
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
 from acceptlib.exact import figures, oracle
 from acceptlib.testing.checks.law import PAIRS
@@ -70,6 +71,36 @@ def test_residual_may_be_a_number_or_a_scalar() -> None:
         assert emitted == pytest.approx({(token,): 1 / 3 for token in range(3)})
         figures = exact.step_figures(strategy, torch.tensor([0]), p, p[:1], num_visited=1)
         assert figures.tv == pytest.approx(0.5 - 1 / 3)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.25), np.float64(0.25), torch.tensor(0.25)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_rule_may_return_a_number_of_numpy_or_torch(number: Any, count: int) -> None:
+    """Whichever of the two its engine computes in."""
+
+    class Quarter(AcceptanceStrategy):
+        name = "quarter"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @row_sum
+        def total() -> Any:
+            return number
+
+        @rule
+        def accept(total: Any) -> Any:
+            return ops.where(total == 1, 0.25, 0.0)
+
+        @rule
+        def residual() -> Any:
+            return number
+
+    p, strategy = torch.full((2, 4), 0.25), Quarter(backend="torch")
+    emitted = exact.law(strategy, p, draft_token_ids=(0,))
+    assert sum(emitted[token,] for token in range(4)) == pytest.approx(0.75)
+    ids, uniforms = torch.zeros(count, 1, dtype=torch.int64), torch.tensor([[0.24], [0.26]], dtype=torch.float64)
+    numbers = Uniforms(accept=uniforms[-count:], emit=torch.zeros(count, dtype=torch.int64))
+    result = strategy.verify(ids, target_probs=p.expand(count, 2, 4), uniforms=numbers)
+    assert result.to_lists() == [[0, 0], [0]][-count:]
 
 
 @drawn

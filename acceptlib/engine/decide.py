@@ -7,17 +7,17 @@ probabilities: one compares them with uniforms, the other enumerates. Tensors gi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
 
 from acceptlib import ops
-from acceptlib.arrays import Array, all_so_far, arange, float64, full, library
+from acceptlib.arrays import Array, all_so_far, arange, as_array, as_tensor, float64, full, library
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.errors import StrategyDefinitionError
 
-Values = dict[str, Array]
+Values: TypeAlias = dict[str, Array]
 
 OF_POSITIONS: Final = frozenset({"position", "num_draft_tokens", "is_last"})
 """Quantities that follow from where a position is."""
@@ -118,13 +118,15 @@ def stop_position(plan: Plan, accepted: Array, may_stand: Array | None, num_draf
 
 
 def broadcast(value: Array | float, like: Array) -> Array:
-    """Return what a rule returned, possibly a plain number, in the shape of `like`.
+    """Return what a rule returned, possibly a plain number, in the shape of `like`, and of its kind.
 
     Raises:
         StrategyDefinitionError: It has another shape.
     """
-    if isinstance(value, int | float):
-        value = full((), value, like)
+    if isinstance(value, int | float | np.generic):
+        value = full((), float(value), like)
+    elif isinstance(value, torch.Tensor) != isinstance(like, torch.Tensor):  # a constant of the rule's own
+        value = as_tensor(value) if isinstance(like, torch.Tensor) else as_array(value)
     if value.shape == like.shape:
         return value
     try:
