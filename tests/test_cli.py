@@ -671,7 +671,7 @@ class TestTables:
         console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
         monkeypatch.setattr(tables, "stdout", lambda: console)
         message = "failed: " + "word " * 20
-        left_out = tables.print_figures(self.COLUMNS, [["x", message, ""], ["y", "1", "2"]], {0: message}, 1)
+        left_out = tables.print_figures(self.COLUMNS, [["x", message, ""], ["y", "1", "2"]], [0], 1)
         table, _, beneath = console.file.getvalue().partition("\n\n")  # type: ignore[attr-defined]
         assert not left_out
         assert [line.rstrip() for line in table.splitlines()[::3]] == ["name  a  b", "y     1  2"]
@@ -683,8 +683,8 @@ class TestTables:
         console = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
         monkeypatch.setattr(tables, "stdout", lambda: console)
         columns = [tables.Column("name"), tables.Column("origin", expendable=1), tables.Column("figure", "right")]
-        rows = [["x", "o" * 30, ""], ["y", "o" * 30, "1"]]
-        assert tables.print_figures(columns, rows, {0: "failed: at once"}, 2) == ["origin"]
+        rows = [["x", "o" * 30, "failed: at once"], ["y", "o" * 30, "1"]]
+        assert tables.print_figures(columns, rows, [0], 2) == ["origin"]
         *_, failed, whole = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert (failed.rstrip(), whole) == ("x     failed: at once", "y          1")
 

@@ -253,8 +253,8 @@ def _print(rows: Sequence[Row], form: Format, device: torch.device, absent: Sequ
     if form is not Format.plain:
         table.stdout_write(_render(rows, form, device))
         return
-    failures = {number: f"failed: {row.error}" for number, row in enumerate(rows) if row.error}
-    left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failures, FIRST_FIGURE)
+    failed = [number for number, row in enumerate(rows) if row.error]
+    left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failed, FIRST_FIGURE)
     if quiet:
         return
     where, first = environment(device), rows[0]

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -77,7 +77,7 @@ def show(
 
 
 def print_figures(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], failures: Mapping[int, str], first: int
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], failed: Collection[int], first: int
 ) -> list[str]:
     """Print a plain table of figures on stdout, and return the headings of columns left out for its width.
 
@@ -86,11 +86,12 @@ def print_figures(
     Args:
         columns: Its columns.
         cells: Its rows.
-        failures: By number of a row, the message that stands in place of its figures.
+        failed: Numbers of the rows that have a message in place of their first figure, and no others.
         first: Column of the first figure.
     """
     console = stdout()
     width = width_of(console)
+    failures = {number: cells[number][first] for number in failed}
     blank = [""] * (len(columns) - first)
     figures = [[*row[:first], *blank] if number in failures else row for number, row in enumerate(cells)]
     lines, left_out = plain(columns, figures, width)

@@ -52,8 +52,8 @@ def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
     if form is not Format.plain:
         table.stdout_write(render(rows, form))
         return
-    failures = {number: f"failed: {row.error}" for number, row in enumerate(rows) if row.error}
-    left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failures, FIRST_FIGURE)
+    failed = [number for number, row in enumerate(rows) if row.error]
+    left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failed, FIRST_FIGURE)
     if quiet:
         return
     stdout().print()
