@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import torch
 import typer
@@ -18,7 +18,7 @@ from acceptlib.benchmarks import measure
 from acceptlib.benchmarks.environment import environment
 from acceptlib.benchmarks.measure import Make, Row
 from acceptlib.benchmarks.peers import PEERS, Peer
-from acceptlib.benchmarks.workloads import Dtype, Level, Source, Workload
+from acceptlib.benchmarks.workloads import Dtype, Kind, Level, Source, Workload
 from acceptlib.cli import console, models, report
 from acceptlib.cli import format as table
 from acceptlib.cli.console import FAILED, CommandError, stdout
@@ -361,7 +361,7 @@ def _peers(names: str | None, todo: Sequence[Workload], device: torch.device) ->
 
 
 def _kinds(text: str, parameters: Mapping[str, float]) -> list[Any]:
-    kinds = _split(text, ("logits", "probs", "one-hot"), "--inputs")
+    kinds = _split(text, get_args(Kind), "--inputs")
     if kinds == ["probs"] and parameters != OFF:
         msg = "--temperature, --top-k, --top-p and --min-p act on logits, and --inputs probs are processed already"
         raise CommandError(msg)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -100,14 +100,9 @@ def work_out(strategy: AcceptanceStrategy) -> Example:
     emitted = exact.law(strategy, p, q)
     drafts = list(itertools.product(range(len(TOKENS)), repeat=NUM_DRAFT_TOKENS))
     ids = torch.tensor(drafts)
-    rows: tuple[Any, ...] = (
-        ids,
-        p.expand(len(ids), -1, -1),
-        q.expand(len(ids), -1, -1),
-        strategy.initial_state(1, "cpu"),
-    )
-    plan = plan_of(strategy)
-    h, stops = acceptance(plan, *rows).h, verify_exactly(plan, *rows).stops
+    every, state = (len(ids), -1, -1), strategy.initial_state(1, "cpu")
+    rows = (plan_of(strategy), ids, p.expand(every), q.expand(every), state)
+    h, stops = acceptance(*rows).h, verify_exactly(*rows).stops
     return Example(
         drafted=[
             Drafted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from acceptlib.cli.console import CommandError, stderr, use_one_thread
 from acceptlib.demo.pair import load_pair
@@ -45,7 +45,7 @@ def prepare() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
-def encode(pair: ModelPair, prompt: str) -> Any:
+def encode(pair: ModelPair, prompt: str) -> torch.Tensor:
     """Return a prompt as token ids [1, n].
 
     Raises:
@@ -56,7 +56,8 @@ def encode(pair: ModelPair, prompt: str) -> Any:
     except UnicodeEncodeError:
         msg = "the prompt is not valid UTF-8"
         raise CommandError(msg) from None
-    ids = pair.tokenizer(prompt, return_tensors="pt", verbose=False).input_ids  # too many are an error of ours
+    # Not verbose: too many tokens are an error of ours.
+    ids: torch.Tensor = pair.tokenizer(prompt, return_tensors="pt", verbose=False).input_ids
     if ids.shape[1] == 0:
         msg = "the prompt has no tokens: give at least one character"
         raise CommandError(msg)
@@ -66,7 +67,7 @@ def encode(pair: ModelPair, prompt: str) -> Any:
 def steps(  # noqa: PLR0913 - what one run is made of
     pair: ModelPair,
     strategy: AcceptanceStrategy,
-    input_ids: Any,
+    input_ids: torch.Tensor,
     *,
     num_draft_tokens: int,
     max_new_tokens: int,
