@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from acceptlib import registry
+from acceptlib import registry, testing
 from acceptlib.cli import console
 from acceptlib.cli.console import FAILED, CommandError
 from acceptlib.cli.format import Column, Format, note, show
@@ -32,13 +32,12 @@ from acceptlib.cli.options import (
 )
 from acceptlib.engine.backends import Choice
 from acceptlib.errors import one_line
+from acceptlib.strategy import AcceptanceStrategy
+from acceptlib.testing import Check, CheckResult, Subject
+from acceptlib.testing.checks import asked_of
+from acceptlib.testing.suite import due, make_subject, select
 
-if TYPE_CHECKING:
-    from acceptlib.strategy import AcceptanceStrategy
-    from acceptlib.testing import Check, CheckResult
-    from acceptlib.testing.subject import Subject
-
-    Job: TypeAlias = tuple[Subject, Check]
+Job: TypeAlias = tuple[Subject, Check]
 
 MAX_JOBS: Final = 64
 """Checks that run at a time, at most: there are few more for a strategy."""
@@ -69,9 +68,6 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     quiet: QuietOption = False,
 ) -> None:
     """Check that strategies are what they declare themselves to be; exit with 1 if one is not."""
-    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
-    from acceptlib.testing.suite import due, make_subject, select  # noqa: PLC0415
-
     console.use_one_thread()
     where = device_of(device)
     wanted = None if only is None else names_of("--only", only)
@@ -94,7 +90,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
             for check in chosen
             if check not in checks
         ]
-    interrupted, found = False, dict[int, "CheckResult"]()
+    interrupted, found = False, dict[int, CheckResult]()
     with console.progress("checks", quiet=quiet) as progress:
         task = progress.add_task("", total=len(jobs))
         announce = partial(progress.update, task)
@@ -120,8 +116,6 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
 
 def _run_in_turn(jobs: Sequence[Job], announce: Callable[..., None]) -> Generator[tuple[int, CheckResult]]:
     """Yield the numbers and results of jobs, each of which is announced as a `description` before."""
-    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
-
     for number, (subject, check) in enumerate(jobs):
         announce(description=f"{subject.strategy.name}, {check.name}")
         yield number, testing.run_check(check, subject)
@@ -129,8 +123,6 @@ def _run_in_turn(jobs: Sequence[Job], announce: Callable[..., None]) -> Generato
 
 def _run_side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[int, CheckResult]]:
     """Yield the numbers and results of jobs that run in processes of their own, in the order in which they end."""
-    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
-
     # Forked processes could not use a GPU.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), console.use_one_thread)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # is inherited: Ctrl-C ends these processes below
@@ -155,8 +147,6 @@ def _run_side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[in
 
 def _run_apart(subject: Subject, check: Check) -> CheckResult:
     """Run a job where its process is: what it raised is left out, for not every exception can be sent back."""
-    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
-
     return replace(testing.run_check(check, subject), error=None)
 
 
@@ -164,8 +154,6 @@ def _created(
     names: list[str], config: Path | None, assignments: list[str]
 ) -> tuple[list[AcceptanceStrategy], list[tuple[str, CheckResult]]]:
     """Return the strategies to check, and what is said of those that cannot be created: others are checked still."""
-    from acceptlib import testing  # noqa: PLC0415 - nothing else needs it
-
     if config is not None:
         if names:
             msg = "NAME and --config both name strategies: give one"
@@ -187,15 +175,10 @@ def _created(
 
 
 def _skipped(check: Check) -> CheckResult:
-    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
-    from acceptlib.testing.checks import asked_of  # noqa: PLC0415
-
     return CheckResult(check.name, "skipped", f"it is for {asked_of(check.name)} alone", check.description, 0.0)
 
 
 def _not_created(error: BaseException) -> CheckResult:
-    from acceptlib.testing import CheckResult  # noqa: PLC0415 - nothing else needs it
-
     return CheckResult("creation", "failed", one_line(error), "The strategy is created without options", 0.0, error)
 
 
