@@ -156,7 +156,7 @@ def test_every_way_through_wide_rows_gives_the_same_bits(
         found = law(data, params(*values))
         with monkeypatch.context() as patch:
             support.read_as_on_a_device(patch)
-            patch.setattr(of_rows, "CHUNK_BYTES", 1)
+            patch.setattr(of_rows, "SCRATCH_BYTES", 1)
             wanted = law(data, params(*values))
         assert torch.equal(found.nan_to_num(7), wanted.nan_to_num(7)), values
 

@@ -15,7 +15,7 @@ from support import ALMOST_ONE, Request, forms, layouts, mixed
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, LogitBias, Rng, SamplingParams, Traits, Uniforms, VerifyResult, ops, rule
-from acceptlib.engine import chains, rows, single
+from acceptlib.engine import chains, rows, scratch, single
 from acceptlib.ops import Value
 
 # Greedy requests, one by one
@@ -306,7 +306,7 @@ def test_a_request_alone_has_the_result_that_it_has_in_a_batch(
     generator = torch.Generator().manual_seed(0)
     statuses = set()
     for number in range(240):
-        monkeypatch.setattr(single, "SCRATCH_BYTES", 1 if number % 8 == 1 else rows.SCRATCH_BYTES)
+        monkeypatch.setattr(single, "SCRATCH_BYTES", 1 if number % 8 == 1 else scratch.SCRATCH_BYTES)
         arguments, sampling = pair_of_requests(number, form)
         copies = {name: value.clone() for name, value in arguments.items()}
         accept = torch.rand(2, number % 5, dtype=torch.float64, generator=generator)

@@ -8,12 +8,9 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from acceptlib.engine.scratch import scratch
+from acceptlib.engine.scratch import SCRATCH_BYTES, scratch
 from acceptlib.inputs import Rows
 from acceptlib.sampling import OFF
-
-CHUNK_BYTES: Final = 2 << 20
-"""Size of float32 rows that are gone through at a time."""
 
 MIN_ROW: Final = 4096
 """Entries that a shorter row counts as, because its histogram takes memory too."""
@@ -29,7 +26,7 @@ MASKED_OR: Final = (1 - MASKED) * np.float32(-np.inf).view(np.int32)
 
 def rows_at_a_time(vocab_size: int) -> int:
     """Return how many rows to process at a time, so that they stay in a CPU's cache."""
-    return max(1, CHUNK_BYTES // (4 * max(vocab_size, MIN_ROW)))
+    return max(1, SCRATCH_BYTES // (4 * max(vocab_size, MIN_ROW)))
 
 
 def take(rows: Rows, request: torch.Tensor | slice, data: torch.Tensor, bitmask: torch.Tensor | None) -> Rows:

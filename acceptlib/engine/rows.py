@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 ModelName: TypeAlias = Literal["target", "draft"]
 
-SCRATCH_BYTES: Final = 2 << 20
-"""Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
-
 KEPT_BYTES: Final = 8 << 20
 """Size of float32 rows up to which all of a model's processed rows are kept for the call. Of more rows, as many bytes
 are held at a time."""

@@ -14,6 +14,9 @@ from typing import Final
 
 import torch
 
+SCRATCH_BYTES: Final = 2 << 20
+"""Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
+
 
 class _Buffers(threading.local):
     """Buffers of one thread, by name and dtype."""

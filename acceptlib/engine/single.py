@@ -18,8 +18,8 @@ from acceptlib.engine.draw import BLOCK, weigh
 from acceptlib.engine.logits import take
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.process import in_range, process
-from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, ModelName, cleaned
-from acceptlib.engine.scratch import scratch, to_fixed
+from acceptlib.engine.rows import KEPT_BYTES, ModelName, cleaned
+from acceptlib.engine.scratch import SCRATCH_BYTES, scratch, to_fixed
 from acceptlib.inputs import Inputs, Rows
 from acceptlib.result import (
     INVALID_PARAMETER,

@@ -32,8 +32,8 @@ from acceptlib.engine.constants import (
 )
 from acceptlib.engine.draw import draw, weigh
 from acceptlib.engine.plan import Plan, evaluate
-from acceptlib.engine.rows import KEPT_BYTES, SCRATCH_BYTES, Layout, RowReader, cleaned
-from acceptlib.engine.scratch import in_use, owns_memory, scratch, to_fixed
+from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader, cleaned
+from acceptlib.engine.scratch import SCRATCH_BYTES, in_use, owns_memory, scratch, to_fixed
 from acceptlib.errors import AcceptlibError
 from acceptlib.inputs import Inputs
 from acceptlib.result import (
