@@ -213,7 +213,6 @@ def verify_exactly(
         StrategyDefinitionError: A rule returns NaN, so that there are no probabilities.
     """
     num_sequences, length = ids.shape
-    num_draft_tokens = torch.full((num_sequences,), length)
     rules = acceptance(plan, ids, p, q, state, token_ids)
     for role, numbers in (("accept", rules.h), ("residual", rules.weights)):
         for index, position in numbers.isnan().nonzero()[:1, :2].tolist():
@@ -231,7 +230,7 @@ def verify_exactly(
         plan,
         accepted,
         None if rules.may_stand is None else rules.may_stand.repeat_interleave(len(patterns), 0),
-        num_draft_tokens.repeat_interleave(len(patterns)),
+        torch.full((len(accepted),), length),
     )
     h = probability_of(rules.h)[:, None]
     chances = torch.where(patterns, h, 1 - h).prod(-1)

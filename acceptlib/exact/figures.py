@@ -149,7 +149,8 @@ def step_figures(
         if num_visited > length:
             found.append(draw_law(p[-1], p[-1], plan.traits.bonus))
     else:
-        found, p = [_first_token_law(plan, p, q, tensors)], _truncate(p, q)[0]
+        p, q, token_ids = _truncate(p, q)
+        found = [_first_token_law(plan, p, q, tensors, token_ids)]
     pairs = list(zip(found, p, strict=False))
     return StepFigures(
         tv=sum(_tv(out, row) for out, row in pairs) / len(pairs),
@@ -198,9 +199,10 @@ def row_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, values: decide.Values)
     return out
 
 
-def _first_token_law(plan: Plan, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the law of a step's first token, on truncated rows."""
-    p, q, token_ids = _truncate(p, q)
+def _first_token_law(
+    plan: Plan, p: torch.Tensor, q: torch.Tensor, state: Mapping[str, torch.Tensor], token_ids: torch.Tensor
+) -> torch.Tensor:
+    """Return the law of a step's first token, on rows that `_truncate` cut to the entries of these ids."""
     ids = torch.cartesian_prod(*[torch.arange(p.shape[1])] * len(q)).view(-1, len(q))
     shape = (len(ids), -1, -1)
     steps = verify_exactly(plan, ids, p.expand(shape), q.expand(shape), state, token_ids)

@@ -90,7 +90,7 @@ def lay_out(
         form: `probs` or `logits`.
         draft: Whether to pass the draft's rows, where there are any.
     """
-    most = max((request.n for request in requests), default=0)
+    most = max(request.n for request in requests)
     q = [request.q for request in requests if draft and request.q is not None]
     arguments: dict[str, Any]
     if layout == "ragged":
