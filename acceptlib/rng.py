@@ -25,7 +25,8 @@ ROUNDS: Final = 10
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 MASK: Final = 0xFFFFFFFF
-SMALLEST, LARGEST = -(2**63), 2**63 - 1
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
 
 CUDA_STEP: Final = 4
 """Least step by which torch's generators on a GPU advance their offsets: the numbers of one Philox evaluation."""
@@ -130,7 +131,7 @@ class Rng:
             # Offsets of zero would be one kernel more, and any place in a fresh stream is as good.
             # With None a compiled caller would have to know the sizes.
             given: dict[str, Any] = {} if source is None else {"generator": source}
-            words = torch.randint(SMALLEST, LARGEST, (2, num_requests), device=where, **given).to(device)
+            words = torch.randint(INT64_MIN, INT64_MAX, (2, num_requests), device=where, **given).to(device)
             return cls(seeds=words[0], offsets=words[1])
         if isinstance(source, Integral) and not isinstance(source, bool):
             return Root(wrap(int(source)), 0).streams(num_requests, device)
@@ -200,7 +201,7 @@ def resolve(source: Rng | torch.Generator | int | None, num_requests: int, devic
             with _ADVANCING:
                 offset = generator.get_offset()
                 generator.set_offset(offset + CUDA_STEP)
-            return Root(wrap(generator.initial_seed()), SMALLEST + offset)  # unlike those of an int
+            return Root(wrap(generator.initial_seed()), INT64_MIN + offset)  # unlike those of an int
     return Rng.of(source, num_requests, device)
 
 
@@ -320,4 +321,4 @@ def to_uniform(words: Array) -> Array:
 
 def wrap(value: int) -> int:
     """Return `value` modulo 2^64 as a signed 64-bit integer."""
-    return value if SMALLEST <= value <= LARGEST else (value + 2**63) % 2**64 - 2**63
+    return value if INT64_MIN <= value <= INT64_MAX else (value + 2**63) % 2**64 - 2**63

@@ -107,10 +107,11 @@ class Rule:
         return f"<{type(self).__name__} {self.function.__qualname__}({', '.join(self.names)})>"
 
 
-def is_wrong_anyway(error: BaseException | None) -> bool:
-    """Return whether what a rule raised does not depend on the values that it was given.
+def fails_on_any_values(error: BaseException | None) -> bool:
+    """Return whether a rule raised what it would raise on any rows, not only on those that it is tried on.
 
-    Of numbers alone, those of options and constants, Python raises where an array would hold an infinity.
+    An ArithmeticError is of that kind: arrays hold infinities, and only plain numbers, which are those of options and
+    constants, make Python raise.
     """
     return isinstance(error, NameError | ArithmeticError) or _lacks_op(error)
 

@@ -61,7 +61,7 @@ class Options(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _is_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+    def _expect_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """Where numbers are expected, refuse NaN, and a flag or text that pydantic would turn into a number."""
         several = isinstance(value, list | tuple)
         kinds = _kinds(cls.model_fields[info.field_name or ""].annotation, several=several)
@@ -121,7 +121,7 @@ class AcceptanceStrategy:
 
     Attributes:
         name: Its name in configs and on the command line, such as `my-rule`.
-        aliases: Other names for it; a subclass has none of them.
+        aliases: Other names for it, which subclasses do not inherit.
         traits: What it declares about itself.
         interface_version: The `INTERFACE_VERSION` it was written for; a published strategy states it as a number.
         options: The validated options of this instance.

@@ -191,7 +191,7 @@ def test_requests_have_states_of_different_steps() -> None:
     assert budgets[::4] == [2] * 8
     assert len(set(budgets)) > 4
     assert Subject(Budget()).further([6, 1])["state"]["budget"].tolist() == [budgets[6], budgets[1]]
-    assert Subject(Budget()).every_time(9)["state"]["budget"].tolist() == [2] * 9
+    assert Subject(Budget()).further_of_new(9)["state"]["budget"].tolist() == [2] * 9
     given = Subject(Budget(), verify_arguments=lambda count, _: {"state": {"budget": torch.arange(count)}})
     assert given.further([7, 5])["state"]["budget"].tolist() == [7, 5]
 

@@ -13,12 +13,12 @@ import torch
 
 from acceptlib.errors import StrategyDefinitionError, short_repr, suggest
 from acceptlib.ops import Value
-from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule, is_wrong_anyway
+from acceptlib.rules import ELEMENTS, SCALARS, RowSum, Rule, fails_on_any_values
 
 Constant: TypeAlias = float | tuple[float, ...]
 """An option as rules see it; a tuple holds one value a position, and 0 beyond its end."""
 
-LARGEST: Final = (1 << 31) - 1
+INT32_MAX: Final = (1 << 31) - 1
 """Largest integer that a kernel takes."""
 
 AFTER_CARRY: Final = frozenset({"next_residual_mass"})
@@ -91,8 +91,8 @@ class Traits:
             raise StrategyDefinitionError(msg)
         for name in ("window", "top_k"):
             number = getattr(self, name)
-            if type(number) is not int or not 0 <= number <= LARGEST:
-                msg = f"Traits.{name}: expected an int from 0 to {LARGEST}, got {short_repr(number)}"
+            if type(number) is not int or not 0 <= number <= INT32_MAX:
+                msg = f"Traits.{name}: expected an int from 0 to {INT32_MAX}, got {short_repr(number)}"
                 raise StrategyDefinitionError(msg)
 
 
@@ -206,7 +206,7 @@ class Plan:
                 found = evaluate(rule, values, options)
         except Exception as error:
             # What else is wrong shows on real values.
-            if is_wrong_anyway(error.__cause__):
+            if fails_on_any_values(error.__cause__):
                 raise
             for part, mistake in MISTAKES.items():
                 if part in str(error):

@@ -100,7 +100,7 @@ def simulate(  # noqa: PLR0913 - each is named
     vocab_size, device = where.vocab_size, subject.device
     seeds = torch.arange(trials, device=device) * 7919
     rng = Rng(seeds=seeds, offsets=torch.zeros_like(seeds))
-    further = subject.every_time(trials)
+    further = subject.further_of_new(trials)
     q_rows = torch.softmax(where.draft_logits / drafting.temperature, -1).to(drafting.dtype)
     one_hot = functional.one_hot(where.draft_logits.argmax(-1), vocab_size).float()
     drawn_from = (one_hot if drafting.greedy else q_rows).to(device)

@@ -129,7 +129,7 @@ class Subject:
     @cached_property
     def _carried(self) -> Mapping[str, torch.Tensor]:
         """The state of each key after `key % STEPS` steps of its own, all of them possible steps."""
-        arguments = self.every_time(CAPACITY)
+        arguments = self.further_of_new(CAPACITY)
         state: Mapping[str, torch.Tensor] = arguments.get("state", {})
         strategy = self.on_backend("torch").strategy  # every engine emits the same tokens
         key = torch.arange(CAPACITY)
@@ -223,7 +223,7 @@ class Subject:
         state = self.further(keys).get("state", {})
         return {name: value.cpu() for name, value in state.items()} if isinstance(state, Mapping) else {}
 
-    def every_time(self, num_requests: int) -> dict[str, Any]:
+    def further_of_new(self, num_requests: int) -> dict[str, Any]:
         """Return the further arguments for so many requests, all new unless `verify_arguments` gives their state."""
         given = self.verify_arguments(num_requests, self.device)
         state = {} if "state" in given else self.strategy.initial_state(num_requests, self.device)
