@@ -462,6 +462,26 @@ def test_a_residual_that_writes_into_a_row() -> None:
         made(residual=rule(residual))()
 
 
+def test_a_rule_that_returns_an_array_of_its_own_is_refused() -> None:
+    """The engine would clamp and scale it in place, and the next call would find that."""
+    held = torch.tensor([[-0.5, 0.75, 0.75]])
+
+    class Held(AcceptanceStrategy):
+        name = "held"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Value) -> Value:
+            return target_prob
+
+        @rule
+        def residual() -> Value:
+            return held
+
+    with pytest.raises(StrategyDefinitionError, match="rule 'residual' returns an array of its own"):
+        Held()
+
+
 def test_a_flag_is_inverted_with_not() -> None:
     """`~False` is -1 and `~True` is -2, both of which count as true."""
     options = type("Options", (Options,), {"__annotations__": {"strict": bool}, "strict": False})

@@ -203,7 +203,7 @@ class Plan:
         options = {name: _Flag(value) if isinstance(value, bool) else value for name, value in self.constants.items()}
         try:
             with np.errstate(all="ignore"):
-                found = evaluate(rule, values, options)
+                found, again = (evaluate(rule, values, options) for _ in range(2))
         except Exception as error:
             # What else is wrong shows on real values.
             if fails_on_any_values(error.__cause__):
@@ -213,6 +213,11 @@ class Plan:
                     msg = f"strategy {self.name!r}: rule {role!r} {mistake}"
                     raise StrategyDefinitionError(msg) from error
             return
+        held = found is again and all(found is not value for value in values.values())
+        if held and isinstance(found, np.ndarray | torch.Tensor) and found.ndim:
+            what = "returns an array of its own, which an engine would write into: compute it of what the rule reads"
+            msg = f"strategy {self.name!r}: rule {role!r} {what}"
+            raise StrategyDefinitionError(msg)
         if role == "forgive" and np.asarray(found).dtype != bool:
             what = "whether a token may stand, as a comparison does"
             msg = f"strategy {self.name!r}: expected rule 'forgive' to return {what}, got {short_repr(found)}"
