@@ -59,7 +59,7 @@ def test_expectation_under_honest_drafts_is_1() -> None:
         bets.place(rows(50, 4, vocab=7).softmax(-1).double(), past)
         for name, g_x in bets._laws(q, torch.tensor([x])):
             sums[name] = sums.get(name, 0.0) + float(g_x)
-    assert len(sums) > 15
+    assert len(sums) == 19
     assert sums == pytest.approx(dict.fromkeys(sums, 1.0), abs=1e-12)
 
 
@@ -82,6 +82,44 @@ def test_a_broken_contract_is_seen(draft, named: str) -> None:  # noqa: ANN001
     """By 400 tokens, and by its name."""
     with pytest.raises(ConformanceError, match=f"What fits them best: .*({named})"):
         check_draft_contract(draft(), draft_probs=SHARED.softmax(-1))
+
+
+FLAT = torch.full((1000, 61), 1 / 61)
+FILTERED = {
+    "top-k 2": 2,
+    "top-k 5": 5,
+    "top-k 20": 20,
+    "top-k 50": 50,
+    "top-p 0.8": 49,
+    "top-p 0.9": 55,
+    "top-p 0.95": 58,
+}
+
+
+@pytest.mark.parametrize(("named", "kept"), FILTERED.items())
+def test_each_usual_filter_is_bet_on(named: str, kept: int) -> None:
+    ids = torch.randint(kept, (1000,), generator=support.generator(11))
+    with pytest.raises(ConformanceError, match=f"What fits them best: tokens drawn after {named}"):
+        check_draft_contract(ids, draft_probs=FLAT)
+
+
+def test_one_exception_does_not_lose_the_bet() -> None:
+    ids = SHARED.argmax(-1)
+    ids[3] = SHARED[3].topk(2).indices[1]
+    with pytest.raises(ConformanceError, match="What fits them best: greedy tokens"):
+        check_draft_contract(ids, draft_probs=SHARED.softmax(-1))
+
+
+def test_a_few_ids_that_are_never_drafted_are_seen() -> None:
+    probs = rows(3000, 12, vocab=64, sharpness=1.0).softmax(-1)
+    ids = sample(probs * (torch.arange(64) >= 4))
+    with pytest.raises(ConformanceError, match="What fits them best: frequencies off by id"):
+        check_draft_contract(ids, draft_probs=probs)
+
+
+def test_rows_need_not_add_up_to_1() -> None:
+    probs = SHARED.softmax(-1)
+    check_draft_contract(sample(probs), draft_probs=0.9 * probs)
 
 
 def test_processed_rows_of_a_raw_draw() -> None:
@@ -159,8 +197,9 @@ def test_what_is_learned_goes_on_from_chunk_to_chunk() -> None:
     assert parts.gains == pytest.approx(whole.gains)
 
 
-def test_a_row_of_nan_is_numbered_through_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(q_contract, "CHUNK_ENTRIES", 2 * VOCAB)
+@pytest.mark.parametrize("entries", [2 * VOCAB, 1], ids=["two-rows", "less-than-a-row"])
+def test_a_row_of_nan_is_numbered_through_all_chunks(entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(q_contract, "CHUNK_ENTRIES", entries)
     probs = SHARED[:8].softmax(-1)
     ids = probs.argmax(-1)
     probs[5] = torch.nan

@@ -186,7 +186,7 @@ class _Bets:
             kept = mass[:, min(count, q.shape[1]) - 1]
             yield f"tokens drawn after top-k {count}", q_x * (1 - SURE + SURE * ((rank < count) / kept))
         for share in SHARES:
-            last = (mass < share).sum(1).clamp(max=q.shape[1] - 1)
+            last = (mass < share).sum(1)
             kept = mass.gather(1, last[:, None])[:, 0]
             yield f"tokens drawn after top-p {share}", q_x * (1 - SURE + SURE * ((rank <= last) / kept))
         rounded = q.to(torch.bfloat16).to(torch.float64)
