@@ -678,6 +678,24 @@ class TestTables:
         assert beneath.split() == message.split()
         assert max(map(len, beneath.splitlines())) <= 40
 
+    @pytest.mark.parametrize(("width", "times"), [(24, 1), (23, 2)])
+    def test_a_message_is_repeated_where_it_is_cut(
+        self, width: int, times: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In red, beneath the table once for all of its rows, and not where it just fits."""
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard", no_color=False)
+        monkeypatch.setattr(tables, "stdout", lambda: console)
+        message = "failed: for good x"
+        cells = [["x", message, ""], ["y", message, ""]]
+        tables.print_figures(self.COLUMNS, cells, dict.fromkeys((0, 1), message), 1)
+        table, *beneath = console.file.getvalue().split("\n\n")  # type: ignore[attr-defined]
+        assert table.count("\x1b[31m") == 2
+        assert len(beneath) == times - 1
+
+    def test_a_text_is_folded_to_words_however_narrow_a_terminal_is(self) -> None:
+        lines, _ = tables.plain([tables.Column("note", wraps=True)], [["some words that wrap"]], 5)
+        assert lines[1] == "-" * 12
+
     def test_a_message_stands_where_figures_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also where a column before them is left out."""
         console = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)

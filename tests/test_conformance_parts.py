@@ -17,6 +17,7 @@ from state_mutants import Share, Stepped
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, ops, rule
 from acceptlib.ops import Value
+from acceptlib.strategies.block import Block
 from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
@@ -706,6 +707,81 @@ class WritesInto(Share, Rejection):
         getattr(result, self.part).add_(1)
 
 
+class MoreThanOneAtTheMost(Stepped, Rejection):
+    """Where every token of three steps stood, accept returns more than 1."""
+
+    name = "more-than-one-at-the-most"
+
+    def update_state(self, state: Mapping[str, torch.Tensor], result: VerifyResult) -> None:
+        state["steps"].add_(result.num_accepted)
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value, steps: Value) -> Value:
+        h = ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+        return ops.where(steps >= 12, 2.0, h)
+
+
+class DividesByTheLargest(Rejection):
+    """The largest draft probability, which is 0 in a row of zeros, divides without a guard."""
+
+    name = "divides-by-the-largest"
+    traits = UNBOUNDED
+
+    @rule
+    def accept(target_prob: Value, draft_max_prob: Value) -> Value:
+        return ops.minimum(target_prob / draft_max_prob, 1.0)
+
+
+class WeighsTooMuch(Rejection):
+    """The recovered token is drawn from weights that add up to 8."""
+
+    name = "weighs-too-much"
+    traits = UNBOUNDED
+
+    @rule
+    def residual(p: Value) -> Value:
+        return 8.0 * p
+
+
+class FallsWithMuchMass(Block):
+    """Acceptance falls where the next row's residual mass is more than 2."""
+
+    name = "falls-with-much-mass"
+    traits = replace(UNBOUNDED, stop="last_acceptance")
+
+    @rule
+    def accept(carry: Value, next_residual_mass: Value) -> Value:
+        return ops.where(next_residual_mass > 2, 0.5 * carry, carry)
+
+
+class CarriesInVain(Block):
+    """A carry that neither the acceptance nor the residual reads."""
+
+    name = "carries-in-vain"
+    traits = replace(UNBOUNDED, stop="last_acceptance")
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
+
+    @rule
+    def residual(p: Value, q: Value) -> Value:
+        return p - q
+
+
+def _knows_of_none(u: float) -> AcceptanceStrategy:
+    """Return an engine with a uniform of its own where the draft gives its token no probability."""
+
+    def bug(verify: Call, ids: torch.Tensor, given: Arguments) -> VerifyResult:
+        uniforms, q = take_uniforms(ids, given), _rows(given, "draft")
+        if q is None or ids.ndim == 1:
+            return verify(ids, **given, uniforms=uniforms)
+        none = q.gather(2, ids[..., None])[..., 0] == 0
+        return verify(ids, **given, uniforms=replace(uniforms, accept=uniforms.accept.masked_fill(none, u)))
+
+    return around(bug, Rejection, Rejection.traits)
+
+
 def _samples(form: str) -> AcceptanceStrategy:
     """Return a greedy strategy that samples in one form of call."""
     holds = FORMS[form]
@@ -725,6 +801,13 @@ RULES: list[tuple[str, Callable[[], AcceptanceStrategy], str]] = [
         ("greedy_sequence", partial(_samples, form), said)
         for form, said in (("padded", "padded"), ("ragged", "ragged"), ("without draft rows", "without draft rows"))
     ),
+    ("acceptance_is_probability", MoreThanOneAtTheMost, "steps = 12.0"),
+    ("acceptance_is_probability", DividesByTheLargest, "got nan"),
+    ("acceptance_is_probability", WeighsTooMuch, "add up to at most 4"),
+    ("acceptance_is_probability", FallsWithMuchMass, "accept falls as next_residual_mass grows"),
+    ("options_are_read", CarriesInVain, "no rule but `carry` itself reads the carry"),
+    ("zero_draft_probability", partial(_knows_of_none, 2.0), "tokens accepted, got"),
+    ("zero_draft_probability", partial(_knows_of_none, -1.0), "expected every token rejected"),
     ("new_requests_are_alike", OneIsNewOtherwise, "initial_state(1)"),
     ("state_of_each_request", TakesOfALargeK, "with a larger K"),
     ("update_state", SwapsMemory, "another tensor"),
