@@ -489,6 +489,14 @@ class TestReport:
         assert "No exact figures beyond K = 16." in said
         assert "fly: later rows have a say" in said
 
+    def test_a_row_without_distances_is_no_reason_to_explain_them(self, capsys: pytest.CaptureFixture[str]) -> None:
+        said = self.printed(replace(self.ROW, strategy="fly", looks_ahead=True, tv=None), capsys=capsys)
+        assert "later rows have a say" not in said
+
+    def test_quiet_leaves_the_table_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        report.print_rows([self.ROW], Format.plain, quiet=True)
+        assert len(capsys.readouterr().out.splitlines()) == 3
+
     def test_a_figure_takes_rows_that_have_a_distance(self) -> None:
         """Of one prompt there is no standard error."""
         rows = [replace(self.ROW, standard_error=None), replace(self.ROW, tv=None)]

@@ -22,15 +22,18 @@ from acceptlib.testing.subject import Skipped, Subject, require
 WAITING: Final = frozenset(
     {
         "_local_scalar_dense",
-        "item",
-        "nonzero",
-        "is_nonzero",
+        "allclose",
+        "bincount",
         "equal",
         "masked_select",
-        "unique",
+        "nonzero",
         "_unique2",
+        "unique_consecutive",
+        "unique_dim",
     }
 )
+"""Operations by the names under which a dispatch mode sees them: `.item()` and `if` are the first."""
+
 READING: Final = frozenset({"tolist", "cpu"})
 """Ways to the host that wait for a GPU, but run no operation on the CPU, where they are looked for by name.
 
