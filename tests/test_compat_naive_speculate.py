@@ -7,6 +7,7 @@ import support
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import acceptlib
 from acceptlib.compat import _common
 from acceptlib.compat.naive_speculate import greedy_match, speculative_sampling
 from acceptlib.errors import InputError
@@ -84,6 +85,27 @@ def test_runs_reproduce_and_calls_differ() -> None:
     assert len(set(runs[0])) > 1
 
 
+def test_drafts_are_decided_on_by_rejection() -> None:
+    """By the same numbers as the strategy: `block` has the same law of each token, and other rejected indices."""
+    strategy = acceptlib.create("rejection")
+    for seed in range(50):
+        request = support.ordinary(4, 6, seed)
+        assert request.q is not None
+        torch.manual_seed(seed)
+        found = scalars(speculative_sampling(request.p, request.q, request.ids))
+        torch.manual_seed(seed)
+        result = strategy.verify(request.ids[None], target_probs=request.p[None], draft_probs=request.q[None])
+        rejected = int(result.num_accepted)
+        assert found == (rejected, int(result.output_token_ids[0, rejected]))
+
+
+def test_greedy_match_draws_nothing() -> None:
+    request = support.ordinary(4, 6, 0)
+    before = torch.get_rng_state()
+    greedy_match(request.p, request.ids)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_dtypes_and_no_drafts() -> None:
     request = support.ordinary(3, 9, 2)
     assert request.q is not None
@@ -111,6 +133,8 @@ def test_no_rows_is_an_error() -> None:
     ids = torch.tensor([1])
     with pytest.raises(InputError, match=r"target_dists: expected a tensor \[K\+1, V\], got NoneType"):
         greedy_match(None, ids)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"target_dists: expected a tensor \[K\+1, V\], got NoneType"):
+        speculative_sampling(None, torch.ones(1, 1), ids)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"proposal_dists: expected a tensor \[K, V\], got NoneType"):
         speculative_sampling(torch.ones(2, 1), None, ids)  # type: ignore[arg-type]
 
@@ -130,7 +154,22 @@ def test_what_a_fake_tensor_leaves_behind_is_nothing(monkeypatch: pytest.MonkeyP
     with FakeTensorMode() as mode:
         found = greedy_match(mode.from_tensor(p), mode.from_tensor(ids))
     assert [number.shape for number in found] == [(), ()]
+    assert _common._ZEROS == {}
     assert scalars(greedy_match(p, ids)) == (2, 0)
+
+
+def test_the_zero_that_is_kept_is_one_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_common, "_ZEROS", {})
+    devices = [torch.device("meta"), torch.device("cpu")]
+    assert [_common.zero(device).device for device in devices] == devices
+
+
+def test_a_generator_s_seed_has_63_bits() -> None:
+    """Fewer would give two requests of a busy engine one stream."""
+    generators = {row: support.generator(row) for row in range(64)}
+    streams = _common.request_streams(generators, 64, torch.device("cpu"))
+    assert streams is not None
+    assert 2**61 < int(streams.seeds.max()) < 2**63
 
 
 @pytest.mark.parametrize("name", ["greedy_match", "speculative_sampling"])

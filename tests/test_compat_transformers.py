@@ -102,6 +102,24 @@ def test_signature_of_4_57() -> None:
     assert tokens.dtype == torch.int64
 
 
+def test_without_drafts_a_token_comes_from_the_only_row() -> None:
+    logits = torch.tensor([[[0.0, 0.0, 99.0, 0.0]]])
+    with patch():
+        tokens, matches = utils._speculative_sampling(torch.tensor([[0, 1]]), torch.zeros(1, 0, 4), 0, logits)
+    assert (tokens.tolist(), int(matches)) == ([[2]], 0)
+
+
+def test_the_strategy_is_rejection_unless_one_is_named() -> None:
+    sequences, draft_logits, logits = candidates(3, 200)
+    found = []
+    for arguments in ((), ("rejection",), ("block",)):
+        torch.manual_seed(1)
+        with patch(*arguments):
+            found.append([utils._speculative_sampling(row[None], draft_logits, 2, logits)[1] for row in sequences])
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
 def raise_inside(strategy: str) -> None:
     with patch(strategy):
         assert utils._speculative_sampling is not ORIGINAL
@@ -129,6 +147,19 @@ def test_restored_after_an_error_and_when_nested() -> None:
     with patch(), pytest.raises(StatusError):
         utils._speculative_sampling(torch.tensor([[0, 1]]), torch.zeros(1, 1, 4), 1, torch.full((1, 2, 4), torch.nan))
     assert utils._speculative_sampling is ORIGINAL
+
+
+def test_what_another_library_puts_there_between_contexts_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    with patch():
+        pass
+
+    def another() -> None:
+        """Stand for another library's replacement."""
+
+    monkeypatch.setattr(utils, "_speculative_sampling", another)
+    with patch():
+        assert utils._speculative_sampling is not another
+    assert utils._speculative_sampling is another
 
 
 def test_contexts_of_two_threads_that_overlap() -> None:
@@ -160,6 +191,12 @@ def test_ensemble_weight_is_refused(target: Any, draft: Any) -> None:
     with patch(), pytest.raises(InputError, match="mixture"):
         assisted(target, draft, assistant_ensemble_weight=0.5)
     assert utils._speculative_sampling is ORIGINAL
+
+
+def test_an_ensemble_weight_of_zero_is_refused_too() -> None:
+    sequences, draft_logits, logits = candidates(3, 1)
+    with patch(), pytest.raises(InputError, match=r"assistant_ensemble_weight=0\.0: expected None"):
+        utils._speculative_sampling(sequences, draft_logits, 2, logits, assistant_ensemble_weight=0.0)
 
 
 def test_a_version_without_the_function_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import support
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import acceptlib
 from acceptlib import AcceptlibError, exact
@@ -116,6 +117,24 @@ def test_counters_add_up(kind: str) -> None:
     sampler.init_tensors(0, device_type=torch.device("cpu"))
     sampler(**forced(ACCEPTED))
     assert int(sampler.num_accepted_tokens) == 8
+
+
+@samplers
+def test_counters_that_were_read_show_what_later_calls_add(kind: str) -> None:
+    sampler = SAMPLERS[kind]()
+    sampler(**forced(ACCEPTED))
+    accepted, emitted = sampler.num_accepted_tokens, sampler.num_emitted_tokens
+    sampler(**forced(ACCEPTED))
+    assert (int(accepted), int(emitted)) == (2 * 8, 2 * 11)
+
+
+@pytest.mark.parametrize("name", ["init_tensors", "init_gpu_tensors"])
+def test_an_index_of_a_device_is_a_gpu_s(name: str) -> None:
+    sampler = RejectionSampler()
+    with FakeTensorMode():  # of a device that there need not be
+        getattr(sampler, name)(1)
+    assert sampler._totals is not None
+    assert sampler._totals.device == torch.device("cuda", 1)
 
 
 @samplers
@@ -498,6 +517,21 @@ def test_typical_is_the_documented_formula(threshold: float, alpha: float) -> No
     order = torch.randperm(300, generator=support.generator(1))
     assert torch.equal(sampler(**{name: value[order] for name, value in given.items()}), expected[order])
     assert torch.equal(torch.get_rng_state(), before)  # nothing was drawn
+
+
+def test_masks_of_ids_with_strides() -> None:
+    given = inputs(6)
+    ids = given["draft_token_ids"].t().contiguous().t()
+    assert not ids.is_contiguous()
+    sampler = TypicalAcceptanceSampler()
+    assert torch.equal(passes(sampler, given | {"draft_token_ids": ids}), passes(sampler, given))
+
+
+@pytest.mark.parametrize(("threshold", "alpha"), [(0.0, 0.3), (0.09, 0.0)])
+def test_a_threshold_of_zero_lets_every_possible_token_pass(threshold: float, alpha: float) -> None:
+    rows, ids = torch.tensor([0.999, 0.001, 0.0]).expand(3, 1, 3), torch.tensor([[0], [1], [2]])
+    sampler = TypicalAcceptanceSampler(threshold, alpha)
+    assert sampler._evaluate_accepted_tokens(rows, ids).tolist() == [[True], [True], [False]]
 
 
 def test_typical_extremes() -> None:

@@ -139,6 +139,12 @@ def test_greedy_rows_in_a_mixed_batch() -> None:
     assert torch.equal(of_probs(given, sampling)[[0, 2, 4, 5]], greedy[[0, 2, 4, 5]])
 
 
+def test_greedy_requests_draw_nothing() -> None:
+    before = torch.get_rng_state()
+    RejectionSampler()(**batch([3, 2]), sampling_metadata=GREEDY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # The law
 
 
@@ -228,6 +234,18 @@ def test_seeded_requests_do_not_depend_on_their_neighbours() -> None:
             assert torch.equal(left[b], right[order.index(b)])
         assert len({tuple(step[b].tolist()) for step in first}) > 1
     assert any(not torch.equal(left[5], right[1]) for left, right in zip(first, again, strict=True))
+
+
+def test_seeded_requests_beside_filters() -> None:
+    """These go through probabilities, where the generators have to be passed on too."""
+    given, tokens = batch([3, 2, 3, 3]), []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        generators = {b: support.generator(b) for b in (0, 2)}
+        sampling = random_sampling(4, top_p=torch.tensor([1.0, 1.0, 1.0, 0.9]), generators=generators)
+        tokens.append(torch.stack([RejectionSampler()(**given, sampling_metadata=sampling) for _ in range(30)]))
+    assert torch.equal(tokens[0][:, [0, 2]], tokens[1][:, [0, 2]])
+    assert not torch.equal(tokens[0][:, [1, 3]], tokens[1][:, [1, 3]])
 
 
 @pytest.mark.parametrize("function", ["forward", "uniforms", "recovered"])
@@ -372,6 +390,8 @@ def test_bonus_tokens_and_counts_of_another_batch_are_an_error() -> None:
     for sampling in (greedy, random_sampling(3)):
         with pytest.raises(InputError, match=r"bonus_token_ids: expected a tensor \[3, 1\], got \[2, 1\]"):
             RejectionSampler()(**given | {"bonus_token_ids": given["bonus_token_ids"][:2]}, sampling_metadata=sampling)
+        with pytest.raises(InputError, match=r"bonus_token_ids: expected a tensor \[3\], got \[2\]"):
+            RejectionSampler()(**given | {"bonus_token_ids": torch.tensor([1, 2])}, sampling_metadata=sampling)
     given["metadata"].cu_num_draft_tokens = torch.tensor([0, 0, 3, 4], dtype=torch.int32)
     with pytest.raises(InputError, match=r"cu_num_draft_tokens: expected a tensor \[3\], got \[4\]"):
         RejectionSampler()(**given, sampling_metadata=greedy)
@@ -463,6 +483,30 @@ def test_compute_probs() -> None:
     sampling.top_k, sampling.top_p = torch.tensor([4, 11, 1]), torch.tensor([0.6, 1.0, 1.0])
     rows = [filtered(row / 0.5, 4, 0.6) for row in logits[:2]] + [filtered(row, 1) for row in logits[2:]]
     torch.testing.assert_close(compute_probs(logits, cu, sampling), torch.stack(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_compute_probs_reads_half_floats_before_it_computes(dtype: torch.dtype) -> None:
+    """Otherwise what is taken from each logit, the largest of its row, would be rounded too."""
+    logits, cu = (8 * torch.randn(4, 50, generator=support.generator(0))).to(dtype), torch.tensor([4])
+    for options in ({}, {"top_p": torch.tensor([0.9])}):
+        sampling = random_sampling(1, 0.5, **options)
+        assert torch.equal(compute_probs(logits, cu, sampling), compute_probs(logits.float(), cu, sampling))
+
+
+def test_compute_probs_takes_temperatures_of_float64() -> None:
+    """As `forward` does without filters; float64 probabilities would be refused."""
+    sampling = random_sampling(2, 0.5, top_k=torch.tensor([4, 4]))
+    sampling.temperature = torch.full((2,), 0.5, dtype=torch.float64)
+    given = batch([2, 3])
+    assert compute_probs(given["target_logits"], torch.tensor([2, 5]), sampling).dtype == torch.float32
+    assert of_probs(given, sampling).shape == (2, 4)
+
+
+@pytest.mark.parametrize("shape", [(11,), (1, 5, 11)])
+def test_compute_probs_takes_rows_alone(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"logits: expected a tensor \[T, V\]"):
+        compute_probs(torch.zeros(shape), torch.tensor([5]), random_sampling(1))
 
 
 def test_compute_probs_keeps_ties_and_one_token() -> None:
