@@ -296,6 +296,8 @@ def test_what_a_step_says(target: Any, draft: Any) -> None:
         assert step.token_ids == step.result.output_token_ids[0, : step.num_accepted + 1].tolist()
         assert step.token_ids[:-1] == step.draft_token_ids[: step.num_accepted].tolist()
         assert 0 < step.verify_seconds < 10
+        assert not step.target_logits.requires_grad  # each step would keep its graph, and the caches theirs
+        assert not step.draft_probs.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

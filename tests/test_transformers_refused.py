@@ -277,6 +277,14 @@ def test_another_runtime_error_is_no_matter_of_positions(target: Any) -> None:
         next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
 
 
+def test_a_runtime_error_at_the_last_position_is_no_matter_of_positions(target: Any) -> None:
+    broken = copy.deepcopy(target)
+    broken.lm_head.weight = torch.nn.Parameter(torch.zeros(97, 5))
+    broken.config.max_position_embeddings = PROMPT.shape[1]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        next(SpeculativeDecoder(target=target, draft=broken, sampling=GREEDY).steps(PROMPT, 4))
+
+
 def test_a_runtime_error_beyond_the_positions_says_how_many_there_are(target: Any) -> None:
     """Which kind a model raises depends on the version of transformers."""
     broken = copy.deepcopy(target)
@@ -296,8 +304,10 @@ def test_a_model_that_keeps_no_cache_is_refused(target: Any) -> None:
 
 
 def test_decoder_refuses(target: Any, draft: Any) -> None:
-    with pytest.raises(InputError, match=r"sampling: expected SamplingParams, got \{'temperature': 1\}"):
-        SpeculativeDecoder(target=target, draft=draft, sampling={"temperature": 1})  # type: ignore[arg-type]
+    for name in ("sampling", "draft_sampling"):
+        options: dict[str, Any] = {name: {"temperature": 1}}
+        with pytest.raises(InputError, match=rf"^{name}: expected SamplingParams, got \{{'temperature': 1\}}"):
+            SpeculativeDecoder(target=target, draft=draft, **options)
     with pytest.raises(InputError, match="num_draft_tokens"):
         SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=-1)
     with pytest.raises(InputError, match="draft: expected a transformers"):
@@ -438,10 +448,12 @@ def test_a_stream_that_stays_is_refused(target: Any, draft: Any) -> None:
         SpeculativeDecoder(target=target, draft=draft, rng=rng)
 
 
-def test_a_mask_is_refused(target: Any, draft: Any) -> None:
+@pytest.mark.parametrize("name", ["sampling", "draft_sampling"])
+def test_a_mask_is_refused(target: Any, draft: Any, name: str) -> None:
     mask = torch.full((1, 4), -1, dtype=torch.int32)
-    with pytest.raises(InputError, match="allowed_token_bitmask"):
-        SpeculativeDecoder(target=target, draft=draft, sampling=SamplingParams(allowed_token_bitmask=mask))
+    options: dict[str, Any] = {name: SamplingParams(allowed_token_bitmask=mask)}
+    with pytest.raises(InputError, match=rf"^{name}\.allowed_token_bitmask"):
+        SpeculativeDecoder(target=target, draft=draft, **options)
 
 
 # The pair

@@ -165,6 +165,13 @@ def test_processors_are_applied(target: Any, draft: Any, options: dict[str, Any]
         )
 
 
+def test_a_processor_may_return_another_dtype(target: Any, draft: Any) -> None:
+    """Rows become float32 again, as `verify` takes no logits of float64."""
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
+    text = generate(target, draft, logits_processor=[lambda _, scores: scores.double()], **options)
+    assert torch.equal(text, target.generate(PROMPT, **options))
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_draft_that_may_say_nothing(target: Any, *, do_sample: bool) -> None:
     """Every other token is one that it lacks: such a step has no drafted token there, and ends before it."""
