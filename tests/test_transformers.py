@@ -65,6 +65,12 @@ def test_greedy_text_is_the_targets(target: Any, draft: Any, strategy: str, num_
     assert torch.equal(text, expected)
 
 
+def test_a_prompt_of_int32_makes_a_text_of_int64(target: Any, draft: Any) -> None:
+    text = generate(target, draft, ids=PROMPT.int(), do_sample=False, max_new_tokens=8)
+    assert text.dtype == torch.int64
+    assert torch.equal(text, target.generate(PROMPT, do_sample=False, max_new_tokens=8))
+
+
 def test_nothing_drafted_is_the_target_alone(target: Any, draft: Any) -> None:
     decoder = SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=0, sampling=GREEDY)
     tokens = [token for step in decoder.steps(PROMPT, 12) for token in step.token_ids]

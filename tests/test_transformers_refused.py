@@ -162,6 +162,14 @@ def test_processes_in_step_are_refused_where_generate_chooses_them(
     assert torch.equal(generate(sharded, draft, **options), expected)
 
 
+def test_processes_in_step_for_zero_3_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for enabled in (False, True):
+        monkeypatch.setattr(transformers.integrations, "is_deepspeed_zero3_enabled", lambda enabled=enabled: enabled)
+        assert integration._is_sharded(torch.nn.Identity()) is enabled
+
+
 def test_assistant_model_is_required(target: Any) -> None:
     with pytest.raises(InputError, match="assistant_model"):
         target.generate(PROMPT, custom_generate=custom_generate(), do_sample=False, max_new_tokens=4)
