@@ -210,7 +210,8 @@ def test_processors_run_where_the_prompt_is() -> None:
         ids, row = torch.zeros(1, 5, dtype=torch.int64, device="cuda"), torch.zeros(1, 97, device="cuda")
         with pytest.raises(RuntimeError, match=r"cuda.* cpu"):
             built(ids, row)
-        assert integration._run_on(torch.device("cpu"), [built])(ids, row).device == row.device
+        both = [built, transformers.RepetitionPenaltyLogitsProcessor(1.7)]  # the latter reads the ids too
+        assert integration._run_on(torch.device("cpu"), both)(ids, row).device == row.device
 
 
 def test_a_prompt_on_another_device(target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +253,16 @@ WARPERS: dict[str, tuple[dict[str, Any], list[str], SamplingParams]] = {
         SamplingParams(),
     ),
     "nothing to keep": ({"top_k": 7, "top_p": 0.0}, ["TopKLogitsWarper", "TopPLogitsWarper"], SamplingParams()),
+    "in another order": (
+        {"top_k": 7, "logits_processor": [transformers.TopPLogitsWarper(0.8)]},
+        ["TopPLogitsWarper"],
+        SamplingParams(top_k=7),
+    ),
+    "two to keep": (
+        {"top_k": 0, "logits_processor": [transformers.TopPLogitsWarper(0.8, min_tokens_to_keep=2)]},
+        ["TopPLogitsWarper"],
+        SamplingParams(),
+    ),
     "twice": (
         {"temperature": 0.5, "top_k": 0, "logits_processor": [transformers.TemperatureLogitsWarper(2.0)]},
         ["TemperatureLogitsWarper"],
