@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from acceptlib.errors import InputError, short_repr
+from acceptlib.errors import InputError, kind_of, short_repr
 from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng, Uniforms
 from acceptlib.sampling import FILTERS, OFF, PARAMETERS, SamplingParams
@@ -235,8 +235,7 @@ def _one_of(name: str, logits: torch.Tensor | None, probs: torch.Tensor | None) 
     data = logits if probs is None else probs
     if not isinstance(data, torch.Tensor) or data.is_nested:
         given = "logits" if probs is None else "probs"
-        got = "a nested one" if isinstance(data, torch.Tensor) else type(data).__name__
-        msg = f"{name}_{given}: expected a torch.Tensor, got {got}"
+        msg = f"{name}_{given}: expected a torch.Tensor, got {kind_of(data)}"
         raise InputError(msg)
     return data
 

@@ -48,9 +48,8 @@ def sample(
         msg = f"rng: expected an acceptlib.Rng, the one that `verify` is given, got {type(rng).__name__}"
         raise InputError(msg)
     check_device("logits", logits.device)
-    if (
-        not torch.compiler.is_dynamo_compiling() and get_proxy_mode() is not None
-    ):  # arithmetic on seeds would become constants of the graph
+    # Otherwise arithmetic on seeds would become constants of the graph.
+    if not torch.compiler.is_dynamo_compiling() and get_proxy_mode() is not None:
         msg = "expected a call outside of make_fx and of an export that is not strict: torch.compile traces `sample`"
         raise InputError(msg)
     streams = Rng.of(rng, logits.shape[0], logits.device)

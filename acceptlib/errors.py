@@ -123,6 +123,11 @@ def expect_int(name: str, value: object, least: int = 0) -> None:
         raise InputError(msg)
 
 
+def kind_of(value: object) -> str:
+    """Return what is given where a tensor is expected, and none that is nested."""
+    return "a nested one" if getattr(value, "is_nested", False) else type(value).__name__
+
+
 def one_line(error: BaseException) -> str:
     """Return what was raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

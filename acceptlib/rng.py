@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from acceptlib.arrays import Array, arange, as_array, as_tensor, float64
-from acceptlib.errors import InputError, expect_int, short_repr
+from acceptlib.errors import InputError, expect_int, kind_of, short_repr
 
 ROUNDS: Final = 10
 MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
@@ -78,8 +78,7 @@ class Rng:
         """Check types, shapes and dtypes."""
         for name, value in (("seeds", self.seeds), ("offsets", self.offsets)):
             if not isinstance(value, torch.Tensor) or value.is_nested:
-                got = "a nested one" if isinstance(value, torch.Tensor) else type(value).__name__
-                msg = f"Rng {name}: expected a torch.Tensor, got {got}"
+                msg = f"Rng {name}: expected a torch.Tensor, got {kind_of(value)}"
                 raise InputError(msg)
             if value.dtype != torch.int64 or value.ndim != 1 or not value.is_contiguous():
                 strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -55,13 +55,13 @@ class Rule:
         names: Its parameters, in order.
     """
 
+    decorator: ClassVar[str] = "rule"
+
     def __init__(self, function: Callable[..., Value]) -> None:
         """Wrap `function`, whose parameters must be plain positional names without defaults."""
         if not inspect.isfunction(function):
             expected = "expected a plain function, as `def` makes it, without @staticmethod or @classmethod"
-            msg = (
-                f"acceptlib.{'row_sum' if isinstance(self, RowSum) else 'rule'}: {expected}, got {short_repr(function)}"
-            )
+            msg = f"acceptlib.{self.decorator}: {expected}, got {short_repr(function)}"
             raise StrategyDefinitionError(msg)
         self.function = function
         parameters = inspect.signature(function).parameters.values()
@@ -140,6 +140,8 @@ class RowSum(Rule):
 
     The magnitudes of a row's terms must sum to less than 2^18; a larger sum is NaN.
     """
+
+    decorator = "row_sum"
 
 
 def rule(function: Callable[..., Value]) -> Rule:

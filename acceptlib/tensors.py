@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from acceptlib.arrays import cached
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, kind_of
 
 FLOAT_DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 ID_DTYPES: Final = (torch.int32, torch.int64)
@@ -75,11 +75,8 @@ def expect_tensor(
         and (shape is None or value.shape == shape or _fits(value.shape, shape))
     ):
         return  # the rest says what is wrong
-    if not isinstance(value, torch.Tensor):
-        msg = f"{name}: expected a torch.Tensor, got {type(value).__name__}"
-        raise InputError(msg)
-    if value.is_nested:
-        msg = f"{name}: expected a torch.Tensor, got a nested one"
+    if not isinstance(value, torch.Tensor) or value.is_nested:
+        msg = f"{name}: expected a torch.Tensor, got {kind_of(value)}"
         raise InputError(msg)
     if value.layout is not torch.strided:
         msg = f"{name}: expected a dense tensor, got {str(value.layout).removeprefix('torch.')}; pass `.to_dense()`"

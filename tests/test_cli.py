@@ -687,7 +687,7 @@ class TestTables:
         monkeypatch.setattr(tables, "stdout", lambda: console)
         message = "failed: for good x"
         cells = [["x", message, ""], ["y", message, ""]]
-        tables.print_figures(self.COLUMNS, cells, dict.fromkeys((0, 1), message), 1)
+        tables.print_figures(self.COLUMNS, cells, [0, 1], 1)
         table, *beneath = console.file.getvalue().split("\n\n")  # type: ignore[attr-defined]
         assert table.count("\x1b[31m") == 2
         assert len(beneath) == times - 1

@@ -351,6 +351,12 @@ def test_a_law_of_what_does_not_fit_is_a_clear_error(case: str) -> None:
         exact.law(acceptlib.create("rejection"), **arguments)
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.0, True])
+def test_figures_of_no_row_are_a_clear_error(count: Any) -> None:
+    with pytest.raises(InputError, match=rf"num_visited: expected an int >= 1, got {count}"):
+        exact.step_figures("rejection", torch.tensor([0]), HALF, HALF[:1], count)
+
+
 @pytest.mark.parametrize("strategy", [3, type(acceptlib.create("rejection")), None])
 def test_a_law_of_no_strategy_is_a_clear_error(strategy: Any) -> None:
     with pytest.raises(InputError, match=r"strategy: expected a name or what acceptlib\.create returns, got"):

@@ -7,6 +7,7 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 import pydantic
 import pytest
 import torch
@@ -462,9 +463,11 @@ def test_a_residual_that_writes_into_a_row() -> None:
         made(residual=rule(residual))()
 
 
-def test_a_rule_that_returns_an_array_of_its_own_is_refused() -> None:
+@pytest.mark.parametrize(
+    "held", [torch.full((3,), 1 / 3), torch.tensor([[-0.5, 0.75, 0.75]]), np.full(3, 1 / 3)], ids=str
+)
+def test_a_rule_that_returns_an_array_of_its_own_is_refused(held: Any) -> None:
     """The engine would clamp and scale it in place, and the next call would find that."""
-    held = torch.tensor([[-0.5, 0.75, 0.75]])
 
     class Held(AcceptanceStrategy):
         name = "held"

@@ -378,21 +378,6 @@ def test_a_long_chain_is_not_gone_through_in_plain_numbers() -> None:
         assert step.called == (length == longest)
 
 
-def test_a_tensor_that_a_rule_holds_stays_as_it_is() -> None:
-    held = torch.full((11,), 1 / 11)
-
-    class Holding(Bare):
-        name = "holding"
-
-        @rule
-        def residual() -> Value:
-            return held
-
-    for count in (1, 2):
-        Holding().verify(**support.lay_out(mixed(3)[1 : 1 + count], "padded", "probs"), rng=1)
-    assert torch.equal(held, torch.full((11,), 1 / 11))
-
-
 def test_a_request_alone_whose_residual_says_yes_or_no() -> None:
     class Likely(Bare):
         name = "likely"

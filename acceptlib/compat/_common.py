@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 import acceptlib
-from acceptlib.errors import InputError
+from acceptlib.errors import InputError, kind_of
 
 _STRATEGIES: dict[str, acceptlib.AcceptanceStrategy] = {}
 
@@ -34,16 +34,13 @@ def expect_tensor(name: str, value: object, shape: tuple[int | str, ...], device
     Raises:
         InputError: `value` is no tensor, or one of another shape or device.
     """
-    if isinstance(value, torch.Tensor) and value.is_nested:
-        got = "a nested one"
-    elif isinstance(value, torch.Tensor):
+    got = kind_of(value)
+    if isinstance(value, torch.Tensor) and not value.is_nested:
         lengths = zip(shape, value.shape, strict=False)
         fits = len(shape) == value.ndim and all(isinstance(want, str) or want == length for want, length in lengths)
         if fits and device in {None, value.device}:
             return
         got = f"{list(value.shape)} on {value.device}"
-    else:
-        got = type(value).__name__
     where = "" if device is None else f" on {device}"
     msg = f"{name}: expected a tensor [{', '.join(map(str, shape))}]{where}, got {got}"
     raise InputError(msg)

@@ -22,7 +22,7 @@ from acceptlib import (
     rule,
 )
 from acceptlib.compat._common import as_rows, bonus_tokens, expect_tensor, request_streams, unused_uniforms
-from acceptlib.errors import InputError, short_repr
+from acceptlib.errors import InputError, kind_of, short_repr
 from acceptlib.ops import Value
 
 __all__ = ["RejectionSampler", "StrictModeError", "TypicalAcceptanceSampler"]
@@ -168,8 +168,7 @@ class _SpecDecodeSampler(torch.nn.Module):
             if value is None and name == "draft_probs":  # which typical acceptance does not need
                 continue
             if not isinstance(value, torch.Tensor) or value.is_nested:
-                got = "a nested one" if isinstance(value, torch.Tensor) else type(value).__name__
-                msg = f"{name}: expected a torch.Tensor, got {got}"
+                msg = f"{name}: expected a torch.Tensor, got {kind_of(value)}"
                 raise StrictModeError(msg)
         if draft_token_ids.ndim != 2 or target_with_bonus_probs.ndim != 3:  # noqa: PLR2004
             msg = (

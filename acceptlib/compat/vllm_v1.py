@@ -293,15 +293,15 @@ def compute_probs(
         return logits
     expect_tensor("logits", logits, ("T", "V"))
 
-    def per_token(name: str, replace_from: float = 0, replace_to: float = 0) -> torch.Tensor:
+    def per_token(name: str) -> torch.Tensor:
         value = getattr(sampling_metadata, name)
         expect_tensor(f"sampling_metadata.{name}", value, (len(cu_num_draft_tokens),))
-        return expand_batch_to_tokens(value, cu_num_draft_tokens, logits.shape[0], replace_from, replace_to)[:, None]
+        return expand_batch_to_tokens(value, cu_num_draft_tokens, logits.shape[0])[:, None]
 
-    temperature = per_token("temperature", GREEDY_TEMPERATURE, 1)
+    temperature = per_token("temperature")
     raw = logits.to(torch.float32)
     largest = raw.amax(-1, keepdim=True)  # taken away first, as `verify` does: large logits would round otherwise
-    scaled = (raw - largest.masked_fill(largest.isinf(), 0)) / temperature.masked_fill(temperature <= 0, 1)
+    scaled = (raw - largest) / temperature.masked_fill(temperature <= 0, 1)
     if sampling_metadata.top_k is not None or sampling_metadata.top_p is not None:
         ordered, index = scaled.sort(-1)
         if sampling_metadata.top_k is not None:
@@ -309,7 +309,7 @@ def compute_probs(
             smallest = (logits.shape[1] - top_k).clamp(min=0).masked_fill(top_k <= 0, 0)
             ordered = ordered.masked_fill(ordered < ordered.gather(-1, smallest), -torch.inf)
         if sampling_metadata.top_p is not None:
-            dropped = ordered.softmax(-1, dtype=torch.float32).cumsum(-1) <= 1 - per_token("top_p")
+            dropped = ordered.softmax(-1).cumsum(-1) <= 1 - per_token("top_p")
             dropped[:, -1] = False
             ordered = ordered.masked_fill(dropped, -torch.inf)
         scaled = torch.empty_like(ordered).scatter_(-1, index, ordered)

@@ -125,9 +125,8 @@ def broadcast(value: Array | float, like: Array) -> Array:
     """
     if isinstance(value, int | float | np.generic):
         value = full((), float(value), like)
-    elif isinstance(value, torch.Tensor) != isinstance(
-        like, torch.Tensor
-    ):  # a constant of the rule's own, which an engine may not write into
+    elif isinstance(value, torch.Tensor) != isinstance(like, torch.Tensor):
+        # A constant of the rule's own, which an engine may not write into.
         value = as_tensor(value.copy()) if isinstance(like, torch.Tensor) else as_array(value)
     if value.shape == like.shape:
         return value

@@ -81,6 +81,6 @@ def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place:
 
 def owns_memory(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
     """Return whether a rule's result is a tensor of its own: none of the given rows, nor one number for all entries."""
-    if found._is_view() or not found.is_contiguous():  # noqa: SLF001 - a rule may hold a tensor of its own
+    if found._is_view() or not found.is_contiguous():  # noqa: SLF001 - it has no public name
         return False
     return all(found.data_ptr() != rows.data_ptr() for rows in given.values())

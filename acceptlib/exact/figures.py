@@ -10,6 +10,7 @@ import torch
 
 from acceptlib.engine import decide
 from acceptlib.engine.plan import Plan, evaluate
+from acceptlib.errors import expect_int
 from acceptlib.exact.enumeration import (
     Model,
     State,
@@ -125,7 +126,11 @@ def step_figures(
         draft_probs: [K, V'], padded with zeros or cut to V; likewise.
         num_visited: How many of the rows the step reached, 1..K+1.
         state: The request's, before the step; that of a new request if None.
+
+    Raises:
+        InputError: `num_visited` is no int of at least 1.
     """
+    expect_int("num_visited", num_visited, least=1)
     strategy = as_strategy(strategy)
     plan = plan_of(strategy)
     p, ids = target_probs.to(torch.float64), draft_token_ids.to(torch.int64)

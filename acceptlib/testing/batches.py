@@ -15,6 +15,9 @@ from acceptlib.errors import ConformanceError
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng, Uniforms
 
+VOCABULARY: Final = 11
+COUNT: Final = 12
+
 ALMOST_ONE: Final = 1 - 2**-53
 """The largest u there is."""
 
@@ -62,7 +65,7 @@ def ordinary(n: int, vocab: int, seed: int) -> Request:
     return Request(ids, logits.softmax(-1), q, seed)
 
 
-def mixed(count: int, vocab: int = 11, first_key: int = 0) -> list[Request]:
+def mixed(count: int, vocab: int = VOCABULARY, first_key: int = 0) -> list[Request]:
     """Return ordinary requests of 0 to 4 drafted tokens."""
     return [ordinary((3 * index) % 5, vocab, first_key + index) for index in range(count)]
 

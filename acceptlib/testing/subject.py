@@ -18,7 +18,7 @@ from acceptlib.result import VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.strategy import AcceptanceStrategy, Traits
 from acceptlib.tensors import STATE_DTYPES
-from acceptlib.testing.batches import Request, generator, lay_out, streams
+from acceptlib.testing.batches import VOCABULARY, Request, generator, lay_out, streams
 
 VerifyArguments: TypeAlias = Callable[[int, torch.device], Mapping[str, Any]]
 """From B and a device to further arguments of `verify`, such as per-request tensors [B, ...] that rules read."""
@@ -30,7 +30,6 @@ LENGTHS: Final = (5, 4, 3)
 """Requests with state have 0 to 3 steps behind them, of so many drafted tokens below `VOCABULARY`."""
 
 STEPS: Final = len(LENGTHS) + 1
-VOCABULARY: Final = 11
 
 
 class Skipped(Exception):  # noqa: N818 - nothing is wrong: the check does not apply
@@ -85,6 +84,10 @@ class Subject:
             msg = "the strategy overrides verify whole and has no rules to look at"
             raise Skipped(msg)
         return plan
+
+    def require_rules(self) -> None:
+        """Raise `Skipped` if the strategy overrides `verify` whole and has no rules."""
+        _ = self.plan
 
     def on_backend(self, choice: backends.Choice) -> Subject:
         """Return the same strategy on another backend."""
@@ -215,7 +218,7 @@ class Subject:
         Raises:
             Skipped: The strategy overrides `verify` whole and has none.
         """
-        _ = self.plan
+        self.require_rules()
         return exact.law(self.strategy, target, draft, **arguments, state=self.state([key]) or None)
 
     def state(self, keys: Sequence[int]) -> dict[str, torch.Tensor]:

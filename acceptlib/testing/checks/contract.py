@@ -12,11 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from acceptlib.result import PLACEHOLDER_TOKEN_ID, VerifyResult
 from acceptlib.rng import Rng
 from acceptlib.sampling import SamplingParams
-from acceptlib.testing.batches import Request, broken, fixed, lay_out, mixed, same, streams, tokens
+from acceptlib.testing.batches import COUNT, VOCABULARY, Request, broken, fixed, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, require
 
-VOCABULARY: Final = 11
-COUNT: Final = 12
 GARBAGE: Final = 77
 BITS: Final = 1 << 62
 """Bits that draw neither the first id of a row nor the last."""
@@ -24,7 +22,7 @@ BITS: Final = 1 << 62
 
 def _results(subject: Subject) -> Iterator[tuple[str, list[Request], VerifyResult]]:
     """Verify a batch of every draft length in either layout, with draft rows and without."""
-    requests = mixed(8, VOCABULARY)
+    requests = mixed(8)
     for layout in ("padded", "ragged"):
         for draft in (True, False):
             where = f"{layout}, {'with' if draft else 'without'} draft rows"
@@ -100,7 +98,7 @@ def check_nothing_drafted(subject: Subject) -> None:
 
     Catches empty outputs (vllm#45060) and the division by zero drafts of a whole batch, between prompts.
     """
-    alone = [replace(request, ids=request.ids[:0], p=request.p[:1], q=None) for request in mixed(4, VOCABULARY)]
+    alone = [replace(request, ids=request.ids[:0], p=request.p[:1], q=None) for request in mixed(4)]
     for request in alone:
         request.p[0, ::2] = 0
         request.p[0] /= request.p[0].sum()
@@ -110,7 +108,7 @@ def check_nothing_drafted(subject: Subject) -> None:
             found = tokens(result, index)
             possible = len(found) == 1 and 0 <= found[0] < VOCABULARY and float(request.p[0, found[0]]) > 0
             require(possible, f"{layout}, request {index}: expected one token of the bonus row, got {found}")
-        beside = subject.verify([*alone, *mixed(3, VOCABULARY, first_key=40)], layout, draft=False)
+        beside = subject.verify([*alone, *mixed(3, first_key=40)], layout, draft=False)
         for index in range(len(alone)):
             found, wanted = tokens(beside, index), tokens(result, index)
             require(found == wanted, f"{layout}, request {index} among others: expected {wanted}, got {found}")
@@ -124,7 +122,7 @@ def check_placeholder_ends_chain(subject: Subject) -> None:
 
     Catches -1 read as an index, out of bounds or from the end of the row, in mid-chain and trailing (vllm#46533).
     """
-    whole = [request for request in mixed(20, VOCABULARY) if request.n == 4]  # noqa: PLR2004 - the longest there are
+    whole = [request for request in mixed(20) if request.n == 4]  # noqa: PLR2004 - the longest there are
     for negative in (PLACEHOLDER_TOKEN_ID, -7):
         for layout in ("padded", "ragged"):
             cut, short = [], []
@@ -151,7 +149,7 @@ def check_given_bonus_token(subject: Subject) -> None:
     Catches a bonus token in place of the recovered one, and a bonus row left out of the grammar's mask because the
     verifier draws again (vllm#44297).
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     for layout in ("padded", "ragged"):
         plain = subject.verify(requests, layout)
         last = plain.output_token_ids.gather(1, plain.num_accepted[:, None].long())[:, 0]
@@ -171,7 +169,7 @@ def check_forms_of_a_call(subject: Subject) -> None:
     Counts may lack their leading 0, and target rows their bonus rows, where bonus tokens are given. Catches a step that
     works only in the form that its own tests use, so that an engine has to convert what it holds.
     """
-    requests, keys = mixed(COUNT + 1, VOCABULARY)[1:], range(1, COUNT + 1)  # the first has drafted tokens
+    requests, keys = mixed(COUNT + 1)[1:], range(1, COUNT + 1)  # the first has drafted tokens
     bonus = torch.arange(COUNT) % VOCABULARY
     given = lay_out(requests, "ragged")
     cu = given["cu_num_draft_tokens"]
@@ -216,7 +214,7 @@ def check_ragged_equals_padded(subject: Subject) -> None:
 
     Catches wrong rows for ragged batches: row `cu[b] + i` instead of `cu[b] + b + i`, right for the first request only.
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     for draft in (True, False):
         one, other = (subject.verify(requests, layout, draft=draft) for layout in ("ragged", "padded"))
         same(one, other, what="ragged and padded")
@@ -227,7 +225,7 @@ def check_permutation(subject: Subject) -> None:
 
     Catches randomness keyed by the batch row, and parameters read for row 0.
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     order = [(5 * index + 3) % COUNT for index in range(COUNT)]
     for layout in ("padded", "ragged"):
         one, other = (subject.verify(batch, layout) for batch in ([requests[index] for index in order], requests))
@@ -240,7 +238,7 @@ def check_neighbours(subject: Subject) -> None:
     Catches a seeded request changed by unseeded neighbours (vllm#10863, #11123), and one bad row that fails or changes
     the whole batch (vllm#42722).
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     most = max(request.n for request in requests)
     for layout in ("padded", "ragged"):
         together = subject.verify(requests, layout)
@@ -268,7 +266,7 @@ def check_strides(subject: Subject) -> None:
     explicit = _spread(subject.place({"uniforms": streams(keys).uniforms(4)}))
     for layout in ("padded", "ragged"):
         for form in ("probs", "logits"):
-            arguments = lay_out(mixed(COUNT, VOCABULARY), layout, form)
+            arguments = lay_out(mixed(COUNT), layout, form)
             arguments["bonus_token_ids"] = torch.arange(COUNT) % VOCABULARY
             if form == "logits":
                 arguments["sampling"] = SamplingParams(temperature=torch.linspace(0, 2, COUNT))
@@ -297,7 +295,7 @@ def check_inputs_unmodified(subject: Subject) -> None:
     """
     for layout in ("padded", "ragged"):
         for form in ("probs", "logits"):
-            arguments = subject.place(lay_out(mixed(COUNT, VOCABULARY), layout, form)) | subject.further(range(COUNT))
+            arguments = subject.place(lay_out(mixed(COUNT), layout, form)) | subject.further(range(COUNT))
             arguments["bonus_token_ids"] = torch.arange(COUNT, device=subject.device) % VOCABULARY
             if form == "logits":
                 temperature = torch.linspace(0, 2, COUNT, device=subject.device)
@@ -328,13 +326,13 @@ def check_out_is_overwritten(subject: Subject) -> None:
     Catches stale ids behind the stop (p == q with u near 1 emitted memory that was never written) and counts that are
     added to.
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     for layout in ("padded", "ragged"):
         wanted = subject.verify(requests, layout)
         values = (wanted.output_token_ids, wanted.num_accepted, wanted.num_emitted, wanted.status)
         out = VerifyResult(*(torch.full_like(value, GARBAGE) for value in values))
         places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
-        for batch in (mixed(COUNT, VOCABULARY, first_key=40), requests):
+        for batch in (mixed(COUNT, first_key=40), requests):
             found = subject.verify(batch, layout, out=out)
             require(found is out, f"{layout}: expected the very `out` that was passed")
         now = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
@@ -348,7 +346,7 @@ def check_totals(subject: Subject) -> None:
     Catches totals that begin anew at every call: a server makes its acceptance rate of them. What passes is looked at
     in `decisions_follow_rules`.
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     for layout in ("padded", "ragged"):
         wanted = subject.verify(requests, layout)
         out = VerifyResult.empty(COUNT, wanted.output_token_ids.shape[1] - 1, subject.device, totals=True)
@@ -370,7 +368,7 @@ def check_poisoned_memory(subject: Subject) -> None:
     Catches outputs and workspaces that are read before they are written: right on a fresh process, wrong in a long
     one (p == q with u near 1 emitted stale memory).
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     wanted = subject.verify(requests)
     # Workspaces that are kept from call to call hold another batch's numbers.
     subject.verify(mixed(COUNT + 3, 5 * VOCABULARY, first_key=60), "ragged")

@@ -425,7 +425,8 @@ def check_neutral_setting(subject: Subject) -> None:
         for draft in (True, False):
             what = f"{neutral.strategy!r} and {lossless.strategy!r}"
             same(neutral.verify(requests, draft=draft), lossless.verify(requests, draft=draft), what=what)
-    _ = neutral.plan, lossless.plan  # the rest is about rules
+    for one in (neutral, lossless):  # the rest is about rules
+        one.require_rules()
     for key in neutral.moments:
         for name, (target, drafts), length in LATER if key else DRAFTED:
             found, wanted = (one.law(target, drafts, num_draft_tokens=length, key=key) for one in (neutral, lossless))

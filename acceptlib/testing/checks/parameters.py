@@ -11,11 +11,9 @@ from torch.nn import functional
 
 from acceptlib.result import INVALID_PARAMETER, VerifyResult
 from acceptlib.sampling import LogitBias, SamplingParams, pack_bitmask
-from acceptlib.testing.batches import Request, generator, lay_out, mixed, same, streams, tokens
+from acceptlib.testing.batches import COUNT, VOCABULARY, Request, generator, lay_out, mixed, same, streams, tokens
 from acceptlib.testing.subject import Subject, require
 
-VOCABULARY: Final = 11
-COUNT: Final = 12
 WIDE: Final = 45
 """Entries of rows with a bitmask, which has two words then."""
 MOST: Final = 0.6
@@ -31,7 +29,7 @@ def check_temperature(subject: Subject) -> None:
     Catches sampling parameters that verification leaves out (vllm#9834), applies to the batch's first request, or
     forgets on the bonus row or on the draft's rows.
     """
-    requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
+    requests, keys = mixed(COUNT), range(COUNT)
     scales = [(0.5, 2.0, 1.0, 4.0)[key % 4] for key in keys]  # powers of two change no digit of a logit
     own, bad = [scales[-1], *scales[:-1]], [(1.0, -0.5, torch.nan)[key % 3] for key in keys]
     cold = [float(key % 2) for key in keys]
@@ -163,7 +161,7 @@ def check_parameters_out_of_range(subject: Subject) -> None:
     Catches a value that is quietly replaced by the nearest one that makes sense: a caller that counts on its filter has
     none. Temperatures are looked at in `temperature`.
     """
-    requests, keys = mixed(COUNT, VOCABULARY), range(COUNT)
+    requests, keys = mixed(COUNT), range(COUNT)
     cases = {
         "top_k": ((5, -1, 0), torch.int64),
         "top_p": ((0.5, 0.0, 1.0, 1.5, torch.nan), torch.float64),
@@ -193,7 +191,7 @@ def check_logprobs(subject: Subject) -> None:
     Those in `raw_logprobs` are from before temperature. Catches those of the draft's row, of the row before, stale ones
     behind the stop, and raw ones that are processed.
     """
-    requests = mixed(5 if subject.interpreted else COUNT, VOCABULARY)  # one of every length
+    requests = mixed(5 if subject.interpreted else COUNT)  # one of every length
     logs = [request.p.log() for request in requests]
     warm = [(rows / 2).log_softmax(-1) for rows in logs]
     sampling = SamplingParams(temperature=torch.full((len(requests),), 2.0))

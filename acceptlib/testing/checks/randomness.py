@@ -39,7 +39,7 @@ def check_uniforms_of_stream(subject: Subject) -> None:
     Catches a u that is stuck (vllm-ascend#13766), numbers of another purpose, such as the draft's own, and the
     uniforms of one step used again in the next, as block verification did.
     """
-    _ = subject.plan  # a strategy without rules may draw other numbers than these
+    subject.require_rules()  # a strategy without rules may draw other numbers than these
     requests = mixed(12)
     keys = [request.key for request in requests]
     for layout in ("padded", "ragged"):

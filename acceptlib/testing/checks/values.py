@@ -13,7 +13,9 @@ from acceptlib.result import INVALID_COUNT, PLACEHOLDER_TOKEN_ID, Status, Verify
 from acceptlib.rng import Uniforms
 from acceptlib.testing.batches import (
     ALMOST_ONE,
+    COUNT,
     ROUNDING,
+    VOCABULARY,
     Request,
     fixed,
     generator,
@@ -27,9 +29,7 @@ from acceptlib.testing.batches import (
 )
 from acceptlib.testing.subject import Skipped, Subject, require
 
-VOCABULARY: Final = 11
 WIDE: Final = 1 << 15
-COUNT: Final = 12
 
 
 def check_decisions_follow_rules(subject: Subject) -> None:
@@ -84,7 +84,7 @@ def check_impossible_draft_never_stands(subject: Subject) -> None:
     if plan is not None and not {"target_prob", "is_target_argmax", "p"} & plan.reads:
         msg = "the rules do not read the target's row"
         raise Skipped(msg)
-    requests = [request for request in mixed(20, VOCABULARY) if request.n]
+    requests = [request for request in mixed(20) if request.n]
     for request in requests:
         position = request.key % request.n
         mask_drafted(request, position)
@@ -136,7 +136,7 @@ def check_invalid_row_marks_request(subject: Subject) -> None:
 
     Catches an id equal to V from an all-NaN row (vllm#53029), and an empty output without a word (vllm#45060).
     """
-    whole = mixed(COUNT, VOCABULARY)
+    whole = mixed(COUNT)
     kinds = {"NaN": torch.nan, "zeros": 0.0, "infinity": torch.inf}
     for kind, value in kinds.items():
         for layout in ("padded", "ragged"):
@@ -172,7 +172,7 @@ def check_token_outside_vocabulary(subject: Subject) -> None:
 
     Catches reads out of bounds, and a tie in the padded tail of a row that emits an id beyond V (GHSA-8wr5-jm2h-8r4f).
     """
-    good = mixed(COUNT, VOCABULARY)
+    good = mixed(COUNT)
     bad = [request.copy() for request in good]
     marked = [index for index, request in enumerate(bad) if request.n and index % 2]
     for index in marked:
@@ -192,7 +192,7 @@ def check_decreasing_counts(subject: Subject) -> None:
 
     Catches bounds that are put in order, so that tokens are verified against another request's rows.
     """
-    requests = mixed(COUNT, VOCABULARY)
+    requests = mixed(COUNT)
     keys, given = range(COUNT), lay_out(requests, "ragged")
     wanted = subject.call(keys, **given, rng=streams(keys))
     cu = given["cu_num_draft_tokens"].clone()
@@ -213,7 +213,7 @@ def check_nan_in_draft_is_zero(subject: Subject) -> None:
     Catches NaN in q that makes every comparison false and the rejected token the argmax of its own residual.
     """
     poisoned, zeroed = [], []
-    for request in mixed(COUNT, VOCABULARY):
+    for request in mixed(COUNT):
         assert request.q is not None  # noqa: S101 - `mixed` gives every request draft rows
         where = torch.rand(request.q.shape, generator=generator(request.key)) < 0.3  # noqa: PLR2004 - a third
         if request.n:
@@ -230,7 +230,7 @@ def check_larger_target_vocabulary(subject: Subject) -> None:
 
     Catches min(target V, draft V), which drops the target's mass beyond the draft's vocabulary.
     """
-    whole = mixed(COUNT, VOCABULARY)
+    whole = mixed(COUNT)
     narrow, wide = [], []
     for request in whole:
         assert request.q is not None  # noqa: S101 - as above
