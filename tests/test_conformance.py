@@ -118,12 +118,16 @@ def test_mutant_cannot_be_captured(name: str) -> None:
 
 @pytest.mark.long
 def test_interpreted_triton() -> None:
-    """What a kernel can get wrong by itself, equality with torch on all that it runs, and the mutant of that check."""
+    """What a kernel can get wrong by itself, equality with torch on all that it runs, without a warning; and the mutant."""
     pytest.importorskip("triton", minversion="3.6")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).parent / "conformance_interpreted.py"
     output = subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, script], check=True, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-W", "error::RuntimeWarning", script],
+        check=True,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     ).stdout
     found: dict[str, dict[str, str]] = json.loads(output)
     assert found.pop("other-numbers-on-torch")["backends_agree"].startswith("failed: ")

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 from triton import knobs
@@ -84,15 +85,16 @@ def dispatch(stage: Launch, tensors: tuple[torch.Tensor | None, ...], numbers: t
     key, grid, warps, registers, first_position, kernel = stage
     if len(KERNELS) >= MAX_KERNELS:
         KERNELS.clear()
-    KERNELS[kernel] = verify_kernel[grid](
-        # A null pointer has no type to compile for, so any tensor stands in.
-        *(tensors[0] if tensor is None else tensor for tensor in tensors),
-        *numbers,
-        first_position,
-        *key,
-        num_warps=warps,
-        # The weights' bits are part of the specification: a contracted a * b - c would change them.
-        enable_fp_fusion=False,
-        **({"launch_pdl": not key.first} if key.overlap else {}),
-        **({"maxnreg": registers} if registers and torch.version.hip is None else {}),
-    )
+    with np.errstate(all="ignore"):  # interpreted, NumPy would warn of what a GPU does without a word
+        KERNELS[kernel] = verify_kernel[grid](
+            # A null pointer has no type to compile for, so any tensor stands in.
+            *(tensors[0] if tensor is None else tensor for tensor in tensors),
+            *numbers,
+            first_position,
+            *key,
+            num_warps=warps,
+            # The weights' bits are part of the specification: a contracted a * b - c would change them.
+            enable_fp_fusion=False,
+            **({"launch_pdl": not key.first} if key.overlap else {}),
+            **({"maxnreg": registers} if registers and torch.version.hip is None else {}),
+        )
