@@ -118,7 +118,10 @@ def test_mutant_cannot_be_captured(name: str) -> None:
 
 @pytest.mark.long
 def test_interpreted_triton() -> None:
-    """What a kernel can get wrong by itself, equality with torch on all that it runs, without a warning; and the mutant."""
+    """What a kernel can get wrong by itself, equality with torch on all that it runs, and the mutant of that check.
+
+    Without a warning of what a GPU would do without a word.
+    """
     pytest.importorskip("triton", minversion="3.6")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = Path(__file__).parent / "conformance_interpreted.py"
