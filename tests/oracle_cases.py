@@ -33,6 +33,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture-0.3": ("mixture", {"weight": 0.3}),
     "mixture-0": ("mixture", {"weight": 0.0}),
     "mixture-1": ("mixture", {"weight": 1.0}),
+    "target-only": ("target-only", {}),
+    "target-only-0.3-0.7": ("target-only", {"threshold_single": 0.3, "threshold_acc": 0.7}),
     "tv-budget": ("tv-budget", {}),
     "tv-budget-0": ("tv-budget", {"epsilon": 0.0}),
     "tv-budget-0.3": ("tv-budget", {"epsilon": 0.3}),

@@ -66,6 +66,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture": ("mixture", {}),
     "rejection": ("rejection", {}),
     "synthetic": ("synthetic", {"synthetic_acceptance_rates": (1.0,) * 8}),
+    "target-only": ("target-only", {"threshold_single": 0.15, "threshold_acc": 0.9}),
     "tv-budget": ("tv-budget", {}),
     "typical": ("typical", {}),
     "typical-sample": ("typical", {"recovery": "sample"}),
@@ -75,7 +76,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 FAITHFUL = [name for name in SETTINGS if name != "synthetic"]
 """Settings under which a drafted token of zero target probability never stands."""
 
-READ_NO_DRAFT = {"greedy", "synthetic", "typical", "typical-sample"}
+READ_NO_DRAFT = {"greedy", "synthetic", "target-only", "typical", "typical-sample"}
 """Settings whose rules do not read the draft's rows."""
 
 settings = pytest.mark.parametrize("setting", SETTINGS)

@@ -39,7 +39,18 @@ from acceptlib.sampling import SamplingParams
 from acceptlib.strategies.rejection import Rejection
 
 ORIGINAL = generate.TextStream.add
-BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "tv-budget", "typical"]
+BUILT_IN = [
+    "block",
+    "fly",
+    "greedy",
+    "lenience",
+    "mixture",
+    "rejection",
+    "synthetic",
+    "target-only",
+    "tv-budget",
+    "typical",
+]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["list", "--format", "json"], ["show", "nope"]], ids=" ".join)

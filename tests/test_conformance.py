@@ -42,6 +42,7 @@ SKIPPED: dict[str, set[str]] = {
     "mixture": set(),
     "rejection": set(),
     "synthetic": {"declared_bound", "neutral_setting", "impossible_draft_never_stands"},
+    "target-only": set(),
     "tv-budget": set(),
     "typical": {"declared_bound", "neutral_setting"},
 }
@@ -51,6 +52,8 @@ OTHER_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "typical-sample": ("typical", {"recovery": "sample"}),
     "lenience-strong": ("lenience", {"lenience": 0.3}),
     "mixture-all-draft": ("mixture", {"weight": 0.0}),
+    "target-only-single": ("target-only", {"threshold_single": 0.4}),
+    "target-only-acc": ("target-only", {"threshold_acc": 0.6}),
     "tv-budget-wide": ("tv-budget", {"epsilon": 0.4}),
     "fly-short-window": ("fly", {"fly_window": 1, "fly_entropy_threshold": 0.0}),
     "synthetic-rates": ("synthetic", {"synthetic_acceptance_rates": (0.9, 0.4)}),

@@ -217,6 +217,14 @@ def test_tv_budget_is_spent_and_no_more(pair: str, epsilon: float) -> None:
         assert accepted == pytest.approx(1 - apart + found, abs=EXACT)
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+def test_target_only_accepts_what_two_samples_agree_on(pair: str) -> None:
+    """With probability sum p q: as often as a token of the target's would have been the drafted one."""
+    target, draft = PAIRS[pair]
+    accepted = exact.expected_tokens("target-only", target, draft, num_draft_tokens=1) - 1
+    assert accepted == pytest.approx(float((target(()) * draft(())).sum()), abs=EXACT)
+
+
 @pytest.mark.parametrize("name", acceptlib.available())
 def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
     """Expected tokens given the draft against the oracle's loops; TV of one row against the joint law's."""

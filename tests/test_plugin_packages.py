@@ -16,7 +16,18 @@ import pytest
 import acceptlib
 
 ROOT = Path(__file__).parent.parent
-BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "tv-budget", "typical"]
+BUILT_IN = [
+    "block",
+    "fly",
+    "greedy",
+    "lenience",
+    "mixture",
+    "rejection",
+    "synthetic",
+    "target-only",
+    "tv-budget",
+    "typical",
+]
 OURS = ["cactus", "cascade", "entropy-scaled", "relaxed"]
 
 PYPROJECT = """

@@ -23,7 +23,18 @@ from acceptlib.config import json_schema
 from acceptlib.errors import ConfigError, OptionError, PluginError, StrategyDefinitionError, UnknownStrategyError
 from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
 
-BUILT_IN = ["block", "fly", "greedy", "lenience", "mixture", "rejection", "synthetic", "tv-budget", "typical"]
+BUILT_IN = [
+    "block",
+    "fly",
+    "greedy",
+    "lenience",
+    "mixture",
+    "rejection",
+    "synthetic",
+    "target-only",
+    "tv-budget",
+    "typical",
+]
 
 HEADER = """
 import acceptlib

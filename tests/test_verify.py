@@ -16,7 +16,16 @@ from acceptlib.engine import rows, torch_engine
 from acceptlib.errors import InputError
 from acceptlib.ops import Value
 
-POSITION_BY_POSITION = ["greedy", "lenience", "mixture", "rejection", "tv-budget", "typical", "typical-sample"]
+POSITION_BY_POSITION = [
+    "greedy",
+    "lenience",
+    "mixture",
+    "rejection",
+    "target-only",
+    "tv-budget",
+    "typical",
+    "typical-sample",
+]
 """Settings under which a token's h depends on its own rows alone."""
 
 
@@ -179,7 +188,7 @@ def test_passed_counts_positions_past_the_stop(setting: str, layout: str) -> Non
 
 
 @layouts
-@pytest.mark.parametrize("setting", ["lenience", "mixture", "rejection", "tv-budget", "typical"])
+@pytest.mark.parametrize("setting", ["lenience", "mixture", "rejection", "target-only", "tv-budget", "typical"])
 def test_passed_counts_rows_that_no_chain_reaches(setting: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches, and long rows, of logits are read as far as chains get, but not where all that passes counts."""
     requests = [support.ordinary(4, 11, seed) for seed in range(20)]
@@ -534,6 +543,17 @@ def test_neutral_option_is_rejection(name: str, options: dict[str, float], form:
             for strategy in (acceptlib.create(name, **options), acceptlib.create("rejection"))
         )
         support.same(left, right)
+
+
+@forms
+@layouts
+def test_target_only_is_rejection_of_one_hot_drafts(layout: str, form: str) -> None:
+    """Bit for bit, whatever the draft's rows are."""
+    requests, rng = support.mixed(60), support.streams(range(60))
+    given = support.lay_out(requests, layout, form)
+    one_hot = support.lay_out(requests, layout, form, draft=False)
+    wanted = acceptlib.create("rejection").verify(**one_hot, rng=support.streams(range(60)), logprobs=form == "logits")
+    support.same(acceptlib.create("target-only").verify(**given, rng=rng, logprobs=form == "logits"), wanted)
 
 
 def test_synthetic_rates_are_exact_by_position() -> None:

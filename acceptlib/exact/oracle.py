@@ -313,6 +313,18 @@ def mixture(x: Sequence[int], p: torch.Tensor, q: torch.Tensor, weight: float = 
     return Chain(h, first_rejection, lambda tau: residual(p[tau], q[tau]), p[len(x)])
 
 
+def target_only(
+    x: Sequence[int], p: torch.Tensor, q: torch.Tensor, threshold_single: float = 1.0, threshold_acc: float = 1.0
+) -> Chain:
+    """h_i = 1 where p_i(x_i) reaches threshold_single, else p / threshold_acc up to 1; recovered from p without x_i."""
+    h = []
+    for i, x_i in enumerate(x):
+        p_x = p[i, x_i].item()
+        h.append(1.0 if p_x >= threshold_single else min(1.0, p_x / threshold_acc))
+    one_hot = torch.eye(p.shape[1], dtype=p.dtype)
+    return Chain(h, first_rejection, lambda tau: residual(p[tau], one_hot[x[tau]]), p[len(x)])
+
+
 def tv_budget(x: Sequence[int], p: torch.Tensor, q: torch.Tensor, epsilon: float = 0.05) -> Chain:
     """`mixture` whose 1 - w is min(1, epsilon / TV(p_i, q_i)), row by row."""
     h = []
@@ -350,6 +362,7 @@ RULES: dict[str, Callable[..., Chain]] = {
     "mixture": mixture,
     "rejection": rejection,
     "synthetic": synthetic,
+    "target-only": target_only,
     "tv-budget": tv_budget,
     "typical": typical,
 }

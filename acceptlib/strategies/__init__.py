@@ -10,6 +10,7 @@ from acceptlib.strategies.lenience import Lenience
 from acceptlib.strategies.mixture import Mixture
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.strategies.synthetic import Synthetic
+from acceptlib.strategies.target_only import TargetOnly
 from acceptlib.strategies.tv_budget import TVBudget
 from acceptlib.strategies.typical import Typical
 from acceptlib.strategy import AcceptanceStrategy
@@ -18,4 +19,4 @@ from acceptlib.strategy import AcceptanceStrategy
 @hookimpl
 def acceptlib_strategies() -> list[type[AcceptanceStrategy]]:
     """Return the built-in strategies."""
-    return [Block, Fly, Greedy, Lenience, Mixture, Rejection, Synthetic, TVBudget, Typical]
+    return [Block, Fly, Greedy, Lenience, Mixture, Rejection, Synthetic, TargetOnly, TVBudget, Typical]
