@@ -97,7 +97,7 @@ def _filter_candidates(rows: Rows, probs: torch.Tensor) -> Array:
     """
     num_rows, vocab_size = probs.shape
     is_small, top_k = vocab_size <= MAX_CANDIDATES, None
-    few = np.full(num_rows, is_small)
+    few: Array = np.full(num_rows, is_small)
     if rows.top_k is not None:
         top_k = rows.top_k.numpy().astype(np.int64)
         if not is_small:
