@@ -226,8 +226,8 @@ def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
     return value
 
