@@ -661,6 +661,16 @@ class TestTables:
         *_, beneath = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert beneath == "Left out at this width: b. --format json has them."
 
+    def test_headings_stand_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Bold, and dim what is beneath them; in a table of figures too."""
+        console = Console(file=io.StringIO(), width=50, force_terminal=True, color_system="standard", no_color=False)
+        monkeypatch.setattr(tables, "stdout", lambda: console)
+        tables.show(self.COLUMNS, [["x", "1", "2"]], [{}], tables.Format.plain)
+        tables.print_figures(self.COLUMNS, [["x", "1", "2"]], [], 1)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        table = ["\x1b[1mname  a  b\x1b[0m", "\x1b[2m----  -  -\x1b[0m", "x     1  2"]
+        assert lines == [*table, *table]
+
     def test_columns_stay_where_there_is_just_enough_room(self) -> None:
         rows = [["x" * 20, "1" * 20, "2" * 6], ["y", "3", "4"]]
         assert tables.plain(self.COLUMNS, rows, 50)[1] == []
@@ -707,6 +717,25 @@ class TestTables:
         lines, _ = tables.plain([tables.Column("note", wraps=True)], [["some words that wrap"]], 5)
         assert lines[1] == "-" * 12
 
+    def test_a_long_number_is_folded_too(self) -> None:
+        lines, _ = tables.plain([tables.Column("note", wraps=True)], [["1" * 30]], 20)
+        assert lines[2:] == ["1" * 20, "1" * 10]
+
+    def test_a_column_goes_where_a_text_would_have_too_little_room(self) -> None:
+        columns = [tables.Column("a", expendable=1), tables.Column("note", wraps=True)]
+        rows = [["12345", "word " * 20]]
+        width = 5 + tables.GAP + tables.NARROW_COLUMN
+        lines, left_out = tables.plain(columns, rows, width)
+        assert (lines[1], left_out) == ("-----  " + "-" * tables.NARROW_COLUMN, [])
+        lines, left_out = tables.plain(columns, rows, width - 1)
+        assert (lines[1], left_out) == ("-" * (width - 1), ["a"])
+
+    def test_a_column_that_never_goes_stays(self) -> None:
+        """However narrow the terminal is: lines are cut there rather than columns lost."""
+        columns = [tables.Column("name"), tables.Column("b", "right", expendable=1), tables.Column("c", "right")]
+        lines, left_out = tables.plain(columns, [["x" * 20, "1", "2"]], 10)
+        assert (lines[0].split(), left_out) == (["name", "c"], ["b"])
+
     def test_a_message_stands_where_figures_begin(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also where a column before them is left out."""
         console = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
@@ -727,10 +756,23 @@ class TestTables:
 
     def test_numbers_that_are_not_finite(self) -> None:
         assert json.loads(tables.to_json([{"a": math.inf, "b": [math.nan, 1.0]}])) == [{"a": None, "b": [None, 1.0]}]
+        assert json.loads(tables.to_json({"a": (0.5, -math.inf)})) == {"a": [0.5, None]}
         assert tables.to_csv([{"a": math.inf, "b": [0.5, 1.0], "c": None}]) == "a,b,c\n,0.5 1.0,\n"
+
+    def test_columns_of_csv_are_there_without_a_row(self) -> None:
+        assert tables.to_csv([], ["a", "b"]) == "a,b\n"
+        assert tables.to_csv([{"b": 1, "c": 2}], ["a", "b"]) == "a,b,c\n,1,2\n"
 
     def test_sentences_in_a_cell_are_told_apart(self) -> None:
         assert tables.to_csv([{"a": ["is not there", "nor this"], "b": ["x"]}]) == "a,b\nis not there; nor this,x\n"
+
+    def test_letters_of_any_language_can_be_read_in_json(self) -> None:
+        assert tables.to_json({"name": "Maß"}) == '{\n  "name": "Maß"\n}\n'
+
+    def test_figures_in_markdown_keep_their_zeros_and_their_side(self) -> None:
+        columns = [tables.Column("name"), tables.Column("tau", "right")]
+        lines = tables.github(columns, [["a", "2.50"], ["b", "10.00"]]).splitlines()
+        assert lines[2:] == ["| a      |  2.50 |", "| b      | 10.00 |"]
 
     def test_pipes_do_not_break_markdown(self) -> None:
         """Nor do ends of lines."""
