@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from cli_support import fails, run
+from rich.console import Console
 
 import acceptlib
 from acceptlib import VerifyResult, plots, registry
@@ -484,10 +485,12 @@ class TestReport:
         longest = replace(self.ROW, num_draft_tokens=comparison.LONGEST_EXACT)
         assert "No exact figures" not in self.printed(longest, capsys=capsys)
         longer = replace(self.ROW, num_draft_tokens=comparison.LONGEST_EXACT + 1)
-        ahead = replace(self.ROW, strategy="fly", looks_ahead=True)
-        said = self.printed(self.ROW, longer, ahead, capsys=capsys)
+        ahead = [
+            replace(self.ROW, strategy=name, looks_ahead=True) for name in ("fly", "block", "fly", "any", "c", "d")
+        ]
+        said = self.printed(self.ROW, longer, *ahead, capsys=capsys)
         assert "No exact figures beyond K = 16." in said
-        assert "fly: later rows have a say" in said
+        assert ". any, block, c, d, fly: later rows have a say" in said
 
     def test_a_row_without_distances_is_no_reason_to_explain_them(self, capsys: pytest.CaptureFixture[str]) -> None:
         said = self.printed(replace(self.ROW, strategy="fly", looks_ahead=True, tv=None), capsys=capsys)
@@ -496,6 +499,34 @@ class TestReport:
     def test_quiet_leaves_the_table_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
         report.print_rows([self.ROW], Format.plain, quiet=True)
         assert len(capsys.readouterr().out.splitlines()) == 3
+
+    def test_a_message_stands_in_place_of_figures(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """In the first row too; what is said of the table stands apart from it."""
+        failed = replace(self.ROW, error="no time to run, and so no figures either")
+        report.print_rows([failed, self.ROW], Format.plain, quiet=False)
+        table, remarks = capsys.readouterr().out.split("\n\n")
+        assert table.splitlines()[2] == "a         2  lossy      failed: no time to run, and so no figures either"
+        assert remarks.startswith("tau: emitted tokens a step")
+
+    def test_figures_that_can_be_spared_go_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And where they are is said."""
+        console = Console(file=io.StringIO(), width=64, force_terminal=True, color_system=None)
+        for module in (report, tables):
+            monkeypatch.setattr(module, "stdout", lambda: console)
+        report.print_rows([self.ROW], Format.plain, quiet=False)
+        said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+        assert said.endswith("Left out at this width: us/verify, guarantee, KL. --format csv has every figure.")
+
+    def test_rows_that_all_failed_are_a_table(self) -> None:
+        *_, line = report.render([replace(self.ROW, error="no time")], Format.github).splitlines()
+        assert [cell.strip() for cell in line.split("|")[1:-1]] == ["a", "2", "lossy", "failed: no time", *[""] * 6]
+
+    def test_an_ending_may_be_in_capitals(self, tmp_path: Path) -> None:
+        report.write([self.ROW], tmp_path / "rows.CSV", torch.device("cpu"))
+        assert (tmp_path / "rows.CSV").read_text() == report.render([self.ROW], Format.csv)
+        row = replace(self.ROW, acceptance_by_position=[0.8, 0.5])
+        report.plot([row], tmp_path / "rows.SVG")
+        assert (tmp_path / "rows.SVG").read_bytes() == plots.comparison(report.points_of([row]), ".svg")
 
     def test_a_figure_takes_rows_that_have_a_distance(self) -> None:
         """Of one prompt there is no standard error."""
@@ -509,6 +540,10 @@ class TestReport:
         (point,) = report.points_of([row])
         assert (point.tv, point.tau_error) == (0.0, 0.0)
 
+    def test_a_figure_of_no_row_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(CommandError, match="--plot: no row has a distance to draw; it takes K <= 16"):
+            report.plot([replace(self.ROW, tv=None)], tmp_path / "rows.svg")
+
 
 class TestPlots:
     def point(self, strategy: str, tau: float, tv: float, guarantee: str = "lossy") -> plots.Point:
@@ -518,10 +553,68 @@ class TestPlots:
         best, worse, lossy = self.point("a", 2.0, 0.0), self.point("b", 1.9, 0.0), self.point("c", 3.0, 0.2)
         beaten = self.point("d", 2.5, 0.3)
         assert plots.pareto_front([beaten, lossy, worse, best]) == [best, lossy]
+        as_many, near = self.point("e", 3.0, 0.3), self.point("f", 2.1, 0.001)
+        assert plots.pareto_front([as_many, lossy, near, best]) == [best, near, lossy]
 
     def test_rounding_is_no_distance(self) -> None:
         more, less = self.point("a", 2.0, 1e-16), self.point("b", 1.9, 7e-17)
         assert plots.pareto_front([less, more]) == [more]
+
+    def drawn(self, points: list[plots.Point], monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Return the two panels of a figure."""
+        figure = pytest.importorskip("matplotlib.figure").Figure(figsize=plots.SIZE)
+        monkeypatch.setattr(plots, "render", lambda draw, *_: draw(figure))
+        plots.comparison(points, ".svg")
+        return figure.axes
+
+    def test_points_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each strategy has one look in both panels; markers are filled where a rule is lossless."""
+        points = [self.point("a", 2.0, 0.0, "lossless"), self.point("b", 2.5, 0.3)]
+        shorter = [replace(point, num_draft_tokens=1, tau=1.5, acceptance_by_position=(0.9,)) for point in points]
+        left, right = self.drawn([*shorter, *points, *shorter], monkeypatch)
+        looks = [(line.get_color(), line.get_marker()) for line in right.lines]
+        assert looks == [("#0072b2", "o"), ("#d55e00", "s")]
+        assert [line.get_markerfacecolor() for line in right.lines] == ["#0072b2", "white"]
+        assert [line.get_ydata().tolist() for line in right.lines] == [[0.8, 0.5]] * 2
+        markers = [line for line in left.lines if line.get_marker() in {"o", "s"}]
+        assert [(line.get_color(), line.get_marker()) for line in markers] == looks
+        assert [line.get_markerfacecolor() for line in markers] == ["#0072b2", "white"]
+        assert [line.get_ydata().tolist() for line in markers] == [[2.0], [2.5]]
+        low, high = left.containers[0].lines[2][0].get_segments()[0][:, 1]
+        assert (low, high) == (pytest.approx(1.9), pytest.approx(2.1))
+
+    def test_looks_begin_anew_after_the_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        points = [self.point(f"rule{number}", 2.0, 0.1) for number in range(13)]
+        _, right = self.drawn(points, monkeypatch)
+        assert len({(line.get_color(), line.get_marker()) for line in right.lines}) == 13
+
+    def test_panels_show_whole_scales(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Distances up to 0.1 at least, with room for names; shares from 0 to 1; at most 12 labelled positions."""
+        point = plots.Point("a", "lossless", 16, 5.0, 0.1, 1e-16, (0.5,) * 16)
+        left, right = self.drawn([point], monkeypatch)
+        low, high = left.get_xlim()
+        assert high > plots.MIN_TV + 0.15 * (plots.MIN_TV - low)
+        assert right.get_ylim() == (0, 1.02)
+        assert right.get_xticks().tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
+
+    def test_the_front_rises_at_its_points(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Between two of them no more tokens are had than at the one before."""
+        left, _ = self.drawn([self.point("a", 2.0, 0.0), self.point("b", 3.0, 0.2)], monkeypatch)
+        (front,) = [line for line in left.lines if line.get_color() == plots.FRONT_COLOR]
+        assert front.get_drawstyle() == "steps-post"
+        assert front.get_xydata().tolist() == [[0.0, 2.0], [0.2, 3.0], [left.get_xlim()[1], 3.0]]
+
+    def test_names_of_near_points_do_not_overlap(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        points = [self.point(name, 2.0 + number / 1000, 0.01) for number, name in enumerate("abc")]
+        left, _ = self.drawn(points, monkeypatch)
+        scale = 72 / left.figure.dpi
+        heights = sorted(
+            left.transData.transform(text.xy)[1] * scale + text.xyann[1]
+            for text in left.texts
+            if text.get_text() in "abc"
+        )
+        assert len(heights) == 3
+        assert min(b - a for a, b in itertools.pairwise(heights)) >= plots.LINE_HEIGHT - 1e-6
 
     @pytest.mark.parametrize(("ending", "magic"), [(".png", PNG), (".svg", b"<?xml"), (".pdf", b"%PDF")])
     def test_files(self, ending: str, magic: bytes) -> None:
