@@ -33,6 +33,9 @@ from acceptlib.cli import bench
 from acceptlib.cli.app import app
 from acceptlib.errors import InputError, StatusError
 from acceptlib.exact import oracle
+from acceptlib.strategies.block import Block
+from acceptlib.strategies.greedy import Greedy
+from acceptlib.strategies.lenience import Lenience
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.strategies.typical import Typical
 
@@ -165,6 +168,7 @@ class TestWorkloads:
         [
             {"num_requests": 0},
             {"vocab_size": 1},
+            {"temperature": -1.0},
             {"kind": "probs", "temperature": 0.5},
             {"kind": "probs", "masked": True},
             {"temperature": 0.5, "filters_draft": False},
@@ -210,11 +214,24 @@ class TestGate:
 
     def test_a_plugin_is_checked_against_its_rules(self) -> None:
         """Outside the package, the oracle knows no rule; the exact evaluation stands in."""
-        for base in (Rejection, Typical, acceptlib.registry.find("block").strategy):
+        for base in (Rejection, Greedy, Typical, Block):
             plugin = type("Plugin", (base,), {"__doc__": base.__doc__, "name": "plugin", "aliases": ()})
             assert not plugin.__module__.startswith("acceptlib.strategies")
             for kind in ("probs", "logits", "one-hot"):
                 assert gate.check(plugin(), workloads.make(replace(SMALL, kind=kind))) is True
+
+    def test_a_plugin_with_the_name_of_a_rule_is_checked_against_its_own(self) -> None:
+        class Other(Lenience):
+            name = "rejection"
+
+        batch = workloads.make(replace(SMALL, num_requests=16, kind="probs"))
+        assert gate.check(Other(lenience=0.2), batch) is True
+
+    def test_where_both_engines_agree_some_requests_are_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[int] = []
+        monkeypatch.setattr(gate, "_check_request", lambda _strategy, _batch, request, *_: seen.append(request))
+        gate.check(Rejection(), workloads.make(replace(SMALL, num_requests=7)))
+        assert seen == [0, 3, 6]
 
     def test_state_of_new_requests_is_given(self) -> None:
         """A strategy with per-request state is measured like any other."""
@@ -261,7 +278,7 @@ class TestGate:
         with pytest.raises(gate.MismatchError, match="request 1"):
             gate.check(Wrong(), batch)
 
-    def test_a_wrong_engine_does_not(self) -> None:
+    def test_a_wrong_engine_does_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What both engines get wrong alike shows beside the oracle."""
 
         class Eager(Rejection):
@@ -281,6 +298,9 @@ class TestGate:
         batch.rng.seeds.fill_(seed)
         with pytest.raises(gate.MismatchError, match="oracle"):
             gate.check(Eager(), batch)
+        monkeypatch.setattr(gate, "_is_rounding", lambda *_: True)  # which there is none of from equal probabilities
+        with pytest.raises(gate.MismatchError, match="oracle"):
+            gate.check(Eager(), batch)
 
     def test_a_token_without_weight_is_no_rounding(self) -> None:
         """However close to its edge the draw's number is, as here to that of all three tokens."""
@@ -297,9 +317,10 @@ class TestGate:
         def rounds(u: float, tau: int, token: int = 1, drawn: float = 0.5) -> bool:
             return gate._is_rounding(chain, [u], tau, weights, weights, token, int(drawn * 2**64))
 
-        assert [rounds(u, 0) for u in (0.4, 0.5 - 1e-6, 0.5 + 1e-6, 0.6)] == [False, True, True, True]
-        assert [rounds(u, 1) for u in (0.4, 0.5 - 1e-6, 0.5 + 1e-6, 0.6)] == [True, True, True, False]
-        draws = (0.2, 0.25 - 1e-6, 0.75 + 1e-6, 0.8)
+        numbers = (0.5 - 1e-4, 0.5 - 1e-6, 0.5 + 1e-6, 0.5 + 1e-4)
+        assert [rounds(u, 0) for u in numbers] == [False, True, True, True]
+        assert [rounds(u, 1) for u in numbers] == [True, True, True, False]
+        draws = (0.25 - 1e-4, 0.25 - 1e-6, 0.75 + 1e-6, 0.75 + 1e-4)
         assert [rounds(0.4, 1, drawn=drawn) for drawn in draws] == [False, True, True, False]
         assert [rounds(0.4, 1, token, drawn=0.1 - 1) for token in range(3)] == [True, False, False]  # of an int64
 
@@ -584,12 +605,16 @@ class TestTiming:
     def test_spread_is_between_the_quartiles(self) -> None:
         assert timing.Time.of([9.0, 1.0, 3.0, 2.0, 4.0]) == timing.Time(median=3.0, spread=2.0)
 
-    def test_turns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, timing.MIN_ROUNDS), (1e-3, 80), (1.0, timing.MAX_ROUNDS)])
+    def test_turns(self, seconds: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """For so many seconds for each of the calls: as many rounds of both as that is, within limits."""
+        monkeypatch.setattr(timing, "SECONDS", seconds)
         monkeypatch.setattr(timing, "clock", lambda _: itertools.count(0, 5e-6).__next__)
         calls = [mock.Mock(), mock.Mock()]
         for time in timing.in_turns(calls, CPU):
             assert time.median == pytest.approx(5.0)
-        assert {call.call_count for call in calls} == {1 + timing.MIN_ROUNDS}  # the first is not timed
+        (count,) = {call.call_count for call in calls}
+        assert count - 1 == pytest.approx(rounds, rel=0.03)  # the first is not timed
 
     def test_each_way_to_time_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Others are timed beside them in graphs, and on a CPU in turns with them."""
@@ -965,6 +990,45 @@ def test_figure_of_times() -> None:
     rows.append(plots.Timing(path="x", name="other", peer=True, num_requests=8, num_draft_tokens=3, microseconds=99.0))
     for ending in plots.ENDINGS:
         assert plots.timings(rows, ending) == plots.timings(rows, ending)
+
+
+def test_panels_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each path has its own, with the floors of its rows and the share of the time that they are."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    monkeypatch.setattr(plots, "render", lambda draw, _, size: (draw(figure), sizes.append(size)))
+    sizes: list[tuple[float, float]] = []
+    shape: dict[str, Any] = {"path": "x", "num_draft_tokens": 3, "peer": False}
+    rows = [
+        plots.Timing(
+            **shape, name=name, num_requests=b, microseconds=b * time, read_floor=b * floor, rows_read=rows_read
+        )
+        for name, time, floor, rows_read in (
+            ("block", 8.0, 4.0, 7),
+            ("typical", 5.0, 2.0, 2),
+            ("synthetic", 4.0, 1.0, 1),
+        )
+        for b in (8, 1)
+    ]
+    peer = plots.Timing(**{**shape, "peer": True, "path": "y"}, name="other", num_requests=2, microseconds=99.0)
+    plots.timings([*rows, peer], ".svg")
+    times, shares, beside, _ = figure.axes
+    lines = {line.get_label(): line for line in times.lines}
+    floors = ["read floor: 1 row a request", "read floor: 2 rows a request", "read floor: every row"]
+    assert [*lines] == ["block", "typical", "synthetic", *floors]
+    assert sorted(map(tuple, lines["block"].get_xydata())) == [(0, 8), (1, 64)]
+    assert sorted(map(tuple, lines["read floor: every row"].get_xydata())) == [(0, 4), (1, 32)]
+    assert lines["block"].get_markerfacecolor() == lines["block"].get_color()
+    assert [label.get_text() for label in times.get_xticklabels()] == ["1, 3", "8, 3"]
+    assert [line.get_ydata().tolist() for line in shares.lines] == [[50, 50], [40, 40], [25, 25]]
+    assert shares.get_ylim()[0] == 0
+    (other,) = beside.lines
+    assert (other.get_label(), other.get_markerfacecolor()) == ("other", "white")
+    titles = [axes.get_legend().get_title().get_text() for axes in (times, beside)]
+    assert titles == ["", "open: for comparison"]
+    figure.clear()
+    plots.timings([peer], ".svg")  # without a floor there is no share of it
+    assert len(figure.axes) == 1
+    assert sizes == [(plots.SIZE[0], 2 * plots.SIZE[1]), (plots.SIZE[0] / 2, plots.SIZE[1])]
 
 
 def test_suite_of_benchmarks_runs(tmp_path: Path) -> None:
