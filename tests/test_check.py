@@ -19,7 +19,7 @@ from rule_mutants import RecoversFromTarget
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, exact, ops, registry, rule, testing
-from acceptlib.errors import ConformanceError, InputError
+from acceptlib.errors import BackendError, ConformanceError, InputError
 from acceptlib.ops import Value
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import Check, CheckResult, Skipped, Subject, check_strategy, checks_for
@@ -103,6 +103,35 @@ def test_messages_say_what_raised() -> None:
     assert said["state_of_each_request"].startswith("update_state raised IndexError: index 1 is out of bounds")
     assert said["promise"] == said["declared_bound"] == "bound_excess raised ZeroDivisionError: division by zero"
     assert said["neutral_setting"] == "Traits.neutral: Strategy 'misdeclared' has no option 'flor'. It has none."
+
+
+def test_the_method_that_raised_is_said() -> None:
+    """Rather than the one that called it; a rule is named by its error."""
+
+    class Asks(Rejection):
+        name = "asks"
+
+        def verify(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            return self.ask()
+
+        def ask(self) -> Any:
+            msg = "no answer"
+            raise ValueError(msg)
+
+    class OfFewRequests(Rejection):
+        name = "of-few-requests"
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            if len(target_prob) > 2:
+                msg = "too many requests"
+                raise ValueError(msg)
+            return target_prob
+
+    (result,) = check_strategy(Asks(), only="counts", raises=False)
+    assert result.message == "ask raised ValueError: no answer"
+    (result,) = check_strategy(OfFewRequests(), only="counts", raises=False)
+    assert ".accept': too many requests" in result.message
 
 
 def test_a_neutral_setting_that_equals_nothing() -> None:
@@ -203,6 +232,22 @@ def test_what_a_strategy_raises_on_the_backend_asked_for_fails_its_checks() -> N
     assert {result.message for result in results} == {"verify raised SystemExit: no rows today"}
 
 
+def test_a_call_that_the_backend_cannot_run_is_no_failure() -> None:
+    """A plain one was run already, so the check says nothing here."""
+
+    class Padded(Rejection):
+        name = "padded"
+
+        def verify(self, *arguments: Any, cu_num_draft_tokens: Any = None, **named: Any) -> VerifyResult:
+            if cu_num_draft_tokens is not None:
+                msg = "no kernel takes ragged rows"
+                raise BackendError(msg)
+            return Rejection().verify(*arguments, **named)
+
+    (result,) = check_strategy(Padded(), only="ragged_equals_padded")
+    assert (result.status, result.message) == ("skipped", "no kernel takes ragged rows")
+
+
 class NanResidual(Rejection):
     """A residual that is no number, so that nothing is drawn."""
 
@@ -295,6 +340,8 @@ def test_a_check_for_others_exists() -> None:
     ):
         with pytest.raises(InputError, match=rf"^Check '{name}' is for {whose} alone\. Available here: lossless_law, "):
             check_strategy(Rejection(), only=[name])
+    with pytest.raises(InputError, match=r"^Check 'lossless_over_two_steps' is for lossless strategies alone\. "):
+        check_strategy("greedy", only=["lossless_over_two_steps"])
 
 
 def test_expected_failures_may_name_what_is_not_run() -> None:
@@ -312,6 +359,12 @@ def test_checks_are_plain_functions() -> None:
     bound = next(check for check in checks_for(fly.strategy) if check.name == "declared_bound")
     with pytest.raises(Skipped, match="declares no bound"):
         bound.function(fly)
+
+
+def test_a_property_has_no_full_stop_in_a_table() -> None:
+    """Nor have the messages that take its place."""
+    descriptions = [check.description for check in checks_for(Rejection())]
+    assert all(description and not description.endswith(".") for description in descriptions)
 
 
 def test_traits_of_the_instance_choose_the_checks() -> None:

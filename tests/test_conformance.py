@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import conformance_mutants as mutants
 import pytest
@@ -19,12 +20,12 @@ from rule_mutants import MUTANTS
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, VerifyResult, ops, rule
-from acceptlib.errors import InputError, StrategyDefinitionError
+from acceptlib.errors import BackendError, InputError, StrategyDefinitionError
 from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.rejection import Rejection
-from acceptlib.testing import Subject, check_strategy, checks_for
+from acceptlib.testing import StrategyConformance, Subject, check_strategy, checks_for
 from acceptlib.testing.checks import PROOFS, chosen, name_of
-from acceptlib.testing.suite import run_check
+from acceptlib.testing.suite import due, run_check
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
@@ -261,6 +262,7 @@ def test_a_wrong_initial_state_is_one_failure(kind: str) -> None:
         assert result.message.startswith(f"initial_state(3, 'cpu') {said}")
         if kind != "raising":
             assert "but Traits.state is ('budget',): return a dict with a tensor [3] on cpu" in result.message
+    assert due(Subject(strategy), []) == []
     padding = next(check for check in checks_for(strategy) if check.name == "padding")
     assert run_check(padding, Subject(strategy)).message == result.message
 
@@ -464,6 +466,35 @@ def test_a_class_without_a_strategy_says_what_is_missing(tmp_path: Path) -> None
         command, check=False, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
     ).stdout
     assert "strategy: expected a class attribute, what acceptlib.create returns, got None" in output
+
+
+def test_a_class_runs_where_it_says() -> None:
+    class OnTriton(StrategyConformance):
+        strategy = Rejection()
+        backend = "triton"
+
+    class OnNothing(StrategyConformance):
+        strategy = Rejection()
+        device = "cuda:99"
+
+    check = checks_for(Rejection())[0]
+    with pytest.raises(BackendError, match="triton"):
+        OnTriton().test_conformance(check)
+    with pytest.raises(InputError, match="cuda:99"):
+        OnNothing().test_conformance(check)
+
+
+def test_a_class_expects_failures_of_checks_that_there_are() -> None:
+    class Expects(StrategyConformance):
+        strategy = MUTANTS["recovers-from-target"].make()
+        expected_failures: ClassVar = {"lossless_law": "it never had one"}
+
+    check = next(check for check in checks_for(Expects.strategy) if check.name == "lossless_law")
+    with pytest.raises(pytest.xfail.Exception, match="it never had one"):
+        Expects().test_conformance(check)
+    Expects.expected_failures = {"pading": "not really"}
+    with pytest.raises(InputError, match="Unknown check 'pading'"):
+        Expects().pytest_generate_tests(SimpleNamespace(fixturenames=["check"]))
 
 
 def test_the_suite_needs_neither_pytest_nor_hypothesis() -> None:

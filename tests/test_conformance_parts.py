@@ -19,6 +19,7 @@ from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyRes
 from acceptlib.ops import Value
 from acceptlib.strategies.block import Block
 from acceptlib.strategies.greedy import Greedy
+from acceptlib.strategies.lenience import Lenience
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
 
@@ -796,6 +797,32 @@ def _samples(form: str) -> AcceptanceStrategy:
     )
 
 
+class RoundsUniforms(Lenience):
+    """The rules are right, and the engine compares them with uniforms of two bits where there are draft rows."""
+
+    name = "rounds-uniforms"
+    without_rows = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.plan = Lenience(**self.options.model_dump()).plan  # a strategy with a `verify` of its own has none
+
+    def verify(self, draft_token_ids: torch.Tensor, **arguments: Any) -> VerifyResult:  # type: ignore[override]
+        inner = Lenience(backend=self.backend, **self.options.model_dump())
+        if FORMS["without draft rows"](arguments) is not self.without_rows:
+            return inner.verify(draft_token_ids, **arguments)
+        uniforms = take_uniforms(draft_token_ids, arguments)
+        rounded = replace(uniforms, accept=(4 * uniforms.accept).floor() / 4)
+        return inner.verify(draft_token_ids, **arguments, uniforms=rounded)
+
+
+class RoundsUniformsWithoutRows(RoundsUniforms):
+    """So does this one where there are none."""
+
+    name = "rounds-uniforms-without-rows"
+    without_rows = True
+
+
 RULES: list[tuple[str, Callable[[], AcceptanceStrategy], str]] = [
     ("impossible_draft_never_stands", CertainDraftsStand, "p(x) = 0"),
     ("impossible_draft_never_stands", OverridesFromTheSecond, "p(x) = 0"),
@@ -810,6 +837,8 @@ RULES: list[tuple[str, Callable[[], AcceptanceStrategy], str]] = [
     ("acceptance_is_probability", WeighsTooMuch, "add up to at most 4"),
     ("acceptance_is_probability", FallsWithMuchMass, "accept falls as next_residual_mass grows"),
     ("options_are_read", CarriesInVain, "no rule but `carry` itself reads the carry"),
+    ("neutral_setting", RoundsUniforms, "acceptlib.create('rejection'): output_token_ids of request"),
+    ("neutral_setting", RoundsUniformsWithoutRows, "acceptlib.create('rejection'): output_token_ids of request"),
     ("zero_draft_probability", partial(_knows_of_none, 2.0), "tokens accepted, got"),
     ("zero_draft_probability", partial(_knows_of_none, -1.0), "expected every token rejected"),
     ("new_requests_are_alike", OneIsNewOtherwise, "initial_state(1)"),

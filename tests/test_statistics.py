@@ -70,6 +70,12 @@ def test_chi_square_is_as_defined() -> None:
     assert z == pytest.approx((statistic ** (1 / 3) - (1 - 2 / 9)) / scale, rel=1e-5)
 
 
+def test_rare_cells_count_together() -> None:
+    z = chi_square_z(torch.tensor([500, 484, 4, 12]), torch.tensor([0.494, 0.494, 0.006, 0.006]))
+    statistic = (6**2 + 10**2) / 494 + 4**2 / 12
+    assert z == pytest.approx(((statistic / 2) ** (1 / 3) - (1 - 1 / 9)) / math.sqrt(1 / 9), rel=1e-5)
+
+
 def test_one_impossible_sequence_is_enough() -> None:
     law = torch.tensor([0.5, 0.5, 0.0])
     assert chi_square_z(torch.tensor([500, 499, 1]), law) == math.inf

@@ -19,8 +19,9 @@ import acceptlib
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, arrays, exact, rule
 from acceptlib.engine import scratch
 from acceptlib.engine.process import law
-from acceptlib.errors import InputError
+from acceptlib.errors import BackendError, InputError
 from acceptlib.ops import Value
+from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
 from acceptlib.testing.batches import lay_out, mixed, same
 
@@ -267,6 +268,23 @@ def defaults(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("defaults")
+def test_a_backend_is_tried_under_the_usual_defaults() -> None:
+    """Whatever another dtype would do to it: what else a plain call raises is not the backend's."""
+
+    class OfFloats(Rejection):
+        name = "of-floats"
+
+        def verify(self, *arguments: Any, target_probs: Any = None, **named: Any) -> acceptlib.VerifyResult:
+            if target_probs is not None and target_probs.dtype != torch.float32:
+                msg = "no kernel for this dtype"
+                raise BackendError(msg)
+            return Rejection().verify(*arguments, target_probs=target_probs, **named)
+
+    (result,) = check_strategy(OfFloats(), backend="triton", only="padding")
+    assert result.status == "passed"
 
 
 @pytest.mark.usefixtures("defaults")
