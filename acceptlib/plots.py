@@ -32,7 +32,18 @@ STYLE: Final[Any] = {
 }
 
 # Okabe and Ito's palette, darkest hues first, and three more. Markers and dashes tell the same apart without colour.
-COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#882255", "#999933")
+COLORS: Final = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#000000",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#7f7f7f",
+    "#882255",
+    "#999933",
+)
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "<", "*", ">", "X", "h")
 DASHES: Final[tuple[Any, ...]] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (1, 1)), (0, (3, 3)))
 FRONT_COLOR: Final = "0.6"
