@@ -219,7 +219,7 @@ class Constant(Bare):
         return 0.01 + 0.0 * p
 
 
-ENTRIES = [*map(support.create, ("rejection", "lenience", "mixture")), Bare(), Constant()]
+ENTRIES = [*map(support.create, ("rejection", "lenience", "mixture", "target-only")), Bare(), Constant()]
 """Strategies that read drafted entries, and two rows for their draw: alone, a request is decided in plain numbers."""
 
 

@@ -267,9 +267,9 @@ class Plan:
 
     @cached_property
     def reads_entries_alone(self) -> bool:
-        """Whether a chain ends at its first rejection, only drafted entries decide, and a draw reads only p and q."""
+        """Whether a chain ends at its first rejection, drafted entries alone decide, and draws read only `ELEMENTS`."""
         decides = {*self.accept.names} <= {"target_prob", "draft_prob", *self.numbers}
-        draws = self.residual is None or {*self.residual.names} <= {"p", "q", *self.numbers}
+        draws = self.residual is None or {*self.residual.names} <= {*ELEMENTS, *self.numbers}
         kinds = (self.traits.stop, self.traits.recovered, self.traits.bonus)
         return decides and draws and self.carry is None and kinds == ("first_rejection", "sample", "sample")
 

@@ -165,6 +165,9 @@ def _emit(
         elif plan.reads_draft:
             elements["q"] = torch.zeros_like(p)
             elements["q"][0, drafted] = 1
+        if "is_drafted" in plan.residual.names:
+            elements["is_drafted"] = torch.zeros_like(p, dtype=torch.bool)
+            elements["is_drafted"][0, drafted] = True
         residual = decide.broadcast(evaluate(plan.residual, elements, plan.constants), p).to(torch.float32)
     is_bonus = np.array([drafted is None])
     weights, _, row_status = weigh(p, residual, elements, is_bonus, draft_mass, is_logits=target.is_logits)
