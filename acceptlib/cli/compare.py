@@ -36,7 +36,7 @@ from acceptlib.cli.options import (
 if TYPE_CHECKING:
     from acceptlib.demo.pair import ModelPair
 
-# With these, the built-in strategies take about a minute on two CPU cores.
+# With these, the built-in strategies take one to four minutes on two CPU cores.
 DEFAULT_NUM_DRAFT_TOKENS: Final = (2, 4, 8)
 DEFAULT_NUM_PROMPTS: Final = 16
 DEFAULT_MAX_NEW_TOKENS: Final = 32
