@@ -1,4 +1,4 @@
-"""Commands, run to the end that a test expects, which several test files share."""
+"""What tests of commands and of the registry share: names, and commands that are run to the end that is expected."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from typing import Any
 from typer.testing import CliRunner
 
 from acceptlib.cli.app import app
+
+BUILT_IN = [
+    "block",
+    "fly",
+    "greedy",
+    "lenience",
+    "mixture",
+    "rejection",
+    "synthetic",
+    "target-only",
+    "tv-budget",
+    "typical",
+]
+"""Names of the built-in strategies, in order."""
 
 
 def run(*arguments: str, code: int = 0, **options: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import torch
-from cli_support import fails, run
+from cli_support import BUILT_IN, fails, run
 from pydantic import Field
 from rich.console import Console
 from typer import Exit
@@ -39,18 +39,6 @@ from acceptlib.sampling import SamplingParams
 from acceptlib.strategies.rejection import Rejection
 
 ORIGINAL = generate.TextStream.add
-BUILT_IN = [
-    "block",
-    "fly",
-    "greedy",
-    "lenience",
-    "mixture",
-    "rejection",
-    "synthetic",
-    "target-only",
-    "tv-budget",
-    "typical",
-]
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["list", "--format", "json"], ["show", "nope"]], ids=" ".join)

@@ -12,22 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_support import BUILT_IN
 
 import acceptlib
 
 ROOT = Path(__file__).parent.parent
-BUILT_IN = [
-    "block",
-    "fly",
-    "greedy",
-    "lenience",
-    "mixture",
-    "rejection",
-    "synthetic",
-    "target-only",
-    "tv-budget",
-    "typical",
-]
 OURS = ["cactus", "cascade", "entropy-scaled", "relaxed"]
 
 PYPROJECT = """

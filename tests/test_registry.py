@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from cli_support import BUILT_IN
 from typer.testing import CliRunner
 
 import acceptlib
@@ -22,19 +23,6 @@ from acceptlib.cli.options import strategy_of
 from acceptlib.config import json_schema
 from acceptlib.errors import ConfigError, OptionError, PluginError, StrategyDefinitionError, UnknownStrategyError
 from acceptlib.plugins import DISABLE_VARIABLE, Plugin, discover
-
-BUILT_IN = [
-    "block",
-    "fly",
-    "greedy",
-    "lenience",
-    "mixture",
-    "rejection",
-    "synthetic",
-    "target-only",
-    "tv-budget",
-    "typical",
-]
 
 HEADER = """
 import acceptlib
