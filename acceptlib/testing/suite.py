@@ -151,11 +151,12 @@ def _run(check: Check, subject: Subject) -> tuple[Status, str, BaseException | N
 
 
 def _raised_in(strategy: AcceptanceStrategy, failure: BaseException) -> str:
-    """Return which of a strategy's methods raised, as the start of a message; errors of rules name these themselves."""
+    """Return which of a strategy's methods or rules raised, as the start of a message."""
     raised_in = ""
     for frame, _ in traceback.walk_tb(failure.__traceback__):
         code = frame.f_code
-        if getattr(getattr(strategy, code.co_name, None), "__code__", None) is code:
+        attribute = getattr(strategy, code.co_name, None)
+        if getattr(getattr(attribute, "function", attribute), "__code__", None) is code:
             raised_in = f"{code.co_name} raised "
     return raised_in
 
