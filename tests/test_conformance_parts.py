@@ -764,14 +764,8 @@ class CarriesInVain(Block):
 
     name = "carries-in-vain"
     traits = replace(UNBOUNDED, stop="last_acceptance")
-
-    @rule
-    def accept(target_prob: Value, draft_prob: Value) -> Value:
-        return ops.minimum(ops.ratio(target_prob, draft_prob), 1.0)
-
-    @rule
-    def residual(p: Value, q: Value) -> Value:
-        return p - q
+    accept = Rejection.accept
+    residual = Rejection.residual
 
 
 def _knows_of_none(u: float) -> AcceptanceStrategy:

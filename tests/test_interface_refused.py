@@ -468,21 +468,8 @@ def test_a_residual_that_writes_into_a_row() -> None:
 )
 def test_a_rule_that_returns_an_array_of_its_own_is_refused(held: Any) -> None:
     """The engine would clamp and scale it in place, and the next call would find that."""
-
-    class Held(AcceptanceStrategy):
-        name = "held"
-        traits = Traits(guarantee="lossy", bound="none")
-
-        @rule
-        def accept(target_prob: Value) -> Value:
-            return target_prob
-
-        @rule
-        def residual() -> Value:
-            return held
-
     with pytest.raises(StrategyDefinitionError, match="rule 'residual' returns an array of its own"):
-        Held()
+        made(residual=rule(lambda: held))()
 
 
 def test_a_flag_is_inverted_with_not() -> None:

@@ -34,13 +34,14 @@ def expect_tensor(name: str, value: object, shape: tuple[int | str, ...], device
     Raises:
         InputError: `value` is no tensor, or one of another shape or device.
     """
-    got = kind_of(value)
     if isinstance(value, torch.Tensor) and not value.is_nested:
         lengths = zip(shape, value.shape, strict=False)
         fits = len(shape) == value.ndim and all(isinstance(want, str) or want == length for want, length in lengths)
         if fits and device in {None, value.device}:
             return
         got = f"{list(value.shape)} on {value.device}"
+    else:
+        got = kind_of(value)
     where = "" if device is None else f" on {device}"
     msg = f"{name}: expected a tensor [{', '.join(map(str, shape))}]{where}, got {got}"
     raise InputError(msg)

@@ -169,10 +169,8 @@ class Plan:
         for name, (user, is_there) in sizes.items():
             size = getattr(self.traits, name)
             if bool(size) != is_there:
-                why = (
-                    f" has no effect: expected {user} beside it" if size else f": expected at least 1 for {user}, got 0"
-                )
-                msg = f"strategy {self.name!r}: Traits.{name}{why}"
+                unused, needed = f" has no effect: expected {user} beside it", f": expected at least 1 for {user}"
+                msg = f"strategy {self.name!r}: Traits.{name}{unused if size else needed + ', got 0'}"
                 raise StrategyDefinitionError(msg)
 
     def _check(self, rule: Rule | None, role: str, known: set[str]) -> None:
