@@ -22,7 +22,6 @@ from typing import Any, Final
 from acceptlib.benchmarks.environment import OTHERS
 from acceptlib.cli import comparison, report
 from acceptlib.cli.files import write_whole
-from acceptlib.cli.format import Format
 
 ROOT: Final = Path(__file__).parent.parent
 RESULTS: Final = ROOT / "bench" / "results"
@@ -45,7 +44,7 @@ def of_file(name: str, kind: str) -> str:
     content = json.loads(path.read_text(encoding="utf-8"))
     if name == "compare":
         rows = [comparison.Row(**row) for row in content["rows"]]
-        return f"{report.render(rows, Format.github)}\n{_origin(name, content)}\n"
+        return f"{report.github(rows)}\n{_origin(name, content)}\n"
     return section(name, content) if kind == "record" else summary(content)
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 TINY = ["--prompts", "1", "--max-new-tokens", "8", "--num-draft-tokens", "2"]
 PNG = b"\x89PNG\r\n\x1a\n"
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ class TestCompare:
             "2",
         ]
         result = run("compare", *arguments, "--format", "json", "--output", str(output), "--plot", str(plot))
-        rows = json.loads(result.stdout)
+        rows = json.loads(result.stdout)["rows"]
         block, synthetic = rows
         assert [row["strategy"] for row in rows] == ["block", "synthetic"]
         assert block["tv"] < 1e-12
@@ -113,8 +114,9 @@ class TestCompare:
     @pytest.mark.usefixtures("loaded")
     def test_record_says_where_it_was_made(self, tmp_path: Path) -> None:
         output = tmp_path / "rows.json"
-        run("compare", "--strategies", "greedy", *TINY, "--output", str(output))
+        printed = run("compare", "--strategies", "greedy", *TINY, "--format", "json", "--output", str(output)).stdout
         record = json.loads(output.read_text())
+        assert printed == output.read_text()
         assert {"machine", "acceptlib", "torch", "triton", "commit", "rows"} <= set(record)
         assert [row["strategy"] for row in record["rows"]] == ["greedy"]
 
@@ -133,7 +135,7 @@ class TestCompare:
         file.write_text(
             json.dumps({"acceptance": {"strategy": "ensemble", "backend": "torch", "options": {"weight": 0.5}}})
         )
-        (row,) = json.loads(run("compare", "--config", str(file), *TINY, "-f", "json").stdout)
+        (row,) = json.loads(run("compare", "--config", str(file), *TINY, "-f", "json").stdout)["rows"]
         assert row["strategy"] == "mixture"
         assert row["options"] == {"weight": 0.5}
 
@@ -147,7 +149,7 @@ class TestCompare:
             file = tmp_path / f"{number}.json"
             file.write_text(json.dumps({"acceptance": {"strategy": strategy, "options": options}}))
             files += ["--config", str(file)]
-        rows = json.loads(run("compare", "--strategies", "rejection", *files, *TINY, "-f", "json").stdout)
+        rows = json.loads(run("compare", "--strategies", "rejection", *files, *TINY, "-f", "json").stdout)["rows"]
         assert [row["strategy"] for row in rows] == ["rejection", "lenience lenience=0.5", "lenience", "mixture"]
         assert rows[1]["options"] == {"lenience": 0.5}
         twice = run("compare", *files, "--config", files[1], *TINY, code=2).stderr
@@ -160,7 +162,7 @@ class TestCompare:
         lines = run(*arguments, code=1).stdout.splitlines()
         assert "failed: StrategyDefinitionError: rule" in lines[3]
         assert "no_such_method" in lines[3]
-        rows = json.loads(run(*arguments, "-f", "json", code=1).stdout)
+        rows = json.loads(run(*arguments, "-f", "json", code=1).stdout)["rows"]
         assert [row["error"] is None for row in rows] == [True, False, True]
         assert "failed: " in run(*arguments, "-f", "github", code=1).stdout
 
@@ -177,7 +179,7 @@ class TestCompare:
         monkeypatch.setattr(comparison, "measure", second_is_interrupted)
         arguments = ["--strategies", "greedy,rejection", *TINY, "-f", "json", "--output", str(output)]
         result = run("compare", *arguments, code=130)
-        assert [row["strategy"] for row in json.loads(result.stdout)] == ["greedy"]
+        assert [row["strategy"] for row in json.loads(result.stdout)["rows"]] == ["greedy"]
         assert "interrupted after 1 of 2 rows" in result.stderr
         assert output.read_text() == "before"
 
@@ -449,13 +451,13 @@ class TestReport:
 
     def printed(self, *rows: Row, capsys: pytest.CaptureFixture[str]) -> str:
         """Return what is printed of rows, as one line."""
-        report.print_rows(rows, Format.plain, quiet=False)
+        report.print_rows(rows, Format.plain, CPU, quiet=False)
         return " ".join(capsys.readouterr().out.split())
 
     def test_figures_have_their_units(self) -> None:
         """A distance that rounding leaves is 0, a small one is not, and what does not exist is a dash."""
         bare = Row(strategy="b", num_draft_tokens=17, guarantee="lossy", mean_acceptance_length=1.0, tv=1e-15)
-        _, _, *lines = report.render([self.ROW, bare], Format.github).splitlines()
+        _, _, *lines = report.github([self.ROW, bare]).splitlines()
         found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
         assert found == [
             ["a", "2", "lossy", "2.35 ± 0.13", "2.50", "50.0%", "0.0012", "1e-06", "100", "321"],
@@ -497,13 +499,13 @@ class TestReport:
         assert "later rows have a say" not in said
 
     def test_quiet_leaves_the_table_alone(self, capsys: pytest.CaptureFixture[str]) -> None:
-        report.print_rows([self.ROW], Format.plain, quiet=True)
+        report.print_rows([self.ROW], Format.plain, CPU, quiet=True)
         assert len(capsys.readouterr().out.splitlines()) == 3
 
     def test_a_message_stands_in_place_of_figures(self, capsys: pytest.CaptureFixture[str]) -> None:
         """In the first row too; what is said of the table stands apart from it."""
         failed = replace(self.ROW, error="no time to run, and so no figures either")
-        report.print_rows([failed, self.ROW], Format.plain, quiet=False)
+        report.print_rows([failed, self.ROW], Format.plain, CPU, quiet=False)
         table, remarks = capsys.readouterr().out.split("\n\n")
         assert table.splitlines()[2] == "a         2  lossy      failed: no time to run, and so no figures either"
         assert remarks.startswith("tau: emitted tokens a step")
@@ -513,17 +515,17 @@ class TestReport:
         console = Console(file=io.StringIO(), width=64, force_terminal=True, color_system=None)
         for module in (report, tables):
             monkeypatch.setattr(module, "stdout", lambda: console)
-        report.print_rows([self.ROW], Format.plain, quiet=False)
+        report.print_rows([self.ROW], Format.plain, CPU, quiet=False)
         said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
         assert said.endswith("Left out at this width: us/verify, guarantee, KL. --format csv has every figure.")
 
     def test_rows_that_all_failed_are_a_table(self) -> None:
-        *_, line = report.render([replace(self.ROW, error="no time")], Format.github).splitlines()
+        *_, line = report.github([replace(self.ROW, error="no time")]).splitlines()
         assert [cell.strip() for cell in line.split("|")[1:-1]] == ["a", "2", "lossy", "failed: no time", *[""] * 6]
 
     def test_an_ending_may_be_in_capitals(self, tmp_path: Path) -> None:
-        report.write([self.ROW], tmp_path / "rows.CSV", torch.device("cpu"))
-        assert (tmp_path / "rows.CSV").read_text() == report.render([self.ROW], Format.csv)
+        report.write([self.ROW], tmp_path / "rows.CSV", CPU)
+        assert (tmp_path / "rows.CSV").read_text() == report.render([self.ROW], Format.csv, CPU)
         row = replace(self.ROW, acceptance_by_position=[0.8, 0.5])
         report.plot([row], tmp_path / "rows.SVG")
         assert (tmp_path / "rows.SVG").read_bytes() == plots.comparison(report.points_of([row]), ".svg")

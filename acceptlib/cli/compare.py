@@ -98,7 +98,7 @@ def command(  # noqa: PLR0913, PLR0917 - one argument an option
     except KeyboardInterrupt:
         interrupted = True
     if rows:
-        report.print_rows(rows, form, quiet=quiet)
+        report.print_rows(rows, form, where, quiet=quiet)
     if interrupted:
         console.interrupted(f"{len(rows)} of {len(cases) * len(lengths)} rows", output, plot)
     if output is not None:

@@ -47,10 +47,10 @@ LEGEND: Final = (
 )
 
 
-def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
+def print_rows(rows: Sequence[Row], form: Format, device: torch.device, *, quiet: bool) -> None:
     """Print a comparison on stdout."""
     if form is not Format.plain:
-        table.stdout_write(render(rows, form))
+        table.stdout_write(render(rows, form, device))
         return
     failed = [number for number, row in enumerate(rows) if row.error]
     left_out = table.print_figures(COLUMNS, [_cells(row) for row in rows], failed, FIRST_FIGURE)
@@ -62,23 +62,23 @@ def print_rows(rows: Sequence[Row], form: Format, *, quiet: bool) -> None:
     table.note_left_out(left_out, "--format csv has every figure.")
 
 
-def render(rows: Sequence[Row], form: Format) -> str:
-    """Return a comparison as text in a format for files."""
+def render(rows: Sequence[Row], form: Format, device: torch.device) -> str:
+    """Return a comparison as text in a format for files: rows, in JSON with the machine, versions and commit."""
     if form is Format.json:
-        return table.to_json([row.record() for row in rows])
+        return table.to_json({**environment(device), "rows": [row.record() for row in rows]})
     if form is Format.csv:
         return table.to_csv([row.record() for row in rows])
+    return github(rows)
+
+
+def github(rows: Sequence[Row]) -> str:
+    """Return a comparison as a Markdown table."""
     return table.github(COLUMNS, [_cells(row) for row in rows])
 
 
 def write(rows: Sequence[Row], path: Path, device: torch.device) -> None:
-    """Write a comparison to a file: a record with machine, versions and commit (.json), or the rows (.csv, .md)."""
-    form = FILE_FORMS[path.suffix.lower()]
-    if form is Format.json:
-        text = table.to_json({**environment(device), "rows": [row.record() for row in rows]})
-    else:
-        text = render(rows, form)
-    write_whole(path, text)
+    """Write a comparison to a file: a record (.json), or the rows (.csv, .md)."""
+    write_whole(path, render(rows, FILE_FORMS[path.suffix.lower()], device))
 
 
 def check_plot(path: Path | None) -> None:
