@@ -64,13 +64,15 @@ def log(a: Value) -> Value:
     return _function("log", a)
 
 
-def log2(a: Value, guard: float = 0.0) -> Value:
-    """Return the base-2 logarithm of `a + guard`; a guard above 0 keeps that of 0 finite.
+def log2(a: Value, guard: float = 0.0, least: float = 0.0) -> Value:
+    """Return the base-2 logarithm of `a + guard`, or of `least` where that is larger; both keep that of 0 finite.
 
-    On a CPU the result overwrites `a + guard`, so a guard needs one temporary tensor, not two.
+    On a CPU the result overwrites this number, so that neither needs another temporary tensor.
     """
     total = a + guard if guard else a
-    return arrays.log2(total, in_place=bool(guard)) if isinstance(a, torch.Tensor) else _function("log2", total)
+    total = maximum(total, least) if least else total
+    own = bool(guard or least)
+    return arrays.log2(total, in_place=own) if isinstance(a, torch.Tensor) else _function("log2", total)
 
 
 def sqrt(a: Value) -> Value:

@@ -152,6 +152,7 @@ def rule(function: Callable[..., Value]) -> Rule:
 def row_sum(function: Callable[..., Value]) -> RowSum:
     """Mark an elementwise function of `p` and `q`: rules may read its sum over the row under its name.
 
-    The magnitudes of a row's terms must sum to less than 2^18; a larger sum is NaN.
+    Terms are float32, added up in fours of neighbours, (a + b) + (c + d), and these in steps of 2^-44. The magnitudes
+    of a row's terms must sum to less than 2^18, those of four rounded to 1/4; a larger sum is NaN.
     """
     return RowSum(function)

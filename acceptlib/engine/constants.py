@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 SUM_SCALE: Final = 2.0**44
-"""Fixed-point scale of row sums, and of exponentials: magnitudes below 2^19 in steps of 2^-44."""
+"""Fixed-point scale of row sums, and of exponentials: magnitudes below 2^19 in steps of 2^-44.
+
+Both are added up in fours of neighbours first, (a + b) + (c + d), as float32.
+"""
 
 ROW_SUM_LIMIT: Final = 2.0**18
 """Magnitudes of a row's terms sum to less than this, or their sum is NaN: integers would overflow at twice as much."""
 
-MAGNITUDE_SCALE: Final = 2.0**13
-"""Fixed-point scale of magnitudes, which are added up in fours of neighbours first, (a + b) + (c + d).
+MAGNITUDE_SCALE: Final = 4.0
+"""Fixed-point scale of magnitudes, which are added up in fours of neighbours, (a + b) + (c + d), and rounded.
 
-Magnitudes of terms up to `ROW_SUM_LIMIT` sum to less than 2^63 over any row, and truncation to steps loses less than
-the limit in total.
+Those of a block fit 32 bits, and of up to 2^23 entries rounding hides less than the limit in total.
 """
 
 MAGNITUDE_LIMIT: Final = int(ROW_SUM_LIMIT * MAGNITUDE_SCALE)

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
+from torch.nn import functional
+
+from acceptlib.arrays import as_array, as_tensor
 
 SCRATCH_BYTES: Final = 2 << 20
 """Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
@@ -77,6 +80,16 @@ def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place:
     fixed[:, length:] = 0
     fixed[:, :length] = scaled
     return fixed
+
+
+def fours(terms: torch.Tensor) -> torch.Tensor:
+    """Return sums of four neighbours of rows [n, V], (a + b) + (c + d), with zeros behind the last."""
+    if missing := -terms.shape[1] % 4:
+        terms = functional.pad(terms, (0, missing))
+    sums = as_array(terms)
+    for _ in range(2):
+        sums = sums[:, ::2] + sums[:, 1::2]
+    return as_tensor(sums)
 
 
 def owns_memory(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:

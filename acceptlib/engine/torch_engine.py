@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from acceptlib import ops
 from acceptlib.arrays import Array, all_so_far, arange, as_array, as_tensor, float64, full, library, log2, maybe_any
@@ -33,7 +32,7 @@ from acceptlib.engine.constants import (
 from acceptlib.engine.draw import draw, weigh
 from acceptlib.engine.plan import Plan, evaluate
 from acceptlib.engine.rows import KEPT_BYTES, Layout, RowReader, cleaned
-from acceptlib.engine.scratch import SCRATCH_BYTES, in_use, owns_memory, scratch, to_fixed
+from acceptlib.engine.scratch import SCRATCH_BYTES, fours, in_use, scratch, to_fixed
 from acceptlib.errors import AcceptlibError
 from acceptlib.inputs import Inputs
 from acceptlib.result import (
@@ -274,7 +273,7 @@ class _Step:
             read[name] = as_tensor(self.values[name][request, position])[:, None].to(torch.float32)
         for name, row_sum in self.plan.used_row_sums.items():
             terms = decide.broadcast(evaluate(row_sum, read, self.plan.numbers), p).to(torch.float32)
-            found[name] = _sum(terms, in_place=owns_memory(terms, read))
+            found[name] = _sum(terms)
         return found
 
     def _next_residual_mass(self) -> Array:
@@ -471,18 +470,18 @@ class _Step:
             yield slice(start, min(start + self.chunk, length))
 
 
-def _sum(terms: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+def _sum(terms: torch.Tensor) -> torch.Tensor:
     """Return the sums [n] of rows, float64: the same for every order; NaN where magnitudes reach `ROW_SUM_LIMIT`."""
     # Magnitudes sum to at most sqrt(V) times the row's norm, which is found as quickly as a sum. NaN compares as false.
     most = as_array(torch.linalg.vector_norm(terms, dim=1)) * math.sqrt(terms.shape[1])
-    if not maybe_any(~(most < ROW_SUM_LIMIT / 2)):  # half of it, for rounding
-        return to_fixed(terms, SUM_SCALE, in_place=in_place).sum(1).to(torch.float64).div_(SUM_SCALE)
-    terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
-    padded = functional.pad(terms.abs(), (0, -terms.shape[1] % 4))
-    fours = padded.view(-1, padded.shape[1] // 4, 2, 2).sum(3).sum(2)
-    magnitude = (fours * MAGNITUDE_SCALE).to(torch.int64).sum(1)
-    total = to_fixed(terms, SUM_SCALE, in_place=True).sum(1).to(torch.float64).div_(SUM_SCALE)
-    return total.masked_fill_(magnitude >= MAGNITUDE_LIMIT, torch.nan)
+    may_reach = maybe_any(~(most < ROW_SUM_LIMIT / 2))  # half of it, for rounding
+    if may_reach:
+        terms = terms.where(terms.abs() < ROW_SUM_LIMIT, ROW_SUM_LIMIT)
+    total = to_fixed(fours(terms), SUM_SCALE, in_place=True).sum(1).to(torch.float64).div_(SUM_SCALE)
+    if may_reach:
+        magnitude = (fours(terms.abs()) * MAGNITUDE_SCALE).round_().sum(1, dtype=torch.int64)
+        total.masked_fill_(magnitude >= MAGNITUDE_LIMIT, torch.nan)
+    return total
 
 
 def _entropy(p: torch.Tensor) -> torch.Tensor:

@@ -75,10 +75,15 @@ class Rules:
     top_scalar: int
 
     @property
+    def finds_argmax(self) -> bool:
+        """Whether the argmax of a target's row is asked for, by a rule or as a token."""
+        return self.reads_argmax or "argmax" in {self.recovered, self.bonus}
+
+    @property
     def goes_through_rows(self) -> bool:
         """Whether rows of probabilities are gone through for more than single entries and a draw."""
-        best = self.reads_argmax or self.reads_target_max or self.reads_draft_max
-        return best or "argmax" in {self.recovered, self.bonus} or bool(self.sums) or self.top_k > 0
+        best = self.finds_argmax or self.reads_target_max or self.reads_draft_max
+        return best or bool(self.sums) or self.top_k > 0
 
     @property
     def reads_probs(self) -> bool:
@@ -108,7 +113,7 @@ class Call(Rules):
         aligned: Whether distances of rows are multiples of 16.
         same_dtypes: Whether both models' rows, and the ids of their biases, have the same dtypes.
         logits, temperature, top_ks, top_ps, min_ps, masked, biased: What each model's rows are and have.
-        best: Whether argmaxes of rows are found whatever the temperature.
+        best: Whether largest entries of rows, or argmaxes, are found whatever the temperature.
         counts_passed, adds_up: Whether what passes on its own is counted, and added to totals.
         decided: Whether a stage before the last decides: one of its own, or the one that reads rows.
         emit_run: Entries next to each other that a warp loads at once, where it has a part of a block to itself.
@@ -193,6 +198,19 @@ class Call(Rules):
         """
         pairs = (self.logits, self.temperature, self.top_ks, self.top_ps, self.min_ps, self.masked, self.biased)
         return self.logits[0] and self.same_dtypes and all(target == draft for target, draft in (*pairs, self.best))
+
+    @property
+    def argmax_at_stop(self) -> bool:
+        """Whether the argmax of the target's row is found at the stop alone, in the block with the largest entry.
+
+        Until then a law has that block's number. A small batch does not wait for the block to be loaded again.
+        """
+        return self.finds_argmax and self.loops and not (self.reads_argmax or self.filtered[0])
+
+    @property
+    def argmaxes(self) -> tuple[bool, bool]:
+        """Whether the argmax of each block of a model's rows is found whatever the temperature."""
+        return self.finds_argmax and not self.argmax_at_stop, False
 
     @property
     def has_argmax(self) -> bool:

@@ -370,8 +370,9 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     # On its way while the token is found.
     lane = tl.arange(0, results.WRITTEN)
     ids = positions.tokens_at(request, lane, lane < stop, -1)
+    argmax = laws.argmax_at(stop, kind.takes_best, row.target_law, request, CALL)
     if not CALL.weighs:
-        token = row.target_law.argmax.to(tl.int64)
+        token = argmax.to(tl.int64)
         row_fault = laws.status_of(row.target_law, CALL)
         if CALL.draws:
             if not kind.known:
@@ -383,11 +384,11 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
     elif CALL.lists:
         if found.number < 0:
             sums = partials.load_sums(partials_ptr, grid, request, CALL)
-            token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, sums, CALL)
+            token, row_fault = choose(stop, kind, row, argmax, grid, request, partials_ptr, sums, CALL)
         else:
             token, row_fault = listed.draw_listed(kind, row, found, random.bits_of(request, CALL), request, CALL)
     else:
-        token, row_fault = choose(stop, kind, row, grid, request, partials_ptr, found, CALL)
+        token, row_fault = choose(stop, kind, row, argmax, grid, request, partials_ptr, found, CALL)
     if CALL.mixes_draws:
         if not (kind.known | kind.weighed):
             token, row_fault = draw.by_law(stop, kind.is_bonus, row, random.bits_of(request, CALL), request, CALL)
@@ -406,10 +407,10 @@ def finish(stop, length, passed, row, grid, count, fault, request, partials_ptr,
 
 
 @triton.jit
-def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexpr):
-    """Return the token at the stopping row, and the row's `Status`."""
+def choose(stop, kind, row, argmax, grid, request, partials_ptr, sums, CALL: tl.constexpr):
+    """Return the token at the stopping row, given the target's argmax there, and the row's `Status`."""
     target_law, num_blocks = row.target_law, grid.num_blocks
-    token = tl.full((), 0, tl.int64) + target_law.argmax
+    token = tl.full((), 0, tl.int64) + argmax
     row_fault = laws.status_of(target_law, CALL)
     if not kind.idle:
         is_bonus = kind.is_bonus
@@ -461,8 +462,8 @@ def choose(stop, kind, row, grid, request, partials_ptr, sums, CALL: tl.constexp
         if CALL.residual is not None and CALL.recovered == "argmax":
             if kind.takes_best:
                 best = tl.min(tl.where(weights == most, raw.entry, LARGEST_INT32), 0)
-                token = tl.where(from_target, target_law.argmax, best).to(tl.int64)
-    return tl.where(kind.known, target_law.argmax, tl.minimum(token, request.vocab_size - 1)), row_fault
+                token = tl.where(from_target, argmax, best).to(tl.int64)
+    return tl.where(kind.known, argmax, tl.minimum(token, request.vocab_size - 1)), row_fault
 
 
 @triton.jit

@@ -130,9 +130,7 @@ def call_of(
     of_draft = None if draft is None else (draft.dtype, draft.bias_token_ids)
     logits = (target.is_logits, draft is not None and draft.is_logits)
     best = (
-        rules.reads_argmax
-        or "argmax" in {rules.recovered, rules.bonus}
-        or (rules.reads_target_max and not target.is_logits),
+        rules.finds_argmax or (rules.reads_target_max and not target.is_logits),
         draft is not None and rules.reads_draft_max and not draft.is_logits,
     )
     top_ks, top_ps, min_ps = filters = given("top_k"), given("top_p"), given("min_p")

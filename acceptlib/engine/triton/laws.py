@@ -27,8 +27,10 @@ from acceptlib.engine.triton.rows import (
     ROW_TOLERANCE,
     TARGET,
     UNNORMALIZED_ROW,
+    entries_from,
     factor_of,
     floor_of,
+    load_block,
     load_raw,
 )
 from acceptlib.engine.triton.sums import (
@@ -151,10 +153,24 @@ def largest_of_block(x):
 @triton.jit
 def store_best(x, maximum, entry, at, model, mask, CALL: tl.constexpr, MODEL: tl.constexpr):
     """Store which entry of one block is its first largest: for a greedy request, or where the strategy asks for it."""
-    if CALL.temperature[MODEL] or CALL.best[MODEL]:
-        if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
+    if CALL.temperature[MODEL] or CALL.argmaxes[MODEL]:
+        if (factor_of(model, CALL, MODEL) == 0) | CALL.argmaxes[MODEL]:
             best = tl.min(tl.where(x == maximum, entry, model.width), 0)
             tl.store(model.best_ptr + at, tl.minimum(best, model.width - 1), mask=mask)
+
+
+@triton.jit
+def argmax_at(position, wanted, law, request, CALL: tl.constexpr):
+    """Return the argmax of the target's row at a position, given its law, if it is `wanted`."""
+    target = request.target
+    argmax = law.argmax
+    if CALL.argmax_at_stop:
+        if wanted & (law.maximum == law.maximum) & (factor_of(target, CALL, TARGET) != 0):
+            entries = entries_from(argmax * CALL.block, CALL.block)
+            inside = entries.each < target.width
+            x = load_block(target, position, entries, inside, position >= 0, 0.0, KEEP, CALL, TARGET)
+            argmax = tl.min(tl.where((x == law.maximum) & inside, entries.each, target.width - 1), 0)
+    return argmax
 
 
 @triton.jit
@@ -228,9 +244,9 @@ def load_blocks(model, position, wanted, CALL: tl.constexpr, MODEL: tl.constexpr
         maxima = tl.load(model.maxima_ptr + at, mask=mask, other=float("-inf"), cache_modifier=CACHE)
     if CALL.normalises[MODEL] or (CALL.sums_weights and MODEL == TARGET):
         sums = tl.load(model.sums_ptr + at, mask=mask, other=0, cache_modifier=CACHE)
-    if CALL.temperature[MODEL] or CALL.best[MODEL]:
+    if CALL.temperature[MODEL] or CALL.argmaxes[MODEL]:
         size = model.num_blocks
-        if not CALL.best[MODEL]:
+        if not CALL.argmaxes[MODEL]:
             size = tl.where(model.temperature > 0, 0, model.num_blocks)
         best = tl.load(model.best_ptr + at, mask=wanted[:, None] & (index < size), other=0, cache_modifier=CACHE)
     bits = sums
@@ -263,9 +279,13 @@ def law_of(model, parts, maximum, total, CALL: tl.constexpr, MODEL: tl.constexpr
     if CALL.normalises[MODEL]:
         normaliser = (normaliser + SUM_SCALE) / total.to(tl.float32)
     argmax = tl.zeros(maximum.shape, tl.int32)
+    best = parts.best
+    if CALL.argmax_at_stop and MODEL == TARGET:
+        block = tl.zeros(best.shape, tl.int32) + tl.arange(0, CALL.max_blocks)[None, :]
+        best = tl.where(factor_of(model, CALL, MODEL) == 0, best, block)
     if CALL.temperature[MODEL] or CALL.best[MODEL]:
         if (factor_of(model, CALL, MODEL) == 0) | CALL.best[MODEL]:
-            argmax = tl.min(tl.where(parts.maxima == maximum[:, None], parts.best, LARGEST_INT32), 1)
+            argmax = tl.min(tl.where(parts.maxima == maximum[:, None], best, LARGEST_INT32), 1)
     if CALL.logits[MODEL]:
         maximum = tl.where(tl.abs(maximum) < float("inf"), maximum, float("nan"))
     elif CALL.best[MODEL] and MODEL == TARGET:
@@ -306,7 +326,7 @@ def log2_from_one(x):
     """Return the logarithm of float32 numbers, from 1 on, to base 2, float64: to 2^-22, but soon."""
     bits = x.to(tl.int32, bitcast=True)
     fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)  # from 1 to 2
-    return ((bits >> 23) - 127).to(tl.float64) + tl.maximum(ops.log2(fraction), 0.0).to(tl.float64)
+    return ((bits >> 23) - 127).to(tl.float64) + tl.maximum(ops.log2(fraction, least=1.0), 0.0).to(tl.float64)
 
 
 @triton.jit

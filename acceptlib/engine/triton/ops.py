@@ -58,11 +58,17 @@ def log(a):
 
 
 @triton.jit
-def log2(a, guard=0.0):
-    """Return the logarithm of `a + guard` to base 2."""
-    guarded = like(a, a) + like(guard, a)
+def log2(a, guard=0.0, least=0.0):
+    """Return the logarithm of `a + guard` to base 2, or of `least` where that is larger."""
+    guarded = like(a, a)
+    if isinstance(guard, tl.tensor) or guard != 0:
+        guarded += like(guard, a)
+    if isinstance(least, tl.tensor) or least != 0:
+        guarded = maximum(guarded, least)
     if INTERPRETED or guarded.dtype != tl.float32:
         return tl.log2(guarded)
+    elif not isinstance(least, tl.tensor) and least >= TINY:
+        return _fast_log2(guarded, normal=True)
     else:
         return _fast_log2(guarded, not isinstance(guard, tl.tensor) and guard >= TINY)
 

@@ -18,8 +18,7 @@ from acceptlib.ops import Value
 from acceptlib.rules import ELEMENTS, Rule, row_sum
 
 TINY = kernel_ops.TINY.value
-"""The smallest normal float32. Where it is added, the logarithm of 0 is finite, and that of any number that counts in a
-sum does not change."""
+"""The smallest normal float32: the logarithms of numbers less than it are finite, and do not count in a sum."""
 
 MAX_PLANS = 1024
 """Plans that are remembered: a strategy may be made for every request."""
@@ -28,7 +27,7 @@ MAX_PLANS = 1024
 @row_sum
 def target_entropy(p: Value) -> Value:
     """Sum to the entropy of the target's row in bits, for rows whose law comes without it; NaN stays NaN."""
-    return -p * ops.log2(ops.maximum(p, 0.0), TINY)
+    return -p * ops.log2(p, least=TINY)
 
 
 def scalars_of(plan: Plan) -> list[str]:

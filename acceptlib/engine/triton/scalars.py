@@ -14,10 +14,10 @@ from acceptlib.engine.triton.laws import LN_2, REDUCE_THREADS, inverse_of, log2_
 from acceptlib.engine.triton.rows import LARGEST_INT32, TARGET, factor_of, is_filtered
 from acceptlib.engine.triton.sums import (
     MAGNITUDE_LIMIT,
-    MAGNITUDE_SCALE,
     ROW_SUM_LIMIT,
     SUM_SCALE,
     fours,
+    in_magnitude_steps,
     sum_exp_and_bits,
 )
 
@@ -29,11 +29,11 @@ MAX_IN_LISTS = tl.constexpr(4)
 def store_sum(NUM: tl.constexpr, terms, position, block, mask, request, CALL: tl.constexpr):
     """Store one block's part of one of a row's sums, of terms [BLOCK] float32, and the sum of their magnitudes."""
     at = position.to(tl.int64) * request.target.num_blocks + block
-    tl.store(_parts(NUM, request) + at, tl.sum((terms * SUM_SCALE).to(tl.int64), 0), mask=mask)
+    tl.store(_parts(NUM, request) + at, tl.sum((fours(terms) * SUM_SCALE).to(tl.int64), 0), mask=mask)
     # NaN counts as beyond the limit. There the sum does not count, for it may have wrapped.
     magnitudes = fours(tl.abs(terms))
     magnitudes = tl.where(magnitudes < ROW_SUM_LIMIT, magnitudes, ROW_SUM_LIMIT)
-    magnitude = tl.sum((magnitudes * MAGNITUDE_SCALE).to(tl.int64), 0)  # never wraps
+    magnitude = tl.sum(in_magnitude_steps(magnitudes), 0).to(tl.int64)
     tl.store(_parts(len(CALL.sums) + CALL.top_k + NUM, request) + at, magnitude, mask=mask)
 
 

@@ -36,6 +36,9 @@ MAGIC = tl.constexpr(1.5 * 2.0**23)
 
 MAGIC_BITS = tl.constexpr(0x4B400000)
 
+MAGNITUDE_BITS = tl.constexpr(MAGIC_BITS.value - (int(math.log2(constants.MAGNITUDE_SCALE)) << 23))
+"""The bits of MAGIC / MAGNITUDE_SCALE, a magnitude at which float32 have these steps."""
+
 WEIGHT_SCALE = tl.constexpr(constants.WEIGHT_SCALE)
 
 MASS_SCALE = tl.constexpr(constants.MASS_SCALE)
@@ -90,6 +93,12 @@ def _halves(terms):
     rest = tl.fma(terms, SHARE * HALF, -high + MAGIC)
     low = tl.fma(rest, HALF, MAGIC)
     return high.to(tl.int32, bitcast=True) - MAGIC_BITS, low.to(tl.int32, bitcast=True) - MAGIC_BITS
+
+
+@triton.jit
+def in_magnitude_steps(numbers):
+    """Return float32 numbers from 0 to 2^20 in steps of 1 / MAGNITUDE_SCALE, as int32, rounded to even."""
+    return (numbers + MAGIC / MAGNITUDE_SCALE).to(tl.int32, bitcast=True) - MAGNITUDE_BITS
 
 
 @triton.jit
