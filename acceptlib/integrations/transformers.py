@@ -84,12 +84,13 @@ def custom_generate(
     model.generate(**inputs, assistant_model=draft, custom_generate=custom_generate("block"), max_new_tokens=100)
     ```
 
-    Supported are `do_sample` with `temperature`, `top_k` (50 unless given), `top_p` and `min_p`, applied by `verify`;
-    every other logits processor, of `generate`'s parameters or the caller's, that keeps no state; the length limits,
-    end-of-sequence tokens, `stopping_criteria` and `streamer`; one sequence at a time. Other decoding modes are errors.
-    Parameters of transformers' own assisted generation (`num_assistant_tokens` and its kin) have no effect;
-    `num_draft_tokens` is the one here. `generate` drops `tokenizer` and `assistant_tokenizer` before it calls a loop:
-    both models must have one tokenizer, and `stop_strings` are passed as a `StopStringCriteria`.
+    Supported are `do_sample` with `temperature`, `top_k` (50 unless given), `top_p` and `min_p`, applied by `verify`,
+    or as processors where `generate` has another one behind them; every other logits processor, of `generate`'s
+    parameters or the caller's, that keeps no state; the length limits, end-of-sequence tokens, `stopping_criteria` and
+    `streamer`; one sequence at a time. Other decoding modes are errors. Parameters of transformers' own assisted
+    generation (`num_assistant_tokens` and its kin) have no effect; `num_draft_tokens` is the one here. `generate` drops
+    `tokenizer` and `assistant_tokenizer` before it calls a loop: both models must have one tokenizer, and
+    `stop_strings` are passed as a `StopStringCriteria`.
 
     Args:
         strategy: A name for `acceptlib.create`, or a strategy.

@@ -25,7 +25,7 @@ class Mixture(AcceptanceStrategy):
     Formula: h_i = min(1, v_i(x_i) / q_i(x_i)), 0 where p_i(x_i) = 0; recovered token from max(p_i - q_i, 0), normalised
     (max(v - q, 0) is the same up to the factor w). With w = 1 this is `rejection`.
 
-    Source: arXiv 2604.07622; transformers calls the weight `assistant_ensemble_weight`. The default is ours.
+    Source: arXiv 2604.07622; transformers calls the weight `assistant_ensemble_weight`. The default is acceptlib's.
     """
 
     name = "mixture"

@@ -28,7 +28,7 @@ class Synthetic(AcceptanceStrategy):
     rates min(max(L - i, 0), 1): the mean is exactly L wherever n_b >= L - 1. The recovered token is a sample of the
     target's row.
 
-    Source: vLLM's `synthetic` method and its `synthetic_acceptance_rates`. The default length is ours.
+    Source: vLLM's `synthetic` method and its `synthetic_acceptance_rates`. The default length is acceptlib's.
     """
 
     name = "synthetic"

@@ -25,8 +25,8 @@ class TVBudget(AcceptanceStrategy):
     Formula: v_i = (1 - s) p_i + s q_i with s = min(1, epsilon / TV(p_i, q_i)); h_i = min(1, v_i(x_i) / q_i(x_i)), 0
     where p_i(x_i) = 0; recovered token from max(p_i - q_i, 0), normalised. With epsilon = 0 this is `rejection`.
 
-    Source: ours. It is `mixture` with the weight that each row affords; of all rules within the same distance none
-    accepts more, for no rule accepts more than 1 - TV(p, q) + TV(out, p). The default is ours too.
+    Source: acceptlib. It is `mixture` with the weight that each row affords; of all rules within the same distance none
+    accepts more, for no rule accepts more than 1 - TV(p, q) + TV(out, p). So is the default.
     """
 
     name = "tv-budget"
