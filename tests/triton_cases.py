@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 TARGETS = {"cuda:80": ("cuda", 80, 32), "cuda:90": ("cuda", 90, 32), "hip:gfx942": ("hip", "gfx942", 64)}
 N = 128
 EDGES = (0.0, 1.0, 0.5, 0.1, 0.2, 1e-8, 1e-30)
-FLOOR = 1e-3
+FLOOR = np.float64(1e-3)  # as NumPy's functions return numbers
 
 
 def blend(a: "Value", b: "Value", weight: "Value" = 0.3) -> "Value":

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -179,8 +180,11 @@ class _Specialise(ast.NodeTransformer):
             if not names & self.tensors:
                 code = compile(ast.Expression(ast.fix_missing_locations(node)), "<rule>", "eval")
                 value = eval(code, {**self.scope, **self.numbers})  # noqa: S307 - the rule itself
-                if isinstance(value, int | float):
-                    return ast.Constant(value)
+                if isinstance(value, np.generic):
+                    value = value.item()
+                for kind in (bool, int, float):
+                    if isinstance(value, kind):  # what is written must be a plain one, and no member of an enum
+                        return ast.Constant(kind(value))
         if isinstance(node, _REFUSED) or (isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS)):
             self._refuse(node)
         return super().visit(node)
