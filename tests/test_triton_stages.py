@@ -126,6 +126,9 @@ def test_blocks_of_all_but_larger_batches_list_runs_under_min_p_alone(
         ("typical", {"probs": True}, [(63, 3), (32, 5)], False),
         ("greedy", {"probs": True}, [(16, 4)], True),
         ("greedy", {"probs": True}, [(21, 3)], False),
+        ("rejection", {"probs": True, "draft": "logits"}, [(64, 1), (22, 3)], True),  # of the draft's rows alone
+        ("rejection", {"probs": True, "draft": "logits"}, [(63, 1), (21, 3)], False),
+        ("rejection", {"probs": True}, [(256, 7)], False),  # of which stopping rows alone are read
     ],
 )
 def test_rows_are_left_out_where_that_may_spare_enough(
@@ -140,7 +143,7 @@ def test_rows_are_left_out_where_that_may_spare_enough(
         if parameters:
             given["sampling"] = acceptlib.SamplingParams(**parameters)
         if not form.get("one_hot"):
-            given[f"draft_{kind}"] = rows[:, 1:]
+            given[f"draft_{form.get('draft', kind)}"] = rows[:, 1:]
         out = VerifyResult.empty(num_requests, most, rows.device, num_passed=form.get("num_passed", False))
         ids = torch.empty(num_requests, most, dtype=torch.int64, device="meta")
         launched: list[Any] = []

@@ -126,8 +126,7 @@ def schedule(rules: Rules, form: Form, num_requests: int, most: int) -> Schedule
     num_emit_blocks, call = _sized_call_of(rules, form, tuning, num_blocks)
     if call.awaits and num_requests >= resident_programs(device, tuning.emit_warps, tuning.emit_registers):
         # Programs that wait must not be all that run.
-        of_probs = tunings.TUNINGS.medium_probs if rules.goes_through_rows else tunings.TUNINGS.large_probs
-        tuning = tunings.TUNINGS.medium if target.is_logits else of_probs
+        tuning = tunings.TUNINGS.medium if target.is_logits else tunings.TUNINGS.large_probs
         num_emit_blocks, call = _sized_call_of(rules, form, tuning, num_blocks)
     blocks_each = 1 << bisect.bisect(tuning.row_blocks, num_stopping) if tuning.loops else 1
     emit_warps, emit_registers = tuning.emit_warps, LIST_REGISTERS if call.lists else tuning.emit_registers

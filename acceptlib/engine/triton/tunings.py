@@ -120,14 +120,13 @@ LARGE = Tuning(
 LARGE_FILTERED = LARGE._replace(reduce_registers=104, emit_registers=64, emit_block=1024)
 """The same under filters, which leave little of a row to draw from."""
 
-LARGE_PROBS = LARGE._replace(emit_registers=80, emit_block=1024, decides_first=False, row_blocks=(2048, 4096))
-"""The same from probabilities, where all programs of the only stage decide."""
+LARGE_PROBS = LARGE._replace(
+    emit_registers=80, emit_block=1024, decides_first=False, lazy=False, row_blocks=(2048, 4096)
+)
+"""The same from probabilities, where all programs of the last stage decide."""
 
-LARGE_ROWS = LARGE_PROBS._replace(decides_first=True)
-"""The same where more is gone through than stopping rows, so that stops are found meanwhile."""
-
-MEDIUM_PROBS = LARGE_PROBS._replace(lazy=False)
-"""The same where leaving rows out saves less than it costs."""
+LARGE_ROWS = LARGE_PROBS._replace(decides_first=True, lazy=True)
+"""The same where more is gone through than stopping rows, so much that it pays to find stops meanwhile."""
 
 LARGE_ONE = LARGE._replace(
     reduce_registers=104, emit_registers=64, emit_block=1024, row_blocks=(1024, 4096), patience=1.75
@@ -188,7 +187,6 @@ class Tunings(NamedTuple):
     large_filtered: Tuning = LARGE_FILTERED
     large_probs: Tuning = LARGE_PROBS
     large_rows: Tuning = LARGE_ROWS
-    medium_probs: Tuning = MEDIUM_PROBS
     large_one: Tuning = LARGE_ONE
     large_one_ahead: Tuning = LARGE_ONE_AHEAD
     large_best: Tuning = LARGE_BEST
@@ -243,10 +241,10 @@ def tuning_of(rules: Rules, num_blocks: int, num_spared: int, target: RowsForm, 
     if not target.is_logits:
         if small:
             return TUNINGS.small_probs
-        if not rules.goes_through_rows:
-            return TUNINGS.large_probs
+        goes_through_rows = rules.goes_through_rows or (draft is not None and draft.is_logits)
         patience = GROUPS_PATIENCE if rules.sums or rules.top_k else TUNINGS.large_rows.patience
-        return TUNINGS.large_rows if num_spared >= SIZES.large * patience else TUNINGS.medium_probs
+        leaves_rows = goes_through_rows and num_spared >= SIZES.large * patience
+        return TUNINGS.large_rows if leaves_rows else TUNINGS.large_probs
     large = _large(rules, target, draft)
     patience = max(large.patience, GROUPS_PATIENCE) if _in_groups(rules, target, draft) else large.patience
     if num_spared >= SIZES.large * patience:
