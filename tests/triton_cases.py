@@ -45,7 +45,7 @@ EDGES = (0.0, 1.0, 0.5, 0.1, 0.2, 1e-8, 1e-30)
 FLOOR = np.float64(1e-3)  # as NumPy's functions return numbers
 
 
-def blend(a: "Value", b: "Value", weight: "Value" = 0.3) -> "Value":
+def blend(a: "Value", /, *, b: "Value", weight: "Value" = 0.3) -> "Value":
     """Return a weighted mean, as a helper of a rule would."""
     rest = 1.0 - weight
     return weight * a + rest * b
@@ -84,9 +84,9 @@ class Acme(acceptlib.AcceptanceStrategy):
         if harsh:
             return 0.0
         (tenth, share), p = (0.1, strength / 7), target_prob
-        h = acceptlib.ops.where(p > tenth, 0.3, blend(target_prob, overlap))
+        h = acceptlib.ops.where(p > tenth, 0.3, blend(target_prob, b=overlap))
         h, p = p * share, h
-        return vocabulary.where(target_prob >= threshold, 0.9, p) / steps + blend(h, FLOOR, weight=0.1)
+        return vocabulary.where(target_prob >= threshold, 0.9, p) / steps + blend(h, b=FLOOR, weight=0.1)
 
     @acceptlib.rule
     def forgive(target_top_entropy: "Value", cap: "Value", is_last: "Value") -> "Value":

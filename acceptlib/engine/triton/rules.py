@@ -199,8 +199,11 @@ class _Specialise(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         node.decorator_list, node.returns = [], None
-        node.args.args = [ast.arg(arg.arg) for arg in node.args.args if arg.arg not in self.numbers]
-        self.tensors = {arg.arg for arg in node.args.args}
+        names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        read = [name for name in names if name not in self.numbers]
+        # All are passed, and by place, however the function takes them.
+        node.args = ast.arguments([], [ast.arg(name) for name in read], None, [], [], None, [])
+        self.tensors = set(read)
         node.body = self._block(node.body)
         return node
 
