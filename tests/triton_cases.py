@@ -75,7 +75,7 @@ class Acme(acceptlib.AcceptanceStrategy):
         """Return a decayed carry."""
         decay: float = vocabulary.exp(-strength)
         decay += FLOOR
-        return vocabulary.abs(carry * decay - target_prob)
+        return vocabulary.abs(carry * decay - +target_prob)
 
     @acceptlib.rule
     def accept(target_prob: "Value", overlap: "Value", harsh: "Value", strength: "Value", steps: "Value") -> "Value":
@@ -91,7 +91,7 @@ class Acme(acceptlib.AcceptanceStrategy):
     @acceptlib.rule
     def forgive(target_top_entropy: "Value", cap: "Value", is_last: "Value") -> "Value":
         """Return what differs under an infinite cap at the last token and before it."""
-        low = ~(is_last | (target_top_entropy > 0.1))
+        low = ~(is_last + (target_top_entropy > 0.1))
         return (target_top_entropy >= cap) | (is_last & (abs(target_top_entropy) > 0.2)) | low
 
     @acceptlib.rule

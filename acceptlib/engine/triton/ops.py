@@ -110,6 +110,15 @@ def divide(a, b):
 
 
 @triton.jit
+def add(a, b):
+    """Return `a + b` of tensors; of two flags, whether any is set, as in torch and NumPy."""
+    if a.dtype == tl.int1 and b.dtype == tl.int1:
+        return a | b
+    else:
+        return a + b
+
+
+@triton.jit
 def ratio(a, b):
     """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0."""
     positive = b > 0

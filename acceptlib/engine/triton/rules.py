@@ -14,6 +14,7 @@ The rule's own source is compiled, with what Triton would read differently from 
 - A number that is compared or returned takes its precision explicitly, for Triton 3.6 rounds those too.
 - `/` becomes `ops.divide`, which is IEEE in float32 as well, and `** 2` the product that it is in torch and NumPy.
   Triton has no power, and no `//` or `%` like theirs.
+- `+` of two values becomes `ops.add`: two flags add up to a flag, in Triton modulo 2.
 - Annotations and decorators go: Triton would look their names up.
 """
 
@@ -121,7 +122,7 @@ def _compile_rule(function: FunctionType, numbers: tuple[tuple[str, str, float],
     names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     namespace = {"abs": ops.abs}  # the built-in one too
     namespace |= {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
-    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like}
+    namespace |= {"__name__": function.__module__, "_add": ops.add, "_divide": ops.divide, "_like": ops.like}
     return define(definition.name, source, namespace)
 
 
@@ -258,6 +259,8 @@ class _Specialise(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.Div):
             return _call("_divide", node.left, node.right)
+        if isinstance(node.op, ast.Add) and not any(isinstance(part, ast.Constant) for part in (node.left, node.right)):
+            return _call("_add", node.left, node.right)
         if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
             return ast.BinOp(node.left, ast.Mult(), node.left)
         if not isinstance(node.op, _OPERATORS):
@@ -268,6 +271,11 @@ class _Specialise(ast.NodeTransformer):
             )
             raise StrategyDefinitionError(msg)
         return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        """Leave out a plus, which Triton has not."""
+        self.generic_visit(node)
+        return node.operand if isinstance(node.op, ast.UAdd) else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
