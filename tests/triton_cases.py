@@ -68,7 +68,7 @@ class Acme(acceptlib.AcceptanceStrategy):
     @acceptlib.row_sum
     def overlap(p: "Value", q: "Value", strength: "Value") -> "Value":
         """Sum to a mass that both models share."""
-        return vocabulary.minimum(strength * p, q / 3) / 0.7
+        return vocabulary.minimum(strength * p, vocabulary.ratio(q / 3, 0.9)) / 0.7
 
     @acceptlib.rule
     def carry(carry: "Value", target_prob: "Value", strength: "Value") -> "Value":

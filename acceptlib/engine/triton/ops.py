@@ -121,8 +121,9 @@ def add(a, b):
 @triton.jit
 def ratio(a, b):
     """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0."""
-    positive = b > 0
-    quotient = divide(a, where(positive, b, 1.0))
+    divisor = like(b, a)
+    positive = divisor > 0
+    quotient = divide(a, where(positive, divisor, 1.0))
     return where(positive, quotient, where(a > b, float("inf"), like(0.0, quotient)))
 
 
