@@ -78,14 +78,16 @@ class Acme(acceptlib.AcceptanceStrategy):
         return vocabulary.abs(carry * decay - +target_prob)
 
     @acceptlib.rule
-    def accept(target_prob: "Value", overlap: "Value", harsh: "Value", strength: "Value", steps: "Value") -> "Value":
+    def accept(
+        target_prob: "Value", overlap: "Value", is_last: "Value", harsh: "Value", strength: "Value", steps: "Value"
+    ) -> "Value":
         """Return h, with numbers that float32 cannot hold."""
         threshold = 1.0 - strength - 0.1
         if harsh:
             return 0.0
         (tenth, share), p = (0.1, strength / 7), target_prob
         h = acceptlib.ops.where(p > tenth, 0.3, blend(target_prob, b=overlap))
-        h, p = p * share, h
+        h, p = p * share, h - (is_last * 0.1 + (1.7 - is_last * 3) * 0.3)
         return vocabulary.where(target_prob >= threshold, 0.9, p) / steps + blend(h, b=FLOOR, weight=0.1)
 
     @acceptlib.rule
@@ -97,7 +99,8 @@ class Acme(acceptlib.AcceptanceStrategy):
     @acceptlib.rule
     def residual(p: "Value", q: "Value", is_drafted: "Value", strength: "Value") -> "Value":
         """Return a weight that a fused multiply-add would change."""
-        return vocabulary.where(is_drafted, 0.1, p**2 - strength * q) - math.pi * q
+        weight = vocabulary.where(is_drafted, 0.1, p**2 - strength * q) - math.pi * q
+        return weight + is_drafted * 0.3 / (p + 1.0) - is_drafted / (q + 1.0)
 
 
 class Constant(acceptlib.AcceptanceStrategy):
@@ -149,10 +152,13 @@ class Case:
         return values
 
     def expected(self) -> torch.Tensor:
-        """Return what torch makes of the inputs, [N]."""
+        """Return what the torch engine makes of the inputs on a CPU, where scalars are arrays, [N]."""
         numbers = {name: number for name, number in self.plan.constants.items() if not isinstance(number, tuple)}
-        result = plans.evaluate(self.rule, self.inputs(), numbers)
-        result = result if isinstance(result, torch.Tensor) else torch.tensor(result, dtype=torch.float64)
+        scalars = self.dtype == torch.float64
+        values = {name: value.numpy() if scalars else value for name, value in self.inputs().items()}
+        with np.errstate(all="ignore"):
+            result = plans.evaluate(self.rule, values, numbers)
+        result = result if isinstance(result, torch.Tensor) else torch.from_numpy(np.asarray(result))
         return (result != 0 if self.rule is self.plan.forgive else result.to(self.dtype)).expand(N)
 
     @property

@@ -2,8 +2,8 @@
 
 Three things differ from `triton.language`:
 
-- A number first takes the other operand's precision. Triton 3.6 rounds it to float32 on its way into `minimum` and
-  `maximum`, even beside float64.
+- A number first takes the other operand's precision, beside a flag float64. Triton 3.6 rounds it to float32 on its way
+  into `minimum` and `maximum`, even beside float64, and any Triton does beside a flag.
 - Division and square root are IEEE in float32 too, where Triton's own are approximations.
 - The minimum and maximum of a NaN are NaN.
 
@@ -104,18 +104,30 @@ def abs(a):  # noqa: A001 - the name that torch and triton.language use
 def divide(a, b):
     """Return `a / b`, correctly rounded: what `/` means in a rule. PTX's `div.full.f32` would be off by up to 2 ulp."""
     if (like(a, b) + like(b, a)).dtype == tl.float32:
-        return tl.div_rn(like(a, b), like(b, a))
+        return tl.div_rn(like(a, b).to(tl.float32), like(b, a).to(tl.float32))  # either may be a flag
     else:
         return like(a, b) / like(b, a)
 
 
 @triton.jit
 def add(a, b):
-    """Return `a + b` of tensors; of two flags, whether any is set, as in torch and NumPy."""
-    if a.dtype == tl.int1 and b.dtype == tl.int1:
+    """Return `a + b`; of two flags, whether any is set, as in torch and NumPy."""
+    if like(a, b).dtype == tl.int1 and like(b, a).dtype == tl.int1:
         return a | b
     else:
-        return a + b
+        return like(a, b) + like(b, a)
+
+
+@triton.jit
+def subtract(a, b):
+    """Return `a - b`."""
+    return like(a, b) - like(b, a)
+
+
+@triton.jit
+def multiply(a, b):
+    """Return `a * b`."""
+    return like(a, b) * like(b, a)
 
 
 @triton.jit

@@ -14,7 +14,8 @@ The rule's own source is compiled, with what Triton would read differently from 
 - A number that is compared or returned takes its precision explicitly, for Triton 3.6 rounds those too.
 - `/` becomes `ops.divide`, which is IEEE in float32 as well, and `** 2` the product that it is in torch and NumPy.
   Triton has no power, and no `//` or `%` like theirs.
-- `+` of two values becomes `ops.add`: two flags add up to a flag, in Triton modulo 2.
+- `+` of two values becomes `ops.add`: two flags add up to a flag, in Triton modulo 2. Beside float64 scalars so do `+`,
+  `-` and `*` of a value and a fraction: in Triton a flag times 0.1 is float32.
 - Annotations and decorators go: Triton would look their names up.
 """
 
@@ -39,10 +40,13 @@ import acceptlib.ops as torch_ops
 from acceptlib.engine.plan import Constant
 from acceptlib.engine.triton import ops
 from acceptlib.errors import StrategyDefinitionError, short_repr
-from acceptlib.rules import Rule
+from acceptlib.rules import ELEMENTS, Rule
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 """Operators that mean in Triton what they do in torch and NumPy."""
+
+_ARITHMETIC = {ast.Add: "_add", ast.Sub: "_subtract", ast.Mult: "_multiply"}
+"""What stands in for some of them where they would not."""
 
 _STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Return, ast.Expr, ast.Pass)
 """Statements that a rule may have. In a loop, say, a variable would not be the number that it is before."""
@@ -59,7 +63,8 @@ def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) 
 
     Args:
         rule: The rule.
-        names: What the kernel's tuple of values holds, in order. Per-position constants belong here.
+        names: What the kernel's tuple of values holds, in order. Per-position constants belong here. With `ELEMENTS`
+            among them the values are float32 rows, else float64 scalars.
         constants: Numbers for the parameters that are not in `names`; others are ignored.
 
     Returns:
@@ -77,7 +82,7 @@ def bind(rule: Rule, names: tuple[str, ...], constants: Mapping[str, Constant]) 
             msg = f"{rule!r} reads {name!r}: expected one of {', '.join(names)} or a number, got {value!r}"
             raise StrategyDefinitionError(msg)
         numbers[name] = value
-    function = compile_rule(rule.function, numbers)
+    function = compile_rule(rule.function, numbers, of_rows=not ELEMENTS.keys().isdisjoint(names))
     return _of_tuple(function, tuple(names.index(name) for name in rule.names if name not in numbers))
 
 
@@ -102,18 +107,19 @@ def evaluate(RULE: tl.constexpr, values, DTYPE: tl.constexpr):
     return result != 0 if tl.int1 == DTYPE else result.to(DTYPE)
 
 
-def compile_rule(function: FunctionType, numbers: Mapping[str, float]) -> Any:
-    """Return a Triton function of what remains of `function` once some of its parameters are numbers.
+def compile_rule(function: FunctionType, numbers: Mapping[str, float], *, of_rows: bool) -> Any:
+    """Return a Triton function of what remains of one of rows or scalars once some of its parameters are numbers.
 
     It is the same one for the same numbers: 0.0 and -0.0 are not, nor are 1, 1.0 and True.
     """
-    return _compile_rule(function, tuple((name, repr(value), value) for name, value in numbers.items()))
+    parts = tuple((name, repr(value), value) for name, value in numbers.items())
+    return _compile_rule(function, parts, of_rows=of_rows)
 
 
 @functools.cache
-def _compile_rule(function: FunctionType, numbers: tuple[tuple[str, str, float], ...]) -> Any:
+def _compile_rule(function: FunctionType, numbers: tuple[tuple[str, str, float], ...], *, of_rows: bool) -> Any:
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    writer = _Specialise(function.__qualname__, scope, {name: value for name, _, value in numbers})
+    writer = _Specialise(function.__qualname__, scope, {name: value for name, _, value in numbers}, of_rows=of_rows)
     definition = ast.fix_missing_locations(writer.visit_FunctionDef(_parse(function)))
     # Triton tells functions apart by module and name alone, and a kernel may hold two rules of one name.
     digest = hashlib.sha256(ast.unparse(definition).encode()).hexdigest()[:12]
@@ -122,7 +128,8 @@ def _compile_rule(function: FunctionType, numbers: tuple[tuple[str, str, float],
     names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
     namespace = {"abs": ops.abs}  # the built-in one too
     namespace |= {name: _counterpart(scope[name]) for name in names & scope.keys()} | writer.functions
-    namespace |= {"__name__": function.__module__, "_add": ops.add, "_divide": ops.divide, "_like": ops.like}
+    namespace |= {"__name__": function.__module__, "_divide": ops.divide, "_like": ops.like}
+    namespace |= {name: getattr(ops, name[1:]) for name in _ARITHMETIC.values()}
     return define(definition.name, source, namespace)
 
 
@@ -168,9 +175,10 @@ def _counterpart(value: Any) -> Any:
 class _Specialise(ast.NodeTransformer):
     """Write numbers into a rule, statement by statement, and spell out what Triton would read differently."""
 
-    def __init__(self, name: str, scope: Mapping[str, Any], numbers: dict[str, float]) -> None:
+    def __init__(self, name: str, scope: Mapping[str, Any], numbers: dict[str, float], *, of_rows: bool) -> None:
         self.name = name
         self.scope = scope
+        self.of_rows = of_rows
         self.numbers = numbers  # parameters and variables that are numbers
         self.tensors: set[str] = set()  # those that are not
         self.functions: dict[str, Any] = {}  # functions of the rule's module that it calls
@@ -259,8 +267,11 @@ class _Specialise(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.op, ast.Div):
             return _call("_divide", node.left, node.right)
-        if isinstance(node.op, ast.Add) and not any(isinstance(part, ast.Constant) for part in (node.left, node.right)):
-            return _call("_add", node.left, node.right)
+        numbers = [part.value for part in (node.left, node.right) if isinstance(part, ast.Constant)]
+        flags_may_add_up = isinstance(node.op, ast.Add) and not numbers
+        flags_may_be_weighed = not self.of_rows and any(isinstance(number, float) for number in numbers)
+        if type(node.op) in _ARITHMETIC and (flags_may_add_up or flags_may_be_weighed):
+            return _call(_ARITHMETIC[type(node.op)], node.left, node.right)
         if isinstance(node.op, ast.Pow) and isinstance(node.right, ast.Constant) and node.right.value == 2:
             return ast.BinOp(node.left, ast.Mult(), node.left)
         if not isinstance(node.op, _OPERATORS):
@@ -303,7 +314,7 @@ class _Specialise(ast.NodeTransformer):
         bound.apply_defaults()
         given = {name: part.value if isinstance(part, ast.Constant) else part for name, part in bound.arguments.items()}
         numbers = {name: value for name, value in given.items() if isinstance(value, int | float)}
-        compiled = compile_rule(function, numbers)
+        compiled = compile_rule(function, numbers, of_rows=self.of_rows)
         self.functions[compiled.__name__] = compiled
         return _call(compiled.__name__, *(value for value in given.values() if isinstance(value, ast.expr)))
 
