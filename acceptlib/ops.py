@@ -90,7 +90,7 @@ def abs(a: Value) -> Value:  # noqa: A001 - the name that torch and triton.langu
 
 
 def ratio(a: Value, b: Value) -> Value:
-    """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0.
+    """Return `a / b` for a, b >= 0, where x / 0 is infinite and 0 / 0 is 0. NaN stays, but over NaN everything is 0.
 
     These are the limits that make min(1, p / q) accept a token of zero draft probability iff the target gives
     it any (Leviathan et al. 2022, arXiv 2211.17192, section 2.3).
@@ -101,9 +101,7 @@ def ratio(a: Value, b: Value) -> Value:
         # Of a plain number over a tensor, torch takes the product with the reciprocal, which is rounded twice.
         a = torch.full((), a, dtype=torch.float64, device=b.device)
     quotient = a / b
-    if isinstance(quotient, torch.Tensor):
-        return torch.nan_to_num(quotient, nan=0.0, posinf=math.inf)
-    return where(quotient == quotient, quotient, 0.0)  # noqa: PLR0124 - NaN alone is not itself
+    return where((quotient == quotient) | (b > 0), quotient, 0.0)  # noqa: PLR0124 - NaN alone is not itself
 
 
 def _function(name: str, a: Value) -> Value:

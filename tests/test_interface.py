@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import math
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -481,6 +482,16 @@ def test_a_later_row_has_a_say_by_the_stop_or_by_a_rule() -> None:
 
 def test_numbers_alone_have_limits_too() -> None:
     assert (ops.ratio(1.0, 0), ops.ratio(0, 0.0), ops.ratio(1, 4)) == (math.inf, 0.0, 0.25)
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_a_ratio_of_nan_accepts_nothing(convert: Callable[[list[float]], Any]) -> None:
+    """As in a kernel: of 1 - ratio, say, with a sum over a row that has no law."""
+    a, b = convert([math.nan, math.inf, 1.0, 0.0, 1.0, 0.0]), convert([1.0, math.inf, math.nan, math.nan, 0.0, 0.0])
+    expected = [math.nan, math.nan, 0.0, 0.0, math.inf, 0.0]
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(ops.ratio(a, b), expected)
+        np.testing.assert_array_equal(ops.ratio(a[:1], 2.0), expected[:1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
