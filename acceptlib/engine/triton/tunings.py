@@ -88,7 +88,7 @@ SMALL = Tuning(
 SMALL_PROBS = SMALL._replace(emit_warps=4, emit_registers=88, emit_block=2048, emit_parts=4, thirds=True)
 """The same from probabilities, which need no law of a row."""
 
-SMALL_MASSES = SMALL_PROBS._replace(emit_registers=168, loops=True, in_order=False, shares=3)
+SMALL_MASSES = SMALL_PROBS._replace(emit_registers=168, loops=True, shares=3)
 """The same where a mass decides, whose programs have more to do before they read: all of them should run at once."""
 
 SMALLER_MASSES = SMALL_MASSES._replace(loops=False, shares=1)
