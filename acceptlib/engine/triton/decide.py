@@ -273,10 +273,7 @@ def find_stop(count, fetched, request, CALL: tl.constexpr):
 
     How many tokens pass is only found where it is asked for, or comes with the stop.
     """
-    stop = count
-    length = count
-    passed = count
-    kept = ()
+    passed, kept = count, ()
     if CALL.stop == "first_rejection" or CALL.counts_passed:
         stop, length, passed, kept = first_rejection(count, fetched, request, CALL)
     if CALL.stop == "last_acceptance":

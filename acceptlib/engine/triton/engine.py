@@ -71,7 +71,6 @@ MAX_ROWS = ((1 << 31) - 1) // (2 + ROW_COUNTS.value)
 MAX_ENTRIES = (1 << 19) - 1
 """Entries of a row of logits, at most: with one more, as many exponentials of 1 would overflow its sum."""
 
-
 MAX_SPAN = (1 << 31) - 1
 """Words from the first to the last of a row's bitmask, at most: kernels find them by 32 bits."""
 
