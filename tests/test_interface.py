@@ -339,7 +339,7 @@ class Weighed(AcceptanceStrategy):
 
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize(
-    ("scale", "is_number"), [(2.0**18 - 2.0**-5, True), (2.0**18, False), (2.0**20, False), (2.0**24, False)]
+    ("scale", "is_number"), [(2.0**18 - 0.5, True), (2.0**18, False), (2.0**20, False), (2.0**24, False)]
 )
 def test_a_row_sum_beyond_the_limit_is_nan(scale: float, *, negative: bool, is_number: bool) -> None:
     """Whether or not half of its terms have the other sign."""
@@ -353,9 +353,12 @@ def test_a_row_sum_beyond_the_limit_is_nan(scale: float, *, negative: bool, is_n
     assert {len(emitted) for emitted in law} == {2 if is_number else 1}
 
 
-@pytest.mark.parametrize(("scale", "is_number"), [(2.0**18 - 2.0**-5, True), (2.0**18, False)])
+@pytest.mark.parametrize(("scale", "is_number"), [(2.0**18 - 33, True), (2.0**18 - 32, False)])
 def test_the_limit_of_a_row_sum_is_the_same_for_equal_terms(scale: float, *, is_number: bool) -> None:
-    """Of which a bound by the row's norm is no larger than what their magnitudes sum to."""
+    """Of which a bound by the row's norm is no larger than what their magnitudes sum to.
+
+    Those of four are rounded: to 1023.75, or up to 1024.
+    """
     target = torch.full((2, 1024), 2.0**-10)
     strategy = Weighed(scale=scale, expected=scale * (1 - 2.0**-9))  # the drafted token's term has the other sign
     assert strategy.verify(torch.tensor([[4]]), target_probs=target[None], rng=0).num_accepted.tolist() == [is_number]
@@ -369,6 +372,19 @@ def test_what_a_row_sum_has_room_for_is_what_its_terms_sum_to() -> None:
     strategy = Weighed(scale=2.0**17, expected=2.0**17 - 2.0)
     drafted = torch.full((3, 1), 50)
     assert strategy.verify(drafted, target_probs=target, rng=0).num_accepted.tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("length", [4, 7, 8])
+def test_terms_of_a_row_sum_are_added_up_in_fours(length: int) -> None:
+    """(a + b) + (c + d) as float32, where a + b + c + d is more, also in the last four, which may be short."""
+    target = torch.zeros(2, length)
+    for start in range(0, length, 4):
+        target[:, start] = 0.5
+        target[:, start + 1 : start + 3] = 2.0**-25
+    drafted = torch.tensor([[3]])
+    for expected, stands in ((0.5 * -(-length // 4), True), (target[0].double().sum().item(), False)):
+        result = Weighed(scale=1.0, expected=expected).verify(drafted, target_probs=target[None], rng=0)
+        assert result.num_accepted.tolist() == [stands]
 
 
 class Sure(AcceptanceStrategy):

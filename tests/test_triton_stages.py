@@ -190,6 +190,30 @@ def test_the_only_row_read_is_at_the_stop_where_no_row_decides(
     assert grids[0][2] == positions
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "num_requests", "at_stop"),
+    [
+        ("typical", {}, 64, True),
+        ("typical", {}, 8, False),  # where the block would have to be waited for
+        ("typical", {"kind": "probs"}, 64, True),
+        ("typical", {"top_k": 9}, 64, False),  # whose argmax comes with the cut
+        ("greedy", {}, 64, False),  # whose rule reads it
+    ],
+)
+def test_an_argmax_that_no_rule_reads_is_found_at_the_stop_of_all_but_small_batches(
+    name: str, given: dict[str, Any], num_requests: int, monkeypatch: pytest.MonkeyPatch, *, at_stop: bool
+) -> None:
+    """Then no other row is searched for it, in the last stage one block is."""
+    rows = torch.empty(num_requests, 4, 128256, device="meta")
+    calls: list[Any] = []
+    monkeypatch.setattr(engine, "launch", cases.each(lambda key, *_: calls.append(key.call)))
+    parameters = {"sampling": acceptlib.SamplingParams(top_k=given["top_k"])} if "top_k" in given else {}
+    ids = torch.empty(num_requests, 3, dtype=torch.int64, device="meta")
+    kind = f"target_{given.get('kind', 'logits')}"
+    engine.verify(strategies()[name].plan, cases.inputs(ids, rng=0, **{kind: rows}, **parameters))
+    assert {(call.argmax_at_stop, call.argmaxes) for call in calls} == {(at_stop, (not at_stop, False))}
+
+
 def stages(strategy: str, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> list[str]:
     """Return the stages that a call launches."""
     launched: list[str] = []

@@ -63,7 +63,10 @@ class Parts(NamedTuple):
 
 
 class Law(NamedTuple):
-    """The law of a row: its maximum, NaN where it has none; normaliser (`Call.normalises`, `mass_in`); and argmax."""
+    """The law of a row: its maximum, NaN where it has none; normaliser (`Call.normalises`, `mass_in`); and argmax.
+
+    With `Call.argmax_at_stop` it has the number of the argmax's block, and only a greedy request's law the argmax.
+    """
 
     maximum: tl.tensor
     normaliser: tl.tensor
