@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -474,9 +475,10 @@ def check_that_ends_its_process(_subject: Subject) -> None:
 
 
 def check_that_interrupts(_subject: Subject) -> None:
-    """Whoever waits is interrupted."""
+    """Whoever waits is interrupted, and this process is not."""
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(600)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(100)
 
 
 def test_command_runs_checks_side_by_side() -> None:
@@ -498,7 +500,20 @@ def test_command_ends_processes_when_interrupted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(testing, "checks_for", lambda _strategy: [Check.of(check_that_interrupts)])
     start = time.perf_counter()
     assert "interrupted after 0 of 1 checks" in run("check", "rejection", "--jobs", "2", code=130).stderr
-    assert time.perf_counter() - start < 300
+    assert time.perf_counter() - start < 100
+    assert not multiprocessing.active_children()
+
+
+def test_no_interruption_is_lost_while_processes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = ProcessPoolExecutor.submit
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return submit(*arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", interrupted)
+    arguments = ("check", "rejection", "--only", "padding,counts", "--jobs", "2")
+    assert "interrupted after 0 of 2 checks" in run(*arguments, code=130).stderr
     assert not multiprocessing.active_children()
 
 

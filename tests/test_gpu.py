@@ -479,9 +479,8 @@ def test_compiled_equals_eager(name: str, form: str) -> None:
 def test_models_on_a_gpu() -> None:
     """Their rows and laws are there, and what a row of the table says of them is found on the CPU."""
     arguments = ["--prompts", "2", "--max-new-tokens", "12", "--num-draft-tokens", "2", "--device", "cuda"]
-    rows = json.loads(
-        cli_support.run("compare", "--strategies", "rejection,fly,greedy", *arguments, "-f", "json").stdout
-    )
+    printed = cli_support.run("compare", "--strategies", "rejection,fly,greedy", *arguments, "-f", "json").stdout
+    rows = json.loads(printed)["rows"]
     assert [(row["error"], row["num_steps"] > 0) for row in rows] == [(None, True)] * 3
     assert rows[0]["tv"] == pytest.approx(0, abs=1e-6)
     assert "steps" in cli_support.run("generate", "import os", "--max-new-tokens", "12", "--device", "cuda").stdout

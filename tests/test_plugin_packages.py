@@ -135,7 +135,7 @@ def test_list_and_compare_go_on_without_the_broken(python: Python) -> None:
     origins = {"acceptlib", *(f"bad-{name}" for name in FAILURES), *(f"acceptlib-{name}" for name in OURS)}
     assert {row["origin"].split()[0] for row in listed} == origins
     tiny = ["--prompts", "1", "--max-new-tokens", "8", "--num-draft-tokens", "2", "--format", "json", "--quiet"]
-    rows = json.loads(python("-m", "acceptlib", "compare", *tiny, code=1).stdout)
+    rows = json.loads(python("-m", "acceptlib", "compare", *tiny, code=1).stdout)["rows"]
     errors = {row["strategy"]: row["error"] for row in rows}
     assert errors == {**dict.fromkeys([*BUILT_IN, *OURS]), **FAILURES}
     assert all(row["tv"] is not None for row in rows if row["strategy"] not in FAILURES)

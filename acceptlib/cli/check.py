@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
@@ -125,12 +126,14 @@ def _run_side_by_side(jobs: Sequence[Job], processes: int) -> Generator[tuple[in
     """Yield the numbers and results of jobs that run in processes of their own, in the order in which they end."""
     # Forked processes could not use a GPU.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), console.use_one_thread)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # is inherited: Ctrl-C ends these processes below
+    resource_tracker.ensure_running()  # as it starts it lets signals through
     try:
-        futures = {pool.submit(_run_apart, *job): number for number, job in enumerate(jobs)}
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    try:
+        # The mask is inherited, for Ctrl-C ends these processes below. Here a signal waits until it is lifted.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = {pool.submit(_run_apart, *job): number for number, job in enumerate(jobs)}
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for future in as_completed(futures):
             number = futures[future]
             try:
