@@ -110,9 +110,9 @@ class AcceptanceMetrics:
         """Standard error of `mean_acceptance_length`, assuming independent steps."""
         if self.num_steps < 2:  # noqa: PLR2004 - no variance from one step
             return math.nan
-        mean = self.mean_acceptance_length
-        variance = (self._squares - self.num_steps * mean * mean) / (self.num_steps - 1)
-        return math.sqrt(max(variance, 0.0) / self.num_steps)
+        # In integers, which lose nothing to rounding.
+        deviations = self.num_steps * self._squares - self.num_emitted_tokens**2
+        return math.sqrt(deviations / (self.num_steps - 1)) / self.num_steps
 
     @property
     def draft_acceptance_rate(self) -> float:

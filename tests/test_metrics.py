@@ -41,6 +41,13 @@ def test_counts_of_two_steps() -> None:
     assert metrics.standard_error == pytest.approx(math.sqrt(6.8 / 4 / 5), rel=1e-12)
 
 
+def test_the_error_of_many_steps_is_not_lost_to_rounding() -> None:
+    """All but one emit 3 tokens, and one 4: the squared deviations add up to 1 - 1/n, and the error is 1/n."""
+    count = 10**7
+    metrics = AcceptanceMetrics(num_steps=count, num_emitted_tokens=3 * count + 1, _squares=9 * count + 7)
+    assert metrics.standard_error * count == pytest.approx(1, rel=1e-12)
+
+
 def test_marked_request_emits_what_it_accepted() -> None:
     metrics = AcceptanceMetrics()
     metrics.update(result([1, 0], [1, 0]), torch.tensor([2, 2]))
