@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import acceptlib
-from acceptlib import Rng, SamplingParams
+from acceptlib import Rng, SamplingParams, checks
 from acceptlib.engine import scratch
 from acceptlib.errors import InputError
 from acceptlib.exact import processed
@@ -61,6 +61,15 @@ def test_a_request_does_not_depend_on_its_neighbours() -> None:
     assert torch.equal(some, ids[order])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logits_of_half_precision_give_what_the_same_in_float32_give(dtype: torch.dtype) -> None:
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(2)).to(dtype)
+    ids, probs = acceptlib.sample(logits, rng=streams(6), position=0, sampling=SAMPLING)
+    wanted = acceptlib.sample(logits.float(), rng=streams(6), position=0, sampling=SAMPLING)
+    assert torch.equal(ids, wanted[0])
+    assert torch.equal(probs, wanted[1])
+
+
 def test_a_row_without_a_law_gives_an_id_and_no_law() -> None:
     logits = torch.zeros(2, VOCAB)
     logits[1] = -math.inf
@@ -93,6 +102,12 @@ def test_the_position_is_always_given() -> None:
     """With a default, a loop that forgets it would draw all tokens with the same numbers."""
     with pytest.raises(TypeError, match="position"):
         acceptlib.sample(torch.zeros(2, VOCAB), rng=streams(2))  # type: ignore[call-arg]
+
+
+def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "NO_FLOAT64", {"cpu"})
+    with pytest.raises(InputError, match="logits: expected a device that has float64"):
+        acceptlib.sample(torch.zeros(2, VOCAB), rng=streams(2), position=0)
 
 
 def test_no_requests() -> None:

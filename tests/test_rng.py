@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from acceptlib import AcceptlibError, Rng, create
 from acceptlib.errors import InputError
@@ -167,13 +168,14 @@ def test_no_two_numbers_are_shared() -> None:
 
 
 def test_purposes_of_one_step_are_disjoint() -> None:
-    """Accept, emit and draft bits of one step differ, at position 0 too: catches a purpose left out of the counter."""
+    """Accept, emit and draft bits and derived seeds differ, at 0 too: catches a purpose left out of the counter."""
     rng = streams([42], [7])
     uniforms = rng.uniforms(4)
     accept = [int(value * 2**53) for value in uniforms.accept[0].tolist()]
     emit = [value % 2**64 >> 11 for value in uniforms.emit.tolist()]
     draft = [int(rng.draft_bits(position)) % 2**64 >> 11 for position in range(4)]
-    assert len({*accept, *emit, *draft}) == 9
+    derived = [value % 2**64 >> 11 for value in Root(42, 7).streams(4, torch.device("cpu")).seeds.tolist()]
+    assert len({*accept, *emit, *draft, *derived}) == 13
     assert len({int(purpose) for purpose in Purpose}) == len(Purpose)
 
 
@@ -308,6 +310,9 @@ def test_int_gives_equal_streams(value: int) -> None:
     assert first.offsets.tolist() == [0] * 16
     assert len(set(first.seeds.tolist())) == 16
     assert torch.equal(Rng.of(value, 4, device).seeds, first.seeds[:4])
+    root = resolve(value, 16, device)
+    assert isinstance(root, Root)
+    assert torch.equal(root.streams(16, device).seeds, first.seeds)
 
 
 def test_a_device_may_be_named() -> None:
@@ -320,6 +325,14 @@ def test_streams_may_be_of_another_device_than_their_source() -> None:
     for source in (torch.Generator().manual_seed(0), 5):
         rng = Rng.of(source, 3, "meta")
         assert rng.seeds.device == rng.offsets.device == torch.device("meta")
+
+
+def test_numbers_are_drawn_where_their_generator_is() -> None:
+    """A device takes no generator of another one, and has nothing to draw where it holds no values."""
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    Rng.of(generator, 3, "meta")
+    assert not torch.equal(generator.get_state(), before)
 
 
 def test_ints_give_different_streams() -> None:
@@ -347,8 +360,9 @@ def test_generator_draws_fresh_seeds() -> None:
 
 
 def test_a_generator_draws_every_bit() -> None:
-    """The sign too; the offsets as well, whose steps are added to them."""
+    """The sign too; the offsets as well, whose steps are added to them, and which are not the seeds."""
     rng = Rng.of(torch.Generator().manual_seed(5), 64, "cpu")
+    assert not {*rng.seeds.tolist()} & {*rng.offsets.tolist()}
     for numbers in (rng.seeds, rng.offsets):
         for bit in range(64):
             assert {*(numbers >> bit & 1).tolist()} == {0, 1}
@@ -381,8 +395,8 @@ LONG = torch.zeros(3, dtype=torch.int64)
         pytest.param(LONG.int(), LONG, id="seeds-int32"),
         pytest.param(LONG, LONG.int(), id="offsets-int32"),
         pytest.param(LONG.double(), LONG, id="seeds-float64"),
-        pytest.param(LONG[None], LONG[None], id="two-dimensions"),
-        pytest.param(LONG[0], LONG[0], id="no-dimension"),
+        pytest.param(LONG[None], LONG[None].clone(), id="two-dimensions"),
+        pytest.param(LONG[0], LONG[0].clone(), id="no-dimension"),
         pytest.param(LONG, LONG, id="one-for-both"),  # seeds would advance
         pytest.param(LONG, LONG[:2], id="lengths-differ"),
         pytest.param(LONG, LONG.to("meta"), id="devices-differ"),
@@ -428,7 +442,17 @@ def test_streams_of_another_device_than_the_call_are_refused() -> None:
         Rng.of(rng, 3, "cpu")
 
 
-@pytest.mark.parametrize("position", [-1, 2**32, 1.5])
+def test_a_device_without_a_number_is_any_of_its_kind() -> None:
+    with FakeTensorMode():  # of a device that there need not be
+        numbers = torch.zeros(3, dtype=torch.int64, device="cuda:1")
+        rng = Rng(seeds=numbers, offsets=numbers.clone())
+        for device in ("cuda", "cuda:1"):
+            assert Rng.of(rng, 3, device) is rng
+        with pytest.raises(InputError, match=r"expected seeds \[3\] on cuda:0, got \[3\] on cuda:1"):
+            Rng.of(rng, 3, "cuda:0")
+
+
+@pytest.mark.parametrize("position", [-1, 2**32, 1.5, True])
 def test_no_bits_beyond_a_stream(position: float) -> None:
     with pytest.raises(InputError, match=r"position: expected an int in \[0, 2\^32\)"):
         Rng(seeds=LONG, offsets=LONG.clone()).draft_bits(position)  # type: ignore[arg-type]
@@ -484,6 +508,13 @@ def test_one_tensor_without_an_address_for_both_is_refused() -> None:
         Rng(seeds=numbers, offsets=numbers)
 
 
+def test_streams_may_be_made_in_a_transformed_function() -> None:
+    """Where nobody can ask for addresses either."""
+    made = torch.func.vmap(lambda seeds: Rng(seeds=seeds, offsets=torch.zeros_like(seeds)).seeds)
+    numbers = torch.arange(6).view(2, 3)
+    assert torch.equal(made(numbers), numbers)
+
+
 def test_what_cannot_run_draws_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that goes on with another backend has the tokens of that backend alone."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -498,6 +529,7 @@ def test_what_cannot_run_draws_no_streams(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_compiled_function_draws_the_same_bits(recwarn: pytest.WarningsRecorder) -> None:
     rng = Rng(seeds=LONG, offsets=LONG.clone())
-    compiled = torch.compile(lambda rng: rng.draft_bits(3), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(rng), rng.draft_bits(3))
+    for numbers in (lambda rng: rng.draft_bits(3), lambda rng: rng.uniforms(2).accept):
+        compiled = torch.compile(numbers, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(rng), numbers(rng))
     assert not [warning for warning in recwarn if "lru_cache" in str(warning.message)]
