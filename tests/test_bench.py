@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from acceptlib import AcceptanceStrategy, Status, Traits, plots, registry, rule
 from acceptlib.benchmarks import environment as environments
 from acceptlib.benchmarks import gate, measure, timing, workloads
 from acceptlib.benchmarks.measure import Row
-from acceptlib.benchmarks.peers import PEERS, Peer
+from acceptlib.benchmarks.peers import PEERS, Peer, vllm
 from acceptlib.benchmarks.workloads import ALPHA, Batch, Workload
 from acceptlib.cli import bench
 from acceptlib.cli.app import app
@@ -211,6 +212,10 @@ class TestGate:
 
         with pytest.raises(StatusError, match="request 1"):
             gate.check(Unlawful(), workloads.make(SMALL))
+        (row,) = measure.run(SMALL, {"unlawful": Unlawful}, [], CPU)
+        assert row.error is not None
+        assert row.error.startswith("StatusError: request 1")
+        assert (row.match, row.microseconds) == (None, None)
 
     def test_a_plugin_is_checked_against_its_rules(self) -> None:
         """Outside the package, the oracle knows no rule; the exact evaluation stands in."""
@@ -425,12 +430,33 @@ class TestMeasuring:
         assert numbers == [5 * rows.shape[2], rows.shape[2], rows.shape[2]]
         assert constants["BLOCK"] == floor.BLOCK
 
-    def test_rows(self) -> None:
+    def test_the_floor_of_a_gpu_is_the_sum_of_each_block(self) -> None:
+        """By Triton's interpreter, in a process of its own: it must be known before the kernel is."""
+        pytest.importorskip("triton", minversion="3.6")
+        code = """
+import inspect
+import torch
+from acceptlib.benchmarks import floor
+size = 2 * floor.BLOCK + 1
+rows = torch.randint(1, 9, (2, 5, size), generator=torch.Generator().manual_seed(0)).float()[:, 1:3]
+call = floor.read(rows)
+call()
+blocks = torch.nn.functional.pad(rows, (0, 3 * floor.BLOCK - size)).unflatten(-1, (3, floor.BLOCK))
+assert torch.equal(inspect.getclosurevars(call).nonlocals["sums"], blocks.sum(-1))
+"""
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    @pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+    def test_rows(self, kind: type[BaseException]) -> None:
         """Strategies, one that raises, and a peer: each has its row."""
 
         def broken() -> Any:
             msg = "no such thing"
-            raise RuntimeError(msg)
+            raise kind(msg)
 
         strategies: dict[str, Callable[[], Any]] = {"rejection": Rejection, "broken": broken}
         one = replace(SMALL, num_requests=1)
@@ -439,11 +465,35 @@ class TestMeasuring:
         assert ours.microseconds
         assert ours.read_floor
         assert ours.share_of_floor == ours.read_floor / ours.microseconds
+        assert replace(ours, microseconds=None).share_of_floor is None
+        assert replace(ours, read_floor=None).share_of_floor is None
         assert 1 <= (ours.mean_emitted or 0) <= 4
-        assert failed.error == "RuntimeError: no such thing"
+        assert failed.error == f"{kind.__name__}: no such thing"
         assert failed.microseconds is None
         assert (peer.name, peer.peer, peer.match, peer.read_floor) == ("transformers", True, None, None)
         assert peer.microseconds
+        (failed,) = measure.run(one, {}, [replace(PEERS["transformers"], bind=lambda _: broken())], CPU)
+        assert failed.error == f"{kind.__name__}: no such thing"
+
+    def test_calls_are_those_of_an_engine(self) -> None:
+        """In place, in memory that is allocated once, with streams that advance from call to call."""
+        batch = workloads.make(SMALL)
+        call = measure.step(Rejection(), batch)
+        with mock.patch.object(Rejection, "verify") as verify:
+            call()
+            call()
+        (first, second) = (given.kwargs for given in verify.call_args_list)
+        for given in (first, second):
+            assert given["rng"] is batch.rng
+            assert given["out"] is batch.out
+        assert isinstance(first["workspace"], acceptlib.Workspace)
+        assert second["workspace"] is first["workspace"]
+
+    def test_to_ask_for_the_engine_draws_no_number(self) -> None:
+        """Whatever torch's own generator is used for goes on as before."""
+        before = torch.get_rng_state()
+        assert measure.backend_of(Rejection(), workloads.make(SMALL)) == "torch"
+        assert torch.equal(torch.get_rng_state(), before)
 
     def test_own_verify_may_read_everything(self) -> None:
         """So does a sum over rows, from probabilities too."""
@@ -469,6 +519,7 @@ class TestMeasuring:
 
         batch = workloads.make(replace(SMALL, kind="probs"))
         assert {timing.Reads.of(strategy, batch) for strategy in (Whole(), Summed())} == {timing.Reads(4, 3)}
+        assert measure.backend_of(Whole(), batch) == ""  # no engine runs it
 
     def test_calls_are_timed_as_the_engine_allows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In graphs if it never waits for the device; so are peers' if graphs can hold them."""
@@ -517,8 +568,26 @@ class TestMeasuring:
         given = replace(FILTERED, min_p=0.1, masked=True)
         assert PEERS["vllm"].unsupported(given, torch.device("cuda")) == "takes no bitmask, min_p"
         assert PEERS["vllm"].unsupported(FILTERED, torch.device("cuda")) is None
+        assert PEERS["flashinfer"].unsupported(FILTERED, torch.device("cuda")) == "takes no top_k, top_p"
+        heated = replace(SMALL, temperature=0.7)
+        assert PEERS["flashinfer"].unsupported(heated, torch.device("cuda")) is None
+        assert PEERS["vllm"].unsupported(replace(heated, kind="one-hot"), torch.device("cuda")) is None
+        assert PEERS["transformers"].unsupported(replace(SMALL, num_requests=1), torch.device("cuda")) is None
+        assert {name: peer.replays for name, peer in PEERS.items()} == {
+            "flashinfer": True,
+            "transformers": False,
+            "vllm": True,
+        }
+
+    def test_a_peer_says_why_it_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In one line, whatever its import raises: one of another machine's build may raise anything."""
+        (tmp_path / "of_another_machine.py").write_text("raise OSError('no\\n  driver')", encoding="utf-8")
+        monkeypatch.syspath_prepend(tmp_path)
         absent = Peer(label={}, module="no_such_module", bind=lambda _: (int, lambda _: _), devices=())
         assert absent.missing() == "no_such_module cannot be imported (No module named 'no_such_module')"
+        broken = replace(absent, module="of_another_machine")
+        assert broken.missing() == "of_another_machine cannot be imported (no driver)"
+        assert replace(absent, module="json").missing() is None
 
     def test_transformers_gets_rows_under_the_temperature(self, monkeypatch: pytest.MonkeyPatch) -> None:
         utils = pytest.importorskip("transformers.generation.utils")
@@ -539,10 +608,34 @@ class TestMeasuring:
         assert tokens.tolist() == [[*batch.draft_token_ids[0].tolist(), -1]]
         assert accepted.tolist() == [2]
 
+    @pytest.mark.parametrize("earlier", [False, True])
+    def test_transformers_gets_rows_as_they_are_at_temperature_1(
+        self, monkeypatch: pytest.MonkeyPatch, *, earlier: bool
+    ) -> None:
+        """A division would be timed too. Earlier versions are told that the sequence goes on."""
+        utils = pytest.importorskip("transformers.generation.utils")
+        batch = workloads.make(replace(SMALL, num_requests=1))
+
+        def now(*arguments: Any) -> Any:
+            return arguments
+
+        def before(*arguments: Any, is_done_candidate: Any = None) -> Any:  # noqa: ARG001 - what is looked for
+            return arguments
+
+        monkeypatch.setattr(utils, "_speculative_sampling", before if earlier else now)
+        ids, draft, length, target, *goes_on = PEERS["transformers"].bind(batch)[0]()
+        assert ids[:, -length:].equal(batch.draft_token_ids)
+        assert (draft is batch.draft, target is batch.target) == (True, True)
+        assert goes_on == [False] * earlier
+
     def test_a_peer_of_another_form_is_not_timed(self) -> None:
-        wrong = replace(PEERS["transformers"], bind=lambda batch: (int, lambda _: (batch.draft_token_ids + 1, 1)))
-        (row,) = measure.run(replace(SMALL, num_requests=1), {}, [wrong], CPU)
-        assert row.error
+        def bind(batch: Batch) -> Any:
+            tokens = torch.nn.functional.pad(batch.draft_token_ids + 1, (0, 1))
+            return int, lambda _: (tokens, torch.tensor([3]))
+
+        (row,) = measure.run(replace(SMALL, num_requests=1), {}, [replace(PEERS["transformers"], bind=bind)], CPU)
+        assert row.error is not None
+        assert row.error.startswith("MismatchError: request 0")
         assert row.microseconds is None
 
     def test_vllm_and_flashinfer_get_what_they_document(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +651,10 @@ class TestMeasuring:
             assert torch.equal(target.view(B, K + 1, V), batch.target / 0.5)
             assert given["cu_num_logits"].tolist() == [0, 4, 8, 12]
             assert given["draft_sampled"].view(B, K + 1)[:, 1:].equal(batch.draft_token_ids)
-            assert given["expanded_local_pos"].tolist() == [0, 1, 2, 3] * B
+            assert given["expanded_local_pos"].tolist() == given["pos"].tolist() == [0, 1, 2, 3] * B
+            assert given["idx_mapping"].tolist() == [0, 1, 2]
+            assert given["temperature"].tolist() == [1.0] * B  # the logits are divided already
+            assert given["seed"] is batch.rng.seeds
             assert given["expanded_idx_mapping"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
             assert given["num_speculative_steps"] == K
             return given["draft_sampled"].view(B, K + 1).roll(-1, 1), torch.full((B,), K + 1)
@@ -566,8 +662,9 @@ class TestMeasuring:
         def chain(q: torch.Tensor, ids: torch.Tensor, p: torch.Tensor, *counts: torch.Tensor, generator: Any) -> Any:
             assert (q.shape, p.shape) == ((B, K, V), (B, K + 1, V))
             assert ids.dtype == torch.int32
-            generator.set_state(generator.get_state())
-            assert generator.get_state().view(torch.int64).shape == (2,)
+            offset = torch.tensor([0, 8]).view(torch.uint8)  # after the seed, where it goes on at the next call
+            generator.set_state(offset)
+            assert generator.get_state().equal(offset)
             assert torch.allclose(p.sum(-1), torch.ones(B, K + 1), atol=1e-5)
             return torch.nn.functional.pad(ids, (0, 1), value=-1), *counts
 
@@ -587,10 +684,61 @@ class TestMeasuring:
         }
         monkeypatch.setattr("acceptlib.benchmarks.peers.importlib.import_module", stand_ins.__getitem__)
         for name, rows, accepted in (("vllm", batch, 3), ("flashinfer", batch, 2), ("flashinfer", probs, 2)):
-            call, read_result = PEERS[name].bind(rows)
+            peer = PEERS[name]
+            assert peer.module in stand_ins
+            assert ("softmax" in peer.label[rows.workload.kind]) == (name == "flashinfer" and rows is batch)
+            call, read_result = peer.bind(rows)
             tokens, count = read_result(call())
             gate.form(rows, tokens, count)
             assert count.tolist() == [accepted] * B
+
+    @pytest.mark.parametrize(
+        ("parameters", "filters"),
+        [
+            ({}, None),
+            ({"temperature": 0.0, "top_k": 50}, None),
+            ({"top_k": 50}, (50, None)),
+            ({"top_p": 0.75}, (None, 0.75)),
+            ({"temperature": 0.5, "top_k": 50, "top_p": 0.75}, (50, 0.75)),
+        ],
+        ids=str,
+    )
+    def test_vllm_filters_logits_as_its_sampler_does(
+        self,
+        parameters: dict[str, Any],
+        filters: tuple[int | None, float | None] | None,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """On a copy, and where there is nothing to do, at temperature 0 too, on the rows themselves."""
+        batch = workloads.make(replace(SMALL, **parameters))
+        size, rows = 3, 12
+        heat = parameters.get("temperature", 1.0)
+        filtered = torch.zeros(rows, 1200)
+        gumbel, top, sampler = mock.Mock(), mock.Mock(), mock.Mock()
+        top.apply_top_k_top_p_triton.return_value = filtered
+        modules = {"gumbel": gumbel, "topk_topp_triton": top, "rejection_sampler_utils": sampler}
+        monkeypatch.setattr(
+            "acceptlib.benchmarks.peers.importlib.import_module", lambda name: modules[name.rpartition(".")[2]]
+        )
+        vllm(batch, use_block_verification=True)[0]()
+        (logits, draft), given = sampler.rejection_sample.call_args
+        assert given["use_block_verification"] is True
+        assert given["temperature"].tolist() == [float(heat > 0)] * size
+        assert batch.draft is not None
+        assert draft.equal(batch.draft if heat in {0.0, 1.0} else batch.draft / heat)
+        assert gumbel.apply_temperature.called == (heat == 0.5)
+        assert top.apply_top_k_top_p_triton.called == (filters is not None)
+        if filters is None:
+            assert logits.data_ptr() == batch.target.data_ptr()
+            return
+        assert logits is filtered
+        copied, *found = top.apply_top_k_top_p_triton.call_args.args
+        assert copied.data_ptr() != batch.target.data_ptr()
+        for values, number, dtype in zip(found, filters, (torch.int32, torch.float32), strict=True):
+            if number is None:
+                assert values is None
+            else:
+                assert (values.tolist(), values.dtype) == ([number] * rows, dtype)
 
 
 def accepting(batch: Batch) -> Any:
@@ -731,6 +879,59 @@ class TestCommand:
             "flashinfer-python": None,
         }
         assert "vllm" not in found
+
+    def test_what_is_not_installed_has_no_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(environments, "OTHERS", ("torch", "no-such-library"))
+        found = environments.environment(CPU)
+        assert found["torch"] == torch.__version__
+        assert "no-such-library" not in found
+        assert found["python"] == platform.python_version()
+
+    @pytest.mark.parametrize(
+        ("cpuinfo", "processor", "named"),
+        [
+            ("processor\t: 0\nmodel name\t: Fast: 2 GHz\nprocessor\t: 1\nmodel name\t: Slow\n", "x86", "Fast: 2 GHz"),
+            ("processor\t: 0\n", "arm", "arm"),
+            (None, "arm", "arm"),
+            (None, "", "riscv64"),
+        ],
+    )
+    def test_a_cpu_is_named_with_its_threads(
+        self, cpuinfo: str | None, processor: str, named: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By Linux's file where that says it, otherwise as the system calls it, or its kind."""
+        read = Path.read_text
+
+        def read_text(path: Path, **how: Any) -> str:
+            if path != Path("/proc/cpuinfo"):
+                return read(path, **how)
+            if cpuinfo is None:
+                raise FileNotFoundError(path)
+            return cpuinfo
+
+        monkeypatch.setattr(Path, "read_text", read_text)
+        monkeypatch.setattr(platform, "processor", lambda: processor)
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+        assert environments.environment(CPU)["machine"] == f"{named}, 3 of 8 cores"
+
+    @pytest.mark.parametrize(
+        ("script", "driver"), [("echo 580.1; echo 580.1", "580.1"), ("echo has failed; exit 9", None), (None, None)]
+    )
+    def test_a_gpu_is_named_with_its_driver(
+        self, script: str | None, driver: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of several GPUs one says it; where nobody says it there is none, nor a commit without git."""
+        if script is not None:
+            tool = tmp_path / "nvidia-smi"
+            tool.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+            tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+        found = environments.environment(torch.device("cuda:1"))
+        assert (found["machine"], found["driver"], found["commit"]) == ("GPU of cuda:1", driver, None)
+        assert found["cuda"] == torch.version.cuda
 
     def test_commit_is_that_of_the_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With a mark where the code was changed, and none of a clone around an installed package."""
