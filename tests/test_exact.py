@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 import acceptlib
 from acceptlib import AcceptanceStrategy, Traits, Uniforms, exact, ops, row_sum, rule
+from acceptlib.engine.constants import ROW_SUM_LIMIT
 from acceptlib.errors import EnumerationError, InputError, StrategyDefinitionError
-from acceptlib.exact import figures, oracle
+from acceptlib.exact import enumeration, figures, oracle
 from acceptlib.testing.checks.law import PAIRS
 
 EXACT = 1e-12
@@ -243,6 +245,80 @@ def test_figures_of_a_step_agree_with_the_law_and_the_oracle(name: str) -> None:
         assert one.tv == pytest.approx(float((first - p[0]).abs().sum() / 2), abs=EXACT)
 
 
+class TakesTheDraft(AcceptanceStrategy):
+    """Every drafted token stands, and the target's best token follows."""
+
+    name = "takes-the-draft"
+    traits = Traits(guarantee="lossy", bound="none", bonus="argmax")
+
+    @rule
+    def accept(target_prob: Any) -> Any:
+        return 1.0 + 0.0 * target_prob
+
+
+def sharp_rows(count: int, vocab_size: int, seed: int) -> torch.Tensor:
+    noise = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.softmax(2 * noise, -1)
+
+
+def first_token(strategy: AcceptanceStrategy, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return the law of a step's first token."""
+    return exact.complete(exact.law(strategy, p, q), p, 1)
+
+
+@pytest.mark.parametrize("num_visited", [1, 2, 3, 4])
+def test_figures_of_a_step_are_means_over_the_rows_it_reached(num_visited: int) -> None:
+    """Distances of the draft from the target, and of the bonus token where it was reached."""
+    p, q = sharp_rows(4, 6, 1), sharp_rows(3, 6, 2)
+    out = torch.cat((q, torch.nn.functional.one_hot(p[3:].argmax(-1), 6)))[:num_visited]
+    found = exact.step_figures(TakesTheDraft(), q.argmax(-1), p, q, num_visited)
+    assert found.tv == pytest.approx(float((out - p[:num_visited]).abs().sum(1).mean()) / 2, abs=EXACT)
+    divergence = torch.xlogy(out, out) - torch.xlogy(out, p[:num_visited])
+    assert found.kl == pytest.approx(float(divergence.sum(1).mean()), abs=EXACT)
+    assert found.expected_tokens == 4
+
+
+def test_figures_of_few_rows_that_look_ahead_are_of_whole_rows() -> None:
+    p, q = sharp_rows(3, 3, 3), sharp_rows(2, 3, 4)
+    strategy = acceptlib.create("fly", fly_window=1, fly_entropy_threshold=0.0)
+    found = exact.step_figures(strategy, q.argmax(-1), p, q, 1)
+    assert found.tv == pytest.approx(float((first_token(strategy, p, q) - p[0]).abs().sum()) / 2, abs=EXACT)
+    assert found.tv > 0.01
+
+
+def test_figures_of_many_rows_that_look_ahead_are_of_their_likeliest_entries() -> None:
+    """Four of each row by either model, of three positions and the row behind."""
+    p, q = sharp_rows(6, 9, 5), sharp_rows(5, 9, 6)
+    strategy = acceptlib.create("fly", fly_window=2, fly_entropy_threshold=0.0)
+    kept = torch.cat((p[:3] + q[:3], p[3:4])).topk(4).indices
+    assert not torch.equal(kept[:3].sort().values, p[:3].topk(4).indices.sort().values)
+    cut, cut_draft = p[:4].gather(1, kept), q[:3].gather(1, kept[:3])
+    cut, cut_draft = (rows / rows.sum(1, keepdim=True) for rows in (cut, cut_draft))
+    found = exact.step_figures(strategy, q.argmax(-1), p, q, 1)
+    assert found.tv == pytest.approx(float((first_token(strategy, cut, cut_draft) - cut[0]).abs().sum()) / 2, abs=EXACT)
+    assert found.tv > 0.01
+
+
+def test_figures_of_a_step_cut_a_wider_draft_and_take_ids_of_either_width() -> None:
+    p, q = sharp_rows(3, 5, 7), sharp_rows(2, 7, 8)
+    wanted = exact.step_figures("lenience", torch.tensor([1, 2]), p, q[:, :5], 2)
+    assert exact.step_figures("lenience", torch.tensor([1, 2]), p, q, 2) == wanted
+    assert exact.step_figures("lenience", torch.tensor([1, 2], dtype=torch.int32), p, q, 2) == wanted
+
+
+def test_no_default_device_matters() -> None:
+    p, q = sharp_rows(3, 4, 9), sharp_rows(2, 4, 10)
+    ids = q.argmax(-1)
+
+    def found() -> list[Any]:
+        laws = [figure("lenience", p, q) for figure in (exact.law, exact.tv, exact.kl, exact.expected_tokens)]
+        return [*laws, *(exact.step_figures(name, ids, p, q, 3) for name in ("lenience", "block"))]
+
+    wanted = found()
+    with torch.device("meta"):
+        assert found() == wanted
+
+
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_step_without_drafted_tokens_has_the_targets_law(name: str) -> None:
     p = torch.tensor([[0.25, 0.75]])
@@ -287,6 +363,21 @@ def test_kl_is_finite_where_only_rounding_leaves_the_support() -> None:
     assert abs(exact.kl(Rounding(), target, draft_token_ids=(2,))) < EXACT
 
 
+def test_kl_is_infinite_where_next_to_nothing_leaves_the_support() -> None:
+    """If it is more than rounding."""
+
+    class Leaks(AcceptanceStrategy):
+        name = "leaks"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        @rule
+        def accept(target_prob: Any) -> Any:
+            return 1e-12 + 0.0 * target_prob
+
+    target = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=torch.float64)
+    assert exact.kl(Leaks(), target, draft_token_ids=(2,)) == math.inf
+
+
 @pytest.mark.parametrize("name", ["rejection", "block"])
 def test_a_draft_may_have_fewer_entries(name: str) -> None:
     target, draft = torch.tensor([[0.2, 0.3, 0.5]] * 3), torch.tensor([[0.6, 0.4]] * 2)
@@ -302,6 +393,23 @@ def test_too_much_to_enumerate_is_a_clear_error() -> None:
         exact.law(rejection, rows, rows[:-1])
     with pytest.raises(EnumerationError, match="a joint law of 5 tokens has 320000000000 entries"):
         exact.tv(rejection, rows, draft_token_ids=(1, 2, 3, 4))
+
+
+def test_as_much_is_enumerated_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two drafted tokens in two patterns and two last tokens are 8 outcomes, and two tokens 4 sequences."""
+    calls = {8: lambda: exact.law("rejection", HALF, HALF[:1]), 4: lambda: exact.complete({(): 1.0}, HALF, 2)}
+    for most, call in calls.items():
+        monkeypatch.setattr(enumeration, "MAX_OUTCOMES", most)
+        call()
+        monkeypatch.setattr(enumeration, "MAX_OUTCOMES", most - 1)
+        with pytest.raises(EnumerationError, match=f"{most}.*, above {most - 1}: use a smaller vocabulary"):
+            call()
+
+
+def test_rows_beyond_a_given_length_are_left_out() -> None:
+    rows = sharp_rows(3, 3, 11)
+    found = exact.law("rejection", rows, rows.flip(1), num_draft_tokens=1)
+    assert found == exact.law("rejection", rows[:2], rows[:1].flip(1))
 
 
 @pytest.mark.parametrize(
@@ -348,6 +456,14 @@ BAD_LAWS: dict[str, tuple[dict[str, Any], str]] = {
     "id-no-int": ({"target": HALF, "draft_token_ids": (0.5,)}, r"expected 1 ids in \[0, 2\), got \(0\.5,\)"),
     "no-ids": ({"target": HALF, "draft_token_ids": 1}, r"expected 1 ids in \[0, 2\), got 1"),
     "no-names": ({"target": HALF, "draft": HALF[:1], "state": {1: 1}}, "state: expected none, got 1"),
+    "id-below-0": ({"target": HALF, "draft_token_ids": (-1,)}, r"expected 1 ids in \[0, 2\), got \(-1,\)"),
+    "id-of-a-tensor": ({"target": HALF, "draft_token_ids": torch.tensor([2])}, r"in \[0, 2\), got \(2,\)"),
+    "no-rows": ({"target": HALF[:0], "draft": HALF}, r"target: expected \[K\+1, V\], got \[0, 2\]"),
+    "two-rows-at-once": (
+        {"target": lambda _: HALF / 2, "draft": HALF[:1], "num_draft_tokens": 1},
+        r"target, after tokens \(\): expected \[V\] .*, got \[2, 2\]",
+    ),
+    "not-quite-a-law": ({"target": HALF * (1 + 1.01 / 64), "draft": HALF[:1]}, r"target, after .* that sum to 1 \("),
     "too-many-ids": ({"target": HALF, "draft_token_ids": (0, 1)}, "expected 1 ids"),
 }
 
@@ -357,6 +473,115 @@ def test_a_law_of_what_does_not_fit_is_a_clear_error(case: str) -> None:
     arguments, message = BAD_LAWS[case]
     with pytest.raises(InputError, match=message):
         exact.law(acceptlib.create("rejection"), **arguments)
+
+
+def test_rows_that_nearly_sum_to_1_are_normalised() -> None:
+    assert exact.law("rejection", HALF * (1 - 0.99 / 64), HALF[:1] * (1 + 0.99 / 64)) == exact.law(
+        "rejection", HALF, HALF[:1]
+    )
+
+
+def test_rows_may_require_gradients() -> None:
+    p, q = sharp_rows(2, 3, 12), sharp_rows(1, 3, 13)
+    wanted = exact.tv("lenience", p, q)
+    assert exact.tv("lenience", p.requires_grad_(), q.requires_grad_()) == wanted
+
+
+def test_a_model_is_asked_once_for_each_row() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def target(prefix: tuple[int, ...]) -> torch.Tensor:
+        asked.append(prefix)
+        return HALF[0]
+
+    exact.law("rejection", target, HALF, num_draft_tokens=2)
+    assert len(asked) == len({*asked}) == 1 + 2 + 4
+
+
+def test_a_length_of_numpy_is_an_int() -> None:
+    """Powers of it would overflow where there is too much to enumerate."""
+    for target, length in ((lambda _: HALF[0], np.int64(3)), (HALF, np.int64(1))):
+        found = enumeration.length_of(target, length)
+        assert (type(found), found) == (int, length)
+
+
+def test_ids_that_a_rule_reads_are_numbers_of_64_bits() -> None:
+    """torch alone would divide them in float32."""
+
+    class Sevenths(AcceptanceStrategy):
+        name = "sevenths"
+        traits = Traits(guarantee="lossy", bound="none", stop="last_acceptance")
+
+        @rule
+        def accept(draft_token_id: Any) -> Any:
+            return draft_token_id / 7
+
+    p = torch.full((2, 7), 1 / 7, dtype=torch.float64)
+    assert exact.law(Sevenths(), p, draft_token_ids=(3,))[3, 0] == pytest.approx(3 / 7 / 7, abs=1e-15)
+    found = exact.step_figures(Sevenths(), torch.tensor([3]), p, p[:1], 1)
+    assert found.expected_tokens == pytest.approx(1 + 3 / 7, abs=1e-15)
+    cut = torch.full((4,), 1 / 4, dtype=torch.float64)  # of which the first four entries are left
+    stands = torch.arange(4, dtype=torch.float64) / 7
+    out = cut * stands + cut * float((cut * (1 - stands)).sum())
+    assert found.tv == pytest.approx(float((out - cut).abs().sum()) / 2, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *map(acceptlib.create, acceptlib.available()),
+        acceptlib.create("fly", fly_window=1, fly_entropy_threshold=0.0),  # which lets rejected tokens stand
+    ],
+    ids=repr,
+)
+def test_a_law_is_the_mean_of_those_of_each_draft(strategy: AcceptanceStrategy) -> None:
+    p, q = sharp_rows(4, 3, 14), sharp_rows(3, 3, 15)
+    p[:, 1] = 0  # where no rejected token may stand
+    p /= p.sum(1, keepdim=True)
+    mean: dict[tuple[int, ...], float] = {}
+    for ids in itertools.product(range(3), repeat=3):
+        weight = float(q[torch.arange(3), list(ids)].prod())
+        for tokens, chance in exact.law(strategy, p, q, draft_token_ids=ids).items():
+            mean[tokens] = mean.get(tokens, 0.0) + weight * chance
+    assert exact.law(strategy, p, q) == pytest.approx(mean, abs=EXACT)
+
+
+def test_a_top_entropy_is_of_the_entries_it_names_alone() -> None:
+    class TopEntropy(AcceptanceStrategy):
+        name = "top-entropy"
+        traits = Traits(guarantee="lossy", bound="none", top_k=2)
+
+        @rule
+        def accept(target_top_entropy: Any) -> Any:
+            return target_top_entropy
+
+    p = torch.tensor([[0.5, 0.25, 0.25]] * 2)
+    entropy = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
+    assert exact.expected_tokens(TopEntropy(), p, draft_token_ids=(0,)) == pytest.approx(1 + entropy, abs=EXACT)
+
+
+def test_a_row_sum_of_too_large_terms_is_no_number() -> None:
+    """Even if they balance each other; those below the limit are."""
+
+    class Balance(AcceptanceStrategy):
+        name = "balance"
+        traits = Traits(guarantee="lossy", bound="none")
+
+        class Options(acceptlib.Options):
+            size: float
+
+        @row_sum
+        def balance(is_drafted: Any, size: Any) -> Any:
+            return ops.where(is_drafted, size, -size)
+
+        @rule
+        def accept(balance: Any) -> Any:
+            return 0.5 + balance
+
+    half = ROW_SUM_LIMIT / 2
+    assert exact.expected_tokens(Balance(size=0.999 * half), HALF, draft_token_ids=(0,)) == 1.5
+    with pytest.raises(StrategyDefinitionError, match="'accept' returned NaN"):
+        exact.law(Balance(size=half), HALF, draft_token_ids=(0,))
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, True])
@@ -468,6 +693,10 @@ def test_a_rule_beyond_certainty_accepts_as_engines_do(stop: Literal["first_reje
     draft = torch.tensor([[0.3, 0.4, 0.3], [0.5, 0.25, 0.25]])
     for figure in (exact.law, exact.tv, exact.kl, exact.expected_tokens):
         assert figure(Unbounded(), target, draft) == figure(Bounded(), target, draft)
+    one, other = (
+        exact.step_figures(strategy, torch.tensor([0, 1]), target, draft, 3) for strategy in (Unbounded(), Bounded())
+    )
+    assert one == other
 
 
 def test_what_rounding_leaves_of_equal_rows_is_no_residual() -> None:
@@ -490,6 +719,8 @@ def test_what_rounding_leaves_of_equal_rows_is_no_residual() -> None:
     q[0, 0] = torch.nextafter(q[0, 0], torch.zeros((), dtype=torch.float64))
     emitted = exact.law(Recover(), p, q)
     assert emitted == pytest.approx({(0,): 0.1, (1,): 0.2, (2,): 0.7}, abs=EXACT)
+    q[0, 0] -= 1e-9  # which is more than rounding
+    assert exact.law(Recover(), p, q) == pytest.approx({(0,): 1.0}, abs=EXACT)
 
 
 def test_a_strategy_without_rules_has_no_law() -> None:

@@ -54,7 +54,6 @@ class StepFigures:
     expected_tokens: float
 
 
-@made_on_cpu()
 def tv(
     strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -72,7 +71,6 @@ def tv(
     return _tv(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
-@made_on_cpu()
 def kl(
     strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -86,7 +84,6 @@ def kl(
     return _kl(*_joint_laws(strategy, target, draft, num_draft_tokens, draft_token_ids, state))
 
 
-@made_on_cpu()
 def expected_tokens(
     strategy: str | AcceptanceStrategy,
     target: torch.Tensor | Model,
@@ -222,8 +219,7 @@ def _truncate(p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     Returns:
         [K'+1, V'] and [K', V'] rows, and the ids [K', V'] of the entries.
     """
-    length = min(len(q), TRUNCATED_LENGTH)
-    p, q = p[: length + 1], q[:length]
+    p, q = p[: TRUNCATED_LENGTH + 1], q[:TRUNCATED_LENGTH]
     likeliest = torch.cat((p[:-1] + q, p[-1:])).topk(min(TRUNCATED_VOCABULARY, p.shape[1])).indices
     p, q = p.gather(1, likeliest), q.gather(1, likeliest[:-1])
     # After top-k or top-p a model may give nothing to any of them: it is taken to agree with the other.
