@@ -17,6 +17,7 @@ from transformers_support import GREEDY, PROMPT, generate, make_model, perturbed
 import acceptlib
 from acceptlib.demo import prompts
 from acceptlib.demo.pair import ModelPair
+from acceptlib.errors import InputError
 from acceptlib.integrations.transformers import SpeculativeDecoder, Step, custom_generate
 from acceptlib.sampling import SamplingParams
 
@@ -324,6 +325,35 @@ def test_draft_may_be_bound_beforehand(target: Any, draft: Any) -> None:
     expected = target.generate(PROMPT, do_sample=False, max_new_tokens=10)
     loop = custom_generate("greedy", assistant_model=draft)
     assert torch.equal(target.generate(PROMPT, custom_generate=loop, do_sample=False, max_new_tokens=10), expected)
+
+
+def test_the_draft_that_generate_is_given_comes_before_a_bound_one(target: Any, draft: Any) -> None:
+    loop = custom_generate("greedy", assistant_model=torch.nn.Linear(2, 2))  # no model to draft with
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 10}
+    text = target.generate(PROMPT, custom_generate=loop, assistant_model=draft, **options)
+    assert torch.equal(text, target.generate(PROMPT, **options))
+
+
+def test_what_a_loop_is_handed_is_used(target: Any, draft: Any) -> None:
+    """As a version of `generate` may do that keeps back neither the assistant nor the streamer."""
+    streamer, config = Collector(), transformers.GenerationConfig(do_sample=False, max_length=9)
+    given: dict[str, Any] = {"generation_config": config, "assistant_model": draft}
+    text = custom_generate("greedy")(target, PROMPT, streamer=streamer, **given)
+    assert torch.equal(text, target.generate(PROMPT, do_sample=False, max_length=9))
+    assert streamer.tokens == text[0, PROMPT.shape[1] :].tolist()
+    with pytest.raises(InputError, match="synced_gpus"):
+        custom_generate("greedy")(target, PROMPT, synced_gpus=True, **given)
+    config.max_length = PROMPT.shape[1] - 1  # reached already
+    assert torch.equal(custom_generate("greedy")(target, PROMPT, **given), PROMPT)
+
+
+def test_rejection_is_the_rule_unless_another_is_named(target: Any, draft: Any) -> None:
+    texts = [
+        target.generate(PROMPT, custom_generate=loop, assistant_model=draft, do_sample=True, max_new_tokens=20)
+        for loop in (custom_generate(seed=3), custom_generate("rejection", seed=3), custom_generate("greedy", seed=3))
+    ]
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
 
 
 def test_models_that_count_positions_otherwise() -> None:

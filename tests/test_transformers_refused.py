@@ -22,7 +22,13 @@ import acceptlib
 from acceptlib import AcceptanceStrategy
 from acceptlib.demo import DRAFT, TARGET
 from acceptlib.demo.pair import load_pair
-from acceptlib.errors import InputError, MissingPackageError, StatusError, UnknownStrategyError
+from acceptlib.errors import (
+    InputError,
+    MissingPackageError,
+    StatusError,
+    StrategyDefinitionError,
+    UnknownStrategyError,
+)
 from acceptlib.integrations import transformers as integration
 from acceptlib.integrations.transformers import SpeculativeDecoder, custom_generate
 from acceptlib.rng import Rng
@@ -130,6 +136,30 @@ OTHER_MODES = {
 """Parameters by name: a value that asks for another decoding mode, and what turns it off."""
 
 
+def test_mappings_and_caches_that_hold_something_are_refused() -> None:
+    """Of either kind `generate` itself passes an empty one."""
+    for name in integration.CACHES:
+        integration._check_inputs(PROMPT, {name: SimpleNamespace(get_seq_length=lambda: 0), "images": {}})
+        with pytest.raises(InputError, match=f"{name}: expected none"):
+            integration._check_inputs(PROMPT, {name: SimpleNamespace(get_seq_length=lambda: 5)})
+    with pytest.raises(InputError, match="images: not supported"):
+        integration._check_inputs(PROMPT, {"images": {"pixels": 1}})
+
+
+def test_a_mask_of_another_length_is_refused() -> None:
+    with pytest.raises(InputError, match=r"attention_mask: expected ones, \[1, 5\], got \[1, 3\]"):
+        integration._check_inputs(PROMPT, {"attention_mask": torch.ones(1, 3)})
+
+
+def test_who_asks_for_an_ensemble_alone_hears_of_the_rule_that_has_its_law() -> None:
+    config = SimpleNamespace(assistant_ensemble_weight=0.5, return_dict_in_generate=False)
+    with pytest.raises(InputError, match=r"assistant_ensemble_weight=0\.5 is not supported .* 'mixture' has the same"):
+        integration._check_config(config)
+    beams = SimpleNamespace(num_beams=2, return_dict_in_generate=False)
+    with pytest.raises(InputError, match=r"num_beams=2 is not supported by custom_generate: set num_beams=1\.$"):
+        integration._check_config(beams)
+
+
 def test_every_other_mode_is_known() -> None:
     assert OTHER_MODES.keys() == integration.OTHER_MODES.keys()
 
@@ -208,8 +238,9 @@ def test_what_is_no_length_shows_at_once(length: Any) -> None:
 def test_what_is_no_function_shows_at_once() -> None:
     with pytest.raises(InputError, match="on_step: expected a function of a Step, or None, got 5"):
         custom_generate(on_step=5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="seed: expected an int or None, got 'a'"):
-        custom_generate(seed="a")  # type: ignore[arg-type]
+    for seed in ("a", True):
+        with pytest.raises(InputError, match=f"seed: expected an int or None, got {seed!r}"):
+            custom_generate(seed=seed)  # type: ignore[arg-type]
     custom_generate(seed=np.int64(3))  # as `Rng.of` takes it
 
 
@@ -223,8 +254,11 @@ def test_unknown_strategy_shows_at_once() -> None:
     [
         (PROMPT.repeat(2, 1), 4, "one sequence"),
         (PROMPT[0], 4, "one sequence"),
+        (PROMPT[None], 4, r"one sequence at a time, got \[1, 1, 5\]"),
         (PROMPT[:, :0], 4, "n >= 1"),
         (PROMPT.float(), 4, "float32"),
+        (PROMPT.short(), 4, "int16"),
+        (PROMPT > 0, 4, "bool"),
         (PROMPT.tolist(), 4, "input_ids: expected a torch.Tensor, got list"),
         (PROMPT + 97, 4, r"expected ids in \[0, 97\), the target's vocabulary, got 100 to"),
         (PROMPT - 97, 4, r"expected ids in \[0, 97\), the target's vocabulary, got -94 to"),
@@ -300,6 +334,21 @@ def test_a_runtime_error_beyond_the_positions_says_how_many_there_are(target: An
     broken.config.max_position_embeddings = PROMPT.shape[1] - 1
     with pytest.raises(InputError, match=r"cannot run \d+ tokens \(.*shapes cannot be multiplied.* positions for 4"):
         next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
+    broken.config.max_position_embeddings, broken.config.max_seq_len = 0, 3  # as others call it
+    with pytest.raises(InputError, match="positions for 3"):
+        next(SpeculativeDecoder(target=broken, draft=target, sampling=GREEDY).steps(PROMPT, 4))
+
+
+def test_what_a_verify_of_its_own_returns_is_a_result(target: Any, draft: Any) -> None:
+    class Lists(AcceptanceStrategy):
+        name = "lists"
+        traits = acceptlib.Traits(guarantee="lossy", bound="none")
+
+        def verify(self, *_: Any, **__: Any) -> Any:
+            return [[1]]
+
+    with pytest.raises(StrategyDefinitionError, match=r"'lists': verify returned \[\[1\]\], no VerifyResult"):
+        next(SpeculativeDecoder(target=target, draft=draft, strategy=Lists()).steps(PROMPT, 4))
 
 
 def test_a_model_that_keeps_no_cache_is_refused(target: Any) -> None:
@@ -320,12 +369,20 @@ def test_decoder_refuses(target: Any, draft: Any) -> None:
         SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=-1)
     with pytest.raises(InputError, match="draft: expected a transformers"):
         SpeculativeDecoder(target=target, draft=torch.nn.Linear(2, 2))
+    other = torch.nn.Linear(2, 2)
+    other.config = {"vocab_size": 97}  # type: ignore[assignment]
+    with pytest.raises(InputError, match="draft: expected a transformers causal language model, got Linear"):
+        SpeculativeDecoder(target=target, draft=other)
     with pytest.raises(InputError, match=r"target: .* encoder-decoder"):
         SpeculativeDecoder(target=fake_model(is_encoder_decoder=True), draft=draft)
     with pytest.raises(InputError, match="stateful"):
         SpeculativeDecoder(target=fake_model(stateful=True), draft=draft)
-    with pytest.raises(InputError, match=r"attention layers.*linear_attention"):
-        SpeculativeDecoder(target=fake_model(layer_types=["full_attention", "linear_attention"]), draft=draft)
+    kinds = ["full_attention", "linear_attention", "conv"]
+    with pytest.raises(InputError, match=r"attention layers.* with conv, linear_attention$"):
+        SpeculativeDecoder(target=fake_model(layer_types=kinds), draft=draft)
+    beside_images = fake_model(text_config=transformers.PretrainedConfig(layer_types=kinds[:2]))
+    with pytest.raises(InputError, match=r"attention layers.* with linear_attention$"):
+        SpeculativeDecoder(target=beside_images, draft=draft)
 
 
 SMALL: dict[str, Any] = {

@@ -12,6 +12,7 @@ import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers_support import GREEDY, PROMPT, generate, make_model
 
+import acceptlib
 from acceptlib import exact
 from acceptlib.demo.pair import ModelPair
 from acceptlib.exact import oracle
@@ -121,6 +122,19 @@ def test_joint_law_is_the_targets(strategy: str) -> None:
     # The test can tell: the draft's law, and the target's at another temperature, are far off.
     assert z_score(draft, temperature) > 2 * FALSE_ALARM_Z
     assert z_score(target, 0.7 * temperature) > FALSE_ALARM_Z
+
+
+def test_each_drafted_token_has_numbers_of_its_own(target: Any, draft: Any) -> None:
+    """Those of the step and of its place in the draft."""
+    rng = Rng(seeds=torch.tensor([3]), offsets=torch.zeros(1, dtype=torch.int64))
+    decoder = SpeculativeDecoder(target=target, draft=draft, num_draft_tokens=4, rng=rng)
+    for index, step in enumerate(decoder.steps(PROMPT, 16)):
+        stream = Rng(seeds=rng.seeds, offsets=torch.tensor([index]))
+        found = [
+            int(acceptlib.sample(row.log()[None], rng=stream, position=place)[0])
+            for place, row in enumerate(step.draft_probs)
+        ]
+        assert found == step.draft_token_ids.tolist()
 
 
 def test_draft_sampling_is_what_q_says(target: Any, draft: Any) -> None:
@@ -260,6 +274,11 @@ WARPERS: dict[str, tuple[dict[str, Any], list[str], SamplingParams]] = {
     ),
     "two to keep": (
         {"top_k": 0, "logits_processor": [transformers.TopPLogitsWarper(0.8, min_tokens_to_keep=2)]},
+        ["TopPLogitsWarper"],
+        SamplingParams(),
+    ),
+    "another value to fill with": (
+        {"top_k": 0, "logits_processor": [transformers.TopPLogitsWarper(0.8, filter_value=-9.0)]},
         ["TopPLogitsWarper"],
         SamplingParams(),
     ),
