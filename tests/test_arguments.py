@@ -414,6 +414,24 @@ def test_error_at_the_call_padded(case: str) -> None:
     check_error(plain_call("padded"), changes, fragments)
 
 
+STREAMS = acceptlib.Rng(seeds=torch.arange(2), offsets=torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "made", [VerifyResult.empty(2, 3, "cpu"), STREAMS, STREAMS.uniforms(3)], ids=["result", "streams", "uniforms"]
+)
+def test_what_holds_tensors_equals_itself_alone(made: Any) -> None:
+    """Equality of tensors is no bool: a search in a list would end with an error."""
+    other = dataclasses.replace(made, **{field.name: _copied(made, field.name) for field in dataclasses.fields(made)})
+    assert made in [other, made]
+    assert made != other
+
+
+def _copied(made: Any, name: str) -> Any:
+    value = getattr(made, name)
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 @pytest.mark.parametrize("sizes", [(-1, 4), (3, -1)])
 def test_a_result_has_no_negative_size(sizes: tuple[int, int]) -> None:
     """A K of -1 would leave tensors of no width."""

@@ -16,12 +16,14 @@ from rule_mutants import MUTANTS, UNBOUNDED, take_uniforms
 from state_mutants import Share, Stepped
 
 from acceptlib import AcceptanceStrategy, Rng, SamplingParams, Traits, VerifyResult, ops, rule
+from acceptlib.errors import ConformanceError
 from acceptlib.ops import Value
 from acceptlib.strategies.block import Block
 from acceptlib.strategies.greedy import Greedy
 from acceptlib.strategies.lenience import Lenience
 from acceptlib.strategies.rejection import Rejection
 from acceptlib.testing import check_strategy
+from acceptlib.testing.batches import ordinary, same
 
 Arguments = dict[str, Any]
 
@@ -621,6 +623,58 @@ def test_every_way_to_wait_is_seen(wait: Callable[[torch.Tensor], object], said:
     assert f"{said} wait" in message("no_host_synchronisation", around(bug))
 
 
+# What calls are compared by
+
+
+def compared(**change: Any) -> str:
+    """Return what is said of two results of three requests, of which the second and third have other values."""
+    made = VerifyResult.empty(3, 2, "cpu", logprobs=True)
+    one = replace(made, **{name: torch.zeros_like(getattr(made, name)) for name in PARTS})
+    try:
+        same(one, replace(one, **{name: put(getattr(one, name)) for name, put in change.items()}), what="these")
+    except ConformanceError as error:
+        return str(error)
+    return ""
+
+
+PARTS = ("output_token_ids", "num_accepted", "num_emitted", "status", "logprobs", "raw_logprobs")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_results_that_differ_in_one_part_are_told_apart(name: str) -> None:
+    def other(value: torch.Tensor) -> torch.Tensor:
+        return value + torch.tensor([0, 1, 1]).view(3, *[1] * (value.ndim - 1))
+
+    assert f"these: {name} of request 1 differs" in compared(**{name: other})
+    assert f"these: {name} is [3" in compared(**{name: lambda value: torch.cat((value, value))})
+    assert compared(**{name: torch.clone}) == ""
+    if name.endswith("logprobs"):
+        assert f"only one has {name}" in compared(**{name: lambda _: None})
+
+
+def test_requests_that_are_compared_are_called_by_their_own_numbers() -> None:
+    """NaN is NaN, and the second result may have them in another order."""
+    one, other = (VerifyResult.empty(3, 0, "cpu", logprobs=True) for _ in range(2))
+    for index, result in enumerate((one, other)):
+        for name in PARTS:
+            getattr(result, name).copy_(torch.tensor([7, 8, 9]).roll(index).view(getattr(result, name).shape))
+        for name in PARTS[-2:]:
+            getattr(result, name)[:] = torch.nan
+    same(one, other, to=[1, 2, 0])
+    same(one, other, [2, 0], [0, 1])
+    with pytest.raises(ConformanceError, match=r"output_token_ids of request 2 differs: \[9\] and \[7\]"):
+        same(one, other, [0, 2], [1, 1])
+
+
+def test_a_copied_request_may_be_changed() -> None:
+    request = ordinary(2, 3, 0)
+    before = [tensor.clone() for tensor in (request.ids, request.p, request.q)]
+    copied = request.copy()
+    for tensor in (copied.ids, copied.p, copied.q):
+        tensor.add_(1)
+    assert all(map(torch.equal, (request.ids, request.p, request.q), before))
+
+
 # Wrong rules and states
 
 
@@ -748,6 +802,38 @@ class WeighsTooMuch(Rejection):
         return 8.0 * p
 
 
+class WeighsALittleTooMuch(Rejection):
+    """So does one by a part in a thousand more than may be."""
+
+    name = "weighs-a-little-too-much"
+    traits = UNBOUNDED
+
+    @rule
+    def residual(p: Value) -> Value:
+        return 4.004 * p
+
+
+class NearlyCertain(Rejection):
+    """Acceptance exceeds 1 by a billionth."""
+
+    name = "nearly-certain"
+    traits = UNBOUNDED
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob), 1 + 1e-9)
+
+
+class NearlyLossless(Rejection):
+    """A token is accepted a billionth too often."""
+
+    name = "nearly-lossless"
+
+    @rule
+    def accept(target_prob: Value, draft_prob: Value) -> Value:
+        return ops.minimum(ops.ratio(target_prob, draft_prob) * (1 + 1e-9), 1.0)
+
+
 class FallsWithMuchMass(Block):
     """Acceptance falls where the next row's residual mass is more than 2."""
 
@@ -829,6 +915,10 @@ RULES: list[tuple[str, Callable[[], AcceptanceStrategy], str]] = [
     ("acceptance_is_probability", MoreThanOneAtTheMost, "steps = 12.0"),
     ("acceptance_is_probability", DividesByTheLargest, "got nan"),
     ("acceptance_is_probability", WeighsTooMuch, "add up to at most 4"),
+    ("acceptance_is_probability", WeighsALittleTooMuch, "add up to at most 4"),
+    ("acceptance_is_probability", NearlyCertain, "accept in [0, 1]"),
+    ("lossless_law", NearlyLossless, "expected 0; tokens"),
+    ("lossless_law_one_hot", NearlyLossless, "expected 0; tokens"),
     ("acceptance_is_probability", FallsWithMuchMass, "accept falls as next_residual_mass grows"),
     ("options_are_read", CarriesInVain, "no rule but `carry` itself reads the carry"),
     ("neutral_setting", RoundsUniforms, "acceptlib.create('rejection'): output_token_ids of request"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import acceptlib
 from acceptlib.testing import Subject
 from acceptlib.testing.simulation import (
     FALSE_ALARM_Z,
+    MIN_EXPECTED,
     Drafting,
     chi_square_z,
     counts,
@@ -74,6 +76,21 @@ def test_rare_cells_count_together() -> None:
     z = chi_square_z(torch.tensor([500, 484, 4, 12]), torch.tensor([0.494, 0.494, 0.006, 0.006]))
     statistic = (6**2 + 10**2) / 494 + 4**2 / 12
     assert z == pytest.approx(((statistic / 2) ** (1 / 3) - (1 - 1 / 9)) / math.sqrt(1 / 9), rel=1e-5)
+
+
+def test_a_cell_that_is_expected_often_enough_counts_by_itself() -> None:
+    """Ten times, as often as two of these three are."""
+    z = chi_square_z(torch.tensor([15, 5, 80]), torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64))
+    statistic = 5**2 / MIN_EXPECTED + 5**2 / MIN_EXPECTED
+    assert z == pytest.approx(((statistic / 2) ** (1 / 3) - (1 - 1 / 9)) / math.sqrt(1 / 9), rel=1e-5)
+
+
+def test_a_single_cell_says_nothing() -> None:
+    assert chi_square_z(torch.tensor([100]), torch.tensor([1.0])) == 0
+
+
+def test_a_false_alarm_is_as_rare_as_it_says() -> None:
+    assert NormalDist().cdf(-FALSE_ALARM_Z) == pytest.approx(1e-9, rel=0.1)
 
 
 def test_one_impossible_sequence_is_enough() -> None:
