@@ -15,8 +15,6 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from acceptlib.arrays import as_array, as_tensor
-
 SCRATCH_BYTES: Final = 2 << 20
 """Size of one chunk of float32 rows on the CPU: a few of them fit into a core's cache."""
 
@@ -83,13 +81,13 @@ def to_fixed(values: torch.Tensor, scale: float, multiple: int = 1, *, in_place:
 
 
 def fours(terms: torch.Tensor) -> torch.Tensor:
-    """Return sums of four neighbours of rows [n, V], (a + b) + (c + d), with zeros behind the last."""
+    """Return sums of four neighbours of rows [n, V], (a + b) + (c + d), zeros behind the last, in scratch memory."""
     if missing := -terms.shape[1] % 4:
         terms = functional.pad(terms, (0, missing))
-    sums = as_array(terms)
-    for _ in range(2):
-        sums = sums[:, ::2] + sums[:, 1::2]
-    return as_tensor(sums)
+    for name in ("pairs", "fours"):
+        out = scratch(name, (len(terms), terms.shape[1] // 2), torch.float32, terms.device)
+        terms = torch.add(terms[:, ::2], terms[:, 1::2], out=out)
+    return terms
 
 
 def owns_memory(found: torch.Tensor, given: Mapping[str, torch.Tensor]) -> bool:
