@@ -330,13 +330,14 @@ def check_out_is_overwritten(subject: Subject) -> None:
     for layout in ("padded", "ragged"):
         wanted = subject.verify(requests, layout)
         values = (wanted.output_token_ids, wanted.num_accepted, wanted.num_emitted, wanted.status)
-        out = VerifyResult(*(torch.full_like(value, GARBAGE) for value in values))
-        places = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
+        given = [torch.full_like(value, GARBAGE) for value in values]  # held, so that no other tensor takes their place
+        out = VerifyResult(*given)
         for batch in (mixed(COUNT, first_key=40), requests):
             found = subject.verify(batch, layout, out=out)
             require(found is out, f"{layout}: expected the very `out` that was passed")
-        now = [tensor.data_ptr() for tensor in (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)]
-        require(places == now, f"{layout}: the tensors of `out` were replaced, which a CUDA graph would not see")
+        now = (out.output_token_ids, out.num_accepted, out.num_emitted, out.status)
+        stay = all(one.data_ptr() == other.data_ptr() for one, other in zip(given, now, strict=True))
+        require(stay, f"{layout}: the tensors of `out` were replaced, which a CUDA graph would not see")
         same(out, wanted, what=f"{layout}, a reused `out` and a fresh result")
 
 
