@@ -314,11 +314,6 @@ class Call(Rules):
         return sum(self.collects)
 
     @property
-    def max_sub_blocks(self) -> int:
-        """Sub-blocks of a row rounded up."""
-        return self.max_blocks * self.block // records.WIDTH.value
-
-    @property
     def block_words(self) -> int:
         """Words that a block of a filtered row leaves: of the maxima of its sub-blocks, or of what is listed of it."""
         return records.HELD.value if self.lists_runs else self.block // records.WIDTH.value // 2
@@ -362,19 +357,9 @@ class Call(Rules):
         return self.lazy and self.decided and (self.sums_bonus_rows or not self.needs_sums)
 
     @property
-    def counts_rows(self) -> bool:
-        """Whether some stage counts the programs that are done with a row."""
-        return self.lazy or self.mass_scalar >= 0
-
-    @property
     def spares_masses(self) -> bool:
         """Whether no mass is needed before a position that is accepted."""
         return self.mass_scalar >= 0 and self.stop == "last_acceptance" and not self.counts_passed
-
-    @property
-    def spares_rows(self) -> bool:
-        """Whether programs leave rows out as later positions are accepted."""
-        return self.spares_masses and self.decided
 
     @property
     def keeps_laws(self) -> bool:

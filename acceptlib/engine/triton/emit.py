@@ -246,7 +246,7 @@ def weigh_wanted(wanted, length, grid, known, request, partials_ptr, CALL: tl.co
 def accepted_beyond(position, number, stop_ptr, CALL: tl.constexpr):
     """Return whether a row is spared because a later one is accepted; `number` rows are gone through before it."""
     found = number < 0
-    if CALL.spares_rows:
+    if CALL.spares_masses and CALL.decided:
         if number > 0:
             found = counters.latest(stop_ptr) > position
     return found

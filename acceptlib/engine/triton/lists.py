@@ -44,7 +44,7 @@ class Filters(NamedTuple):
 @triton.jit
 def maxima_of(position, model, CALL: tl.constexpr):
     """Return the numbers of a row's sub-blocks and their maxima, [n, m] in the order of `a_row_each`."""
-    index = a_row_each(CALL.max_sub_blocks)
+    index = a_row_each(CALL.max_blocks * CALL.block // WIDTH)
     maxima_ptr = sub_maxima(model, position) + index
     inside = index < model.num_blocks * (CALL.block // WIDTH)
     return index, tl.load(maxima_ptr, mask=inside, other=float("-inf"), cache_modifier=".cg")

@@ -136,5 +136,5 @@ def close(stop, passed, fault, request, out, CALL: tl.constexpr):
             tl.store(request.counters.awaited_ptr, 0)
         tl.store(request.counters.arrived_ptr, 0)
         tl.store(request.counters.stop_ptr, 0)
-    if CALL.counts_rows:
+    if CALL.lazy or CALL.mass_scalar >= 0:  # else no stage counts the programs that are done with a row
         counters.clear(request.counters.rows_ptr, (request.most + 1) * counters.ROW_COUNTS)
